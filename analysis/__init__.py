@@ -1,0 +1,1 @@
+"""Reads runs; never changes them."""

@@ -1,0 +1,3 @@
+"""evo: evolutionary search for Triton GPU kernels."""
+
+__version__ = "0.1.0"

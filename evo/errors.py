@@ -1,0 +1,22 @@
+"""Errors a user can act on.  Everything else is a bug and keeps its traceback."""
+
+from __future__ import annotations
+
+
+class EvoError(Exception):
+    """Misuse or a broken environment: printed as one message without a traceback, exit code 2.
+
+    A message says what was expected, what was got, and how to mend it.
+    """
+
+
+class TaskError(EvoError):
+    """The task (not the candidate) is at fault: missing name, failing reference, wrong seed kernel."""
+
+
+class StoreError(EvoError):
+    """A run directory that is missing, of another version, or in use by another process."""
+
+
+class ConfigError(EvoError):
+    """A setting out of range or an unknown name."""

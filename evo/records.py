@@ -1,0 +1,272 @@
+"""The facts of a search, as frozen records that refuse to be inconsistent.
+
+Nothing here imports torch, triton or any other heavy package: the command line, the store and every report read these
+records without paying for a compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import io
+import json
+import math
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Verdict(enum.StrEnum):
+    """What became of a candidate.  `rank` orders them as the hierarchical reward does."""
+
+    REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels
+    COMPILE_ERROR = "compile_error"  # syntax, import or Triton compilation failed
+    UNSUPPORTED = "unsupported"  # correct perhaps, but it cannot be recorded (needs a computed value on the host)
+    RUNTIME_ERROR = "runtime_error"  # host code or kernel raised or crashed
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"  # host memory limit, or more registers/shared memory than the device has
+    WRONG = "wrong"
+    DUPLICATE = "duplicate"  # same machine code, grids and arguments as an evaluated candidate
+    INFRASTRUCTURE = "infrastructure"  # the evaluator failed, not the candidate
+    OK = "ok"
+
+    @property
+    def rank(self) -> int:
+        """0 syntax < 1 rules < 2 compile < 3 launch < 4 correct (the stage reached, not a score)."""
+        return _RANK[self]
+
+
+_RANK = {
+    Verdict.INFRASTRUCTURE: 0,
+    Verdict.REJECTED: 1,
+    Verdict.COMPILE_ERROR: 2,
+    Verdict.UNSUPPORTED: 2,
+    Verdict.OUT_OF_MEMORY: 3,
+    Verdict.RUNTIME_ERROR: 3,
+    Verdict.TIMEOUT: 3,
+    Verdict.WRONG: 4,
+    Verdict.DUPLICATE: 5,
+    Verdict.OK: 5,
+}
+
+STAGES = ("gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input size of a task.
+
+    `axes` are the sizes on the target GPU; `cpu_axes` replaces them where the case is executed without one (Triton's
+    interpreter is slow, so a big case names a small twin).  Tune cases guide the search; holdout cases only verify.
+    """
+
+    name: str
+    axes: Mapping[str, int]
+    dtype: str = "float32"
+    role: str = "tune"
+    cpu_axes: Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ("tune", "holdout"):
+            raise ValueError(f"case {self.name!r}: role must be 'tune' or 'holdout', got {self.role!r}")
+        for label, axes in (("axes", self.axes), ("cpu_axes", self.cpu_axes or {})):
+            bad = {k: v for k, v in axes.items() if not isinstance(v, int) or isinstance(v, bool) or v < 0}
+            if bad:
+                raise ValueError(f"case {self.name!r}: {label} must be non-negative integers, got {bad}")
+        if self.cpu_axes is not None and set(self.cpu_axes) != set(self.axes):
+            raise ValueError(
+                f"case {self.name!r}: cpu_axes must name the same axes as axes "
+                f"({sorted(self.axes)}), got {sorted(self.cpu_axes)}"
+            )
+
+    def on_cpu(self) -> Case:
+        """The same case at the size it is executed at without a GPU."""
+        return self if self.cpu_axes is None else dataclasses.replace(self, axes=self.cpu_axes, cpu_axes=None)
+
+
+def candidate_id(source: str) -> str:
+    """16 hex digits of the source without comments, blank lines and trailing space: the name of a candidate."""
+    try:
+        drop = (tokenize.COMMENT, tokenize.NL)
+        tokens = [
+            (t.type, t.string) for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in drop
+        ]
+        text = json.dumps(tokens)
+    except (tokenize.TokenError, SyntaxError):  # not Python: the text itself is its name
+        text = source
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel source.  Sources that differ in comments and layout only are the same candidate."""
+
+    source: str
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        expected = candidate_id(self.source)
+        if self.id not in ("", expected):
+            raise ValueError(f"candidate id {self.id!r} is not that of its source ({expected!r})")
+        object.__setattr__(self, "id", expected)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate to evaluate and where it came from.
+
+    `seed` keys all randomness spent on it; `cost` counts what making it took (screenings, tokens, dollars, seconds).
+    """
+
+    index: int
+    candidate: Candidate
+    operator: str
+    parents: tuple[int, ...] = ()  # indices of earlier proposals
+    island: int = 0
+    seed: int = 0
+    note: str = ""  # what the operator did, one line
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.index < 0 or any(not 0 <= p < self.index for p in self.parents):
+            raise ValueError(f"proposal {self.index}: parents must be earlier proposals, got {self.parents}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule, with the line (1-based; 0 where no line applies)."""
+
+    rule: str
+    line: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """Resources of one compiled kernel on the target."""
+
+    kernel: str
+    registers: int  # per thread
+    spill_bytes: int  # local memory per thread used for spills
+    shared_bytes: int  # per program
+    num_warps: int
+    occupancy: float  # resident warps / warp slots of a multiprocessor, 0..1
+    sass_hash: str
+    compile_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of verification: how far the worst case was from the oracle, against what was allowed."""
+
+    cases: int  # (case, variant) pairs executed
+    worst_case: str
+    max_error: float  # error of the worst case in units of its budget (1.0 is the limit)
+    budget: float  # absolute root-mean-square budget of the worst case
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one tune case, candidate against the seed kernel.
+
+    `estimated` timings come from a model: `samples_us` and `baseline_us` then hold one number each, and `terms` the
+    parts of the model in microseconds.
+    """
+
+    case: str
+    samples_us: tuple[float, ...]
+    baseline_us: tuple[float, ...]
+    ratio: float  # baseline / candidate: above 1 is faster than the seed
+    ci95: tuple[float, float]
+    estimated: bool
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.samples_us or not self.baseline_us:
+            raise ValueError(f"timing of case {self.case!r} has no samples")
+        if not (self.ratio > 0 and math.isfinite(self.ratio)):
+            raise ValueError(f"timing of case {self.case!r}: ratio must be positive and finite, got {self.ratio}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the evaluator found out about one candidate.  Which fields exist follows from the verdict."""
+
+    candidate: str  # id
+    verdict: Verdict
+    stage: str  # the stage that gave the verdict; "done" for OK
+    message: str = ""
+    findings: tuple[Finding, ...] = ()
+    builds: tuple[Build, ...] = ()
+    check: Check | None = None
+    timings: tuple[Timing, ...] = ()
+    plan_hash: str = ""  # same hash, same work on the device
+    duplicate_of: str = ""  # id of the candidate with the same plan
+    frozen_source: str = ""  # the source with the chosen autotune configuration, where there was one to choose
+    seconds: Mapping[str, float] = field(default_factory=dict)  # wall time per stage; never part of a decision
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {self.stage!r}")
+        if self.verdict is Verdict.OK:
+            if self.check is None or not self.timings or not self.builds or self.stage != "done":
+                raise ValueError("an OK evaluation needs builds, a check, timings and stage 'done'")
+        else:
+            if self.timings:
+                raise ValueError(f"only OK evaluations carry timings, got {self.verdict}")
+            if not self.message:
+                raise ValueError(f"verdict {self.verdict} needs a message")
+        if (self.verdict is Verdict.DUPLICATE) != bool(self.duplicate_of):
+            raise ValueError("duplicate_of belongs to DUPLICATE, and only to it")
+
+    @property
+    def estimated(self) -> bool:
+        return any(t.estimated for t in self.timings)
+
+
+@dataclass(frozen=True)
+class Fitness:
+    """Speedup over the seed: the geometric mean over the tune cases, with its 95% interval."""
+
+    speedup: float
+    ci95: tuple[float, float]
+    per_case: Mapping[str, float]
+    estimated: bool
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A proposal with what became of it; fitness only where the verdict is OK."""
+
+    proposal: Proposal
+    evaluation: Evaluation
+    fitness: Fitness | None = None
+
+    def __post_init__(self) -> None:
+        if (self.fitness is not None) != (self.evaluation.verdict is Verdict.OK):
+            raise ValueError(f"fitness exists for OK only, verdict is {self.evaluation.verdict}")
+        if self.evaluation.candidate != self.proposal.candidate.id:
+            raise ValueError("the evaluation is of another candidate")
+
+    @property
+    def index(self) -> int:
+        return self.proposal.index
+
+
+def evaluation_to_json(evaluation: Evaluation) -> str:
+    return json.dumps(dataclasses.asdict(evaluation), sort_keys=True, default=dict)
+
+
+def evaluation_from_json(text: str) -> Evaluation:
+    raw = json.loads(text)
+    raw["verdict"] = Verdict(raw["verdict"])
+    raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
+    raw["builds"] = tuple(Build(**b) for b in raw["builds"])
+    raw["check"] = Check(**raw["check"]) if raw["check"] else None
+    raw["timings"] = tuple(
+        Timing(**{**t, **{k: tuple(t[k]) for k in ("samples_us", "baseline_us", "ci95")}}) for t in raw["timings"]
+    )
+    return Evaluation(**raw)

@@ -1,0 +1,1 @@
+"""Operators make new kernel sources out of old ones."""
