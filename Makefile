@@ -1,0 +1,40 @@
+# `make run` and `make test` set up everything they need in .venv on a machine with Python 3.11 to 3.13 and a C compiler.
+PYTHON ?= python3
+# The version this project is tested with.  Override for another build, e.g. make run TORCH="torch==2.11.0".
+TORCH ?= torch==2.13.0
+BUDGET ?= 24
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint bench clean
+
+run: $(VENV)/.installed
+	$(BIN)/python -m evo run --budget $(BUDGET)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m analysis.benchmarks.bench_engine
+	$(BIN)/python -m analysis.benchmarks.bench_evaluator
+
+# torch first and alone: asked for together with the rest, pip may pick a build with gigabytes of CUDA libraries.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else \
+	  "evo needs Python 3.11 to 3.13, got %d.%d; name one: make PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,34 @@
+"""How an evaluation stops early."""
+
+from __future__ import annotations
+
+from evo.records import Finding, Verdict
+from fitness.jobs import JobResult
+
+
+class Stop(Exception):
+    """The candidate's evaluation ends here, with this verdict."""
+
+    def __init__(self, stage: str, verdict: Verdict, message: str, findings: tuple[Finding, ...] = ()) -> None:
+        super().__init__(message)
+        self.stage, self.verdict, self.message, self.findings = stage, verdict, message, findings
+
+
+# What a job that ended without its own verdict means for the candidate.
+_VERDICTS = {
+    "timeout": Verdict.TIMEOUT,
+    "memory": Verdict.OUT_OF_MEMORY,
+    "crash": Verdict.RUNTIME_ERROR,
+    "error": Verdict.RUNTIME_ERROR,
+    "infrastructure": Verdict.INFRASTRUCTURE,
+}
+
+
+def expect_ok(stage: str, result: JobResult) -> dict:
+    """The job's value; raises Stop with the verdict where there is none."""
+    if result.status == "ok":
+        return dict(result.value or {})
+    verdict = result.verdict or _VERDICTS[result.status]
+    message = result.message or f"the {stage} process ended with status {result.status!r}"
+    findings = (Finding(rule=stage, line=result.line, message=message),) if result.line else ()
+    raise Stop(stage, verdict, f"line {result.line}: {message}" if result.line else message, findings)

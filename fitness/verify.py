@@ -1,0 +1,164 @@
+"""Verification without a GPU: the plan's launches under Triton's interpreter, against the float64 oracle.
+
+Inputs are written into a file of poisoned buffers with guard zones, a sandboxed child executes the plan on that file, and
+what is left in the file is judged here.  Expected values never enter the file or the child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from evo.records import Case, Check, Verdict
+from fitness import oracle
+from fitness.jobs import Limits
+from fitness.memory import Layout
+from fitness.plan import LaunchPlan, TensorRef, to_json
+from fitness.stages import Stop, expect_ok
+from fitness.task import Task
+from fitness.zygote import Zygote
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One execution of a case's plan on one set of inputs.  `order` is the order in which the programs of a grid run."""
+
+    case: Case
+    variant: str
+    order: str = "forward"
+
+    def __str__(self) -> str:
+        return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {self.order} program order"
+
+
+def replays(task: Task) -> list[Replay]:
+    """What is executed: every case on fresh inputs in both program orders, each stress variant on one of the cases.
+
+    A kernel whose programs depend on each other's results (a race on the device) differs between the two orders.
+    """
+    cases = [case.on_cpu() for case in task.cases]
+    plain = [Replay(case, "normal", order) for case in cases for order in ("forward", "reverse")]
+    stress = [v for v in oracle.VARIANTS if v != "normal"] if task.stress else []
+    return plain + [Replay(cases[i % len(cases)], variant) for i, variant in enumerate(stress)]
+
+
+@dataclass
+class _Run:
+    """A replay with its memory."""
+
+    replay: Replay
+    plan: LaunchPlan
+    choice: list[int]
+    inputs: tuple
+    expected: oracle.Expected
+    layout: Layout
+    path: Path
+
+    def payload(self) -> dict:
+        return {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.path.name}
+
+
+def verify(
+    task: Task,
+    plans: Mapping[str, LaunchPlan],
+    choices: Mapping[str, Sequence[int]],
+    *,
+    source: str,
+    constants: Mapping[str, object],
+    seed: str,
+    zygote: Zygote,
+    scratch: Path,
+    limits: Limits,
+) -> Check:
+    """Executes `plans` (by case name, at the CPU sizes) and compares every output with the oracle.
+
+    `choices` names the configuration of each launch; `seed` keys the fresh inputs.  Raises Stop with the verdict of the
+    first replay that fails.
+    """
+    runs = list(_prepare(task, plans, choices, seed, scratch))
+    payload = {"source": source, "constants": dict(constants), "runs": [run.payload() for run in runs]}
+    expect_ok("verify", zygote.run("interpret", payload, scratch=scratch, limits=limits))
+    worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
+    finals: dict[str, list[torch.Tensor]] = {}
+    for run in runs:
+        outputs = _outputs_after(task, run)
+        ratio, message = oracle.compare(run.expected, run.plan.structure, outputs)
+        if message is not None:
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}")
+        if ratio >= worst:
+            worst, worst_replay, budget = ratio, run.replay, run.expected.rms_budget
+        if run.replay.variant == "normal" and task.deterministic:
+            _same_in_both_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
+    return Check(cases=len(runs), worst_case=str(worst_replay), max_error=worst, budget=budget)
+
+
+def _prepare(
+    task: Task, plans: Mapping[str, LaunchPlan], choices: Mapping[str, Sequence[int]], seed: str, scratch: Path
+) -> Iterator[_Run]:
+    key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big")
+    for number, replay in enumerate(replays(task)):
+        expected = oracle.expect(task, replay.case, key, replay.variant)
+        if expected is None:  # the float64 reference itself is not finite there
+            continue
+        plan = plans[replay.case.name]
+        inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
+        layout, path = Layout(plan), scratch / f"buffers{number}.bin"
+        with path.open("wb") as file:
+            file.truncate(layout.total)
+        with _mapped(path) as memory:
+            layout.poison(memory)
+            layout.write_inputs(memory, inputs)
+        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, path)
+
+
+def _outputs_after(task: Task, run: _Run) -> list[torch.Tensor]:
+    """The outputs left in the run's memory; raises Stop where anything else was written."""
+    names = list(inspect.signature(task.reference).parameters)
+    written = [i for i, name in enumerate(names) if name in task.writes]
+    with _mapped(run.path) as memory:
+        broken = run.layout.broken_guards(memory)
+        if broken:
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+        for i, value in enumerate(run.inputs):
+            if not isinstance(value, torch.Tensor) or i in written:
+                continue
+            if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
+                raise Stop("verify", Verdict.WRONG, f"{run.replay}: input {names[i]!r} was modified; copy it instead")
+        refs: list[TensorRef] = list(run.plan.outputs) + [run.plan.inputs[i] for i in written]
+        return [run.layout.read(memory, ref) for ref in refs]
+
+
+def _same_in_both_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: Replay) -> None:
+    if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise Stop(
+            "verify",
+            Verdict.WRONG,
+            f"case {replay.case.name}: the result depends on the order in which the programs of the grid run (a race)",
+        )
+
+
+def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+class _mapped:  # noqa: N801  a context manager that reads as a function
+    """The file as writable memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> mmap.mmap:
+        with self._path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+        return self._memory
+
+    def __exit__(self, *exc: object) -> None:
+        self._memory.close()
