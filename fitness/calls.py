@@ -1,0 +1,87 @@
+"""The calls of the entry that are recorded for a task: shapes and dtypes only, plus integer values for the trace."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from evo.records import Case
+from fitness.task import Task
+
+CPU = "@cpu"
+
+
+class Calls:
+    """All cases of a task at the target's sizes (`case`) and at the sizes executed on a CPU (`case@cpu`)."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.tune: list[Case] = [c for c in task.cases if c.role == "tune"]
+        self._folder = tempfile.TemporaryDirectory(prefix="evo-integers-")
+        self._integers: dict[str, dict[int, Path]] = {}
+
+    @cached_property
+    def _described(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            name: [_describe(value) for value in self._fake_inputs(case)]
+            for c in self.task.cases
+            for name, case in ((c.name, c), (c.name + CPU, c.on_cpu()))
+        }
+
+    def described(self) -> dict[str, list[dict[str, Any]]]:
+        """Call name -> description of each argument, as the recorder takes it."""
+        return self._described
+
+    def _fake_inputs(self, case: Case) -> tuple:
+        """The inputs of `case`, without memory where the task's `inputs` allows it."""
+        generator = torch.Generator().manual_seed(0)
+        try:
+            with FakeTensorMode():
+                return self.task.inputs(case, generator)
+        except DataDependentOutputException:  # inputs() looks at values it drew: then it must draw them
+            return self.task.inputs(case, torch.Generator().manual_seed(0))
+
+    def link_integers(self, name: str, scratch: Path) -> dict[str, str]:
+        """Links the integer inputs of a tune case into `scratch`: {argument index: file name}.
+
+        Index values steer which addresses a kernel touches, so the trace needs them; floating values do not.
+        """
+        if name not in self._integers:
+            self._integers[name] = self._write_integers(next(c for c in self.tune if c.name == name))
+        links = {}
+        for index, path in self._integers[name].items():
+            target = scratch / path.name
+            if not target.exists():
+                os.link(path, target)
+            links[str(index)] = path.name
+        return links
+
+    def _write_integers(self, case: Case) -> dict[int, Path]:
+        if not any(_is_integer(v) for v in self._fake_inputs(case)):
+            return {}
+        files = {}
+        for index, value in enumerate(self.task.inputs(case, torch.Generator().manual_seed(0))):
+            if _is_integer(value):
+                path = Path(self._folder.name) / f"{case.name}-{index}.npy"
+                np.save(path, value.contiguous().numpy())
+                path.chmod(0o444)
+                files[index] = path
+        return files
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
+
+
+def _describe(value: Any) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor):
+        return {"value": value}
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {"tensor": {"shape": list(value.shape), "strides": list(value.stride()), "dtype": dtype}}

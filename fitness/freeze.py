@@ -1,0 +1,64 @@
+"""Writes the chosen autotune configuration into the source, so that the exported kernel runs what was evaluated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import libcst as cst
+
+from fitness.plan import Config
+
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+def freeze(source: str, chosen: Mapping[str, Config]) -> str:
+    """`source` with the `configs` of each autotuned kernel in `chosen` reduced to the chosen one; "" if there is none.
+
+    The decorator stays: with a single configuration Triton uses it without a race, and other configurations can be put
+    back by hand.
+    """
+    if not chosen:
+        return ""
+    return cst.parse_module(source).visit(_Freezer(chosen)).code
+
+
+def _expression(config: Config) -> cst.BaseExpression:
+    """`[triton.Config({...}, num_warps=...)]` with what the label says was set by the configuration."""
+    named = re.findall(r"(\w+)\s*[:=]", config.label)
+    settings = {n: config.args[n] for n in named if n in config.args and n not in _OPTIONS}
+    options = {n: config.options[n] for n in named if n in _OPTIONS and config.options.get(n) is not None}
+    keywords = "".join(f", {name}={value!r}" for name, value in options.items())
+    return cst.parse_expression(f"[triton.Config({settings!r}{keywords})]")
+
+
+class _Freezer(cst.CSTTransformer):
+    def __init__(self, chosen: Mapping[str, Config]) -> None:
+        self._chosen = chosen
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
+        config = self._chosen.get(original_node.name.value)
+        if config is None:
+            return updated_node
+        decorators = [self._frozen(d, config) for d in updated_node.decorators]
+        return updated_node.with_changes(decorators=decorators)
+
+    def _frozen(self, decorator: cst.Decorator, config: Config) -> cst.Decorator:
+        call = decorator.decorator
+        if not (isinstance(call, cst.Call) and _last_name(call.func) == "autotune"):
+            return decorator
+        args = [
+            arg.with_changes(value=_expression(config)) if self._is_configs(i, arg) else arg
+            for i, arg in enumerate(call.args)
+        ]
+        return decorator.with_changes(decorator=call.with_changes(args=args))
+
+    @staticmethod
+    def _is_configs(position: int, arg: cst.Arg) -> bool:
+        return arg.keyword.value == "configs" if arg.keyword else position == 0
+
+
+def _last_name(node: cst.BaseExpression) -> str:
+    if isinstance(node, cst.Attribute):
+        return node.attr.value
+    return node.value if isinstance(node, cst.Name) else ""
