@@ -1,0 +1,156 @@
+"""All buffers of a plan in one file, apart by guard zones, poisoned before use.
+
+The file is mapped into the driver and into the sandboxed interpreter, so tensors are windows on it and nothing is
+copied between the two.  Offsets are multiples of 256 bytes, as those of CUDA allocations are, so that what the compiler
+assumes about alignment holds here too.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evo.records import Verdict
+from fitness.jobs import JobError
+from fitness.plan import ITEMSIZE, LaunchPlan, PlanError, TensorRef
+
+FILE_NAME = "buffers.bin"
+ALIGNMENT = 256  # what cudaMalloc guarantees
+GUARD = 4096  # bytes before and after each buffer: an off-by-one row of up to 1024 float32 is caught
+
+# 0xFF... is a NaN in every floating-point type, which no right answer is.  For integers it would be -1 (or 255, or
+# "true"), which many right answers are; 0xA5... is -1515870811 as int32 and no boolean.
+POISON_FLOAT, POISON_INTEGER = 0xFF, 0xA5
+
+_PATTERN = np.random.Generator(np.random.PCG64(20240229)).integers(0, 256, GUARD, dtype=np.uint8)
+DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
+
+
+class Layout:
+    """Where each buffer of `plan` lies in the file: buffer `b` at bytes `offsets[b]` .. `offsets[b] + nbytes`.
+
+    `mm` below is the mapped file (`create`, `attach`) or any writable buffer of `total` bytes.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+        self.offsets: list[int] = []
+        position = 0
+        for buffer in plan.buffers:
+            start = _round_up(position + GUARD, ALIGNMENT)
+            self.offsets.append(start)
+            position = start + buffer.nbytes + GUARD
+        self.total = max(position, 1)  # an empty file cannot be mapped
+
+    def create(self, scratch: Path) -> mmap.mmap:
+        """A new mapped file in `scratch`, poisoned."""
+        with open(scratch / FILE_NAME, "w+b") as file:
+            file.truncate(self.total)
+            mm = mmap.mmap(file.fileno(), self.total)
+        self.poison(mm)
+        return mm
+
+    def attach(self, scratch: Path) -> mmap.mmap:
+        """The mapped file that `create` made.  Raises ValueError where its size is not that of this layout."""
+        with open(scratch / FILE_NAME, "r+b") as file:
+            mm = mmap.mmap(file.fileno(), 0)
+        if len(mm) != self.total:
+            raise ValueError(f"{FILE_NAME} has {len(mm)} bytes, the plan needs {self.total}")
+        return mm
+
+    def poison(self, mm: Any) -> None:
+        """Fills every buffer with poison and every guard zone with its pattern."""
+        data = np.frombuffer(mm, np.uint8)
+        floats = {r.buffer for r in self.plan.refs() if DTYPES[r.dtype].is_floating_point}
+        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            end = start + buffer.nbytes
+            data[start:end] = POISON_FLOAT if b in floats else POISON_INTEGER
+            data[start - GUARD : start] = _PATTERN
+            data[end : end + GUARD] = _PATTERN
+
+    def write_inputs(self, mm: Any, tensors: Sequence[Any]) -> None:
+        """Writes the entry's arguments; items that are no tensors are skipped.
+
+        Raises PlanError where the plan (written by the untrusted recorder) describes other arguments than these.
+        """
+        if len(tensors) != len(self.plan.inputs):
+            raise PlanError(f"the plan has {len(self.plan.inputs)} arguments, the case has {len(tensors)}")
+        for i, (ref, tensor) in enumerate(zip(self.plan.inputs, tensors, strict=True)):
+            if isinstance(ref, TensorRef) != isinstance(tensor, torch.Tensor):
+                raise PlanError(f"argument {i} is a tensor in the plan or in the case, but not in both")
+            if isinstance(ref, TensorRef):
+                self._check_input(i, ref, tensor)
+                self.view(mm, ref).copy_(tensor)
+
+    def _check_input(self, i: int, ref: TensorRef, tensor: torch.Tensor) -> None:
+        if self.plan.buffers[ref.buffer].input != i:
+            raise PlanError(f"argument {i} lies on buffer {ref.buffer}, which does not belong to it")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        moving = [(s, t) for n, s, t in zip(ref.shape, ref.strides, tensor.stride(), strict=False) if n > 1]
+        if ref.shape != tuple(tensor.shape) or ref.dtype != dtype or any(s != t for s, t in moving):
+            raise PlanError(
+                f"argument {i} is {ref.dtype}{list(ref.shape)} with strides {list(ref.strides)} in the plan, "
+                f"{dtype}{list(tensor.shape)} with strides {list(tensor.stride())} in the case"
+            )
+
+    def view(self, mm: Any, ref: TensorRef) -> torch.Tensor:
+        """The window `ref` as a tensor that shares the mapped memory."""
+        dtype = DTYPES[ref.dtype]
+        if ref.numel == 0:
+            return torch.empty_strided(ref.shape, ref.strides, dtype=dtype)
+        first = ref.offset * ITEMSIZE[ref.dtype]
+        count = (ref.last_byte() - first) // ITEMSIZE[ref.dtype]
+        flat = torch.frombuffer(mm, dtype=dtype, count=count, offset=self.offsets[ref.buffer] + first)
+        return flat.as_strided(ref.shape, ref.strides)
+
+    def read(self, mm: Any, ref: TensorRef) -> torch.Tensor:
+        """A contiguous copy of the window `ref`.  Raises JobError(WRONG) for a boolean that is neither 0 nor 1."""
+        if ref.dtype != "bool":
+            return self.view(mm, ref).clone(memory_format=torch.contiguous_format)
+        raw = self.view(mm, TensorRef(ref.buffer, "uint8", ref.shape, ref.strides, ref.offset))
+        if raw.numel() and int(raw.max()) > 1:
+            raise JobError(Verdict.WRONG, f"{self.name(ref.buffer)} holds booleans that were never written")
+        return raw.to(torch.bool)
+
+    def broken_guards(self, mm: Any) -> list[str]:
+        """One line per guard zone that is not as `poison` left it, as in "3 bytes after output 0 were overwritten"."""
+        data = np.frombuffer(mm, np.uint8)
+        found = []
+        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            end = start + buffer.nbytes
+            for side, zone in (("before", data[start - GUARD : start]), ("after", data[end : end + GUARD])):
+                count = int((zone != _PATTERN).sum())
+                if count:
+                    found.append(f"{count} bytes {side} {self.name(b)} were overwritten")
+        return found
+
+    def input_bytes(self, mm: Any, i: int) -> np.ndarray:
+        """The bytes of the buffer that holds argument `i` (a window, uint8, read-only; copy or hash it to compare)."""
+        ref = self.plan.inputs[i]
+        if not isinstance(ref, TensorRef):
+            raise ValueError(f"argument {i} is not a tensor: {ref!r}")
+        return self.buffer_bytes(mm, ref.buffer)
+
+    def buffer_bytes(self, mm: Any, b: int) -> np.ndarray:
+        """The bytes of buffer `b` (a window, uint8, read-only)."""
+        start = self.offsets[b]
+        window = np.frombuffer(mm, np.uint8)[start : start + self.plan.buffers[b].nbytes]
+        window.flags.writeable = False
+        return window
+
+    def name(self, b: int) -> str:
+        """What buffer `b` is to the reader of a message: "argument 0", "output 1" or "scratch buffer 2"."""
+        owner = self.plan.buffers[b].input
+        if owner is not None:
+            return f"argument {owner}"
+        outputs = [k for k, ref in enumerate(self.plan.outputs) if ref.buffer == b]
+        return f"output {outputs[0]}" if outputs else f"scratch buffer {b}"
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

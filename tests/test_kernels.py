@@ -1,0 +1,100 @@
+"""Extraction of kernels: what is kept, what is dropped, and that no host code runs."""
+
+from __future__ import annotations
+
+import pytest
+import triton.language as tl
+
+from evo.records import Verdict
+from fitness.jobs import JobError
+from fitness.kernels import argument, get_kernel, load_kernels
+
+SOURCE = '''"""A candidate."""
+import os, triton as tr
+import triton.language as tl
+from triton import jit
+try:
+    from triton.language.extra.nowhere import libdevice
+except ImportError:
+    from triton.language.extra.cuda import libdevice
+
+raise RuntimeError("host code ran")
+SCALE = 2.0
+
+@jit
+def double(x):
+    return x * SCALE
+
+class Wrapper:
+    kernel = None
+
+@tr.autotune(configs=[tr.Config({"BLOCK": os.cpu_count()})], key=["n"])
+@tr.jit(
+    do_not_specialize=["n"],
+    launch_metadata=lambda *a: None,
+)
+def scale(x, o, n: "tl.int32", flag: os.PathLike, BLOCK: tl.constexpr = 128, KIND: tl.constexpr[int] = 1):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(o + i, double(tl.load(x + i, mask=i < n)), mask=i < n)
+
+def run(x):
+    return scale[(1,)](x)
+'''
+
+
+def test_keeps_only_kernels_imports_and_constants(tmp_path):
+    kernels = load_kernels(SOURCE, {"SCALE": 2.0, "DT": {"dtype": "fp16"}, "alias": {"jit": "double"}}, tmp_path)
+    assert list(kernels) == ["double", "scale"]
+    space = kernels["scale"].fn.__globals__
+    assert space["SCALE"].value == 2.0 and space["DT"].value == tl.float16 and space["alias"] is kernels["double"]
+    assert "libdevice" in space and "os" not in space and "run" not in space and "Wrapper" not in space
+    assert "open" not in space["__builtins__"] and "__import__" not in space["__builtins__"]
+
+
+def test_line_numbers_annotations_and_options_survive(tmp_path):
+    scale = load_kernels(SOURCE, {"SCALE": 2.0}, tmp_path)["scale"]
+    lines = SOURCE.split("\n")
+    assert lines[scale.fn.__code__.co_firstlineno - 1].startswith("def scale(")
+    assert (
+        (tmp_path / "kernels.py").read_text().split("\n")[scale.fn.__code__.co_firstlineno - 1].startswith("def scale")
+    )
+    by_name = {p.name: p for p in scale.params}
+    assert by_name["BLOCK"].is_constexpr and by_name["KIND"].is_constexpr and by_name["BLOCK"].default == 128
+    assert by_name["n"].annotation_type == "i32" and by_name["n"].do_not_specialize
+    assert by_name["flag"].annotation == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("def f(:", "not Python"),
+        ("import triton\n@triton.jit\ndef f(x, n=open('/etc/passwd')):\n    pass", "must be a literal"),
+        ("import triton\n@triton.jit(version=print())\ndef f(x):\n    pass", "must be literals"),
+        ("from triton import nothing_of_the_kind", "nothing_of_the_kind"),
+        ("import triton\n@triton.jit\ndef f(x, n=1 // 0):\n    pass", "zero"),
+    ],
+)
+def test_what_cannot_be_extracted_is_a_compile_error_with_its_line(tmp_path, source, part):
+    with pytest.raises(JobError, match=part) as caught:
+        load_kernels(source, {}, tmp_path)
+    assert caught.value.verdict is Verdict.COMPILE_ERROR
+    assert caught.value.line >= 1
+
+
+def test_arguments(tmp_path):
+    kernels = load_kernels(SOURCE, {}, tmp_path)
+    assert argument({"dtype": "bf16"}, kernels) == tl.bfloat16
+    assert argument({"jit": "double"}, kernels) is kernels["double"]
+    assert argument((1, {"dtype": "fp32"}), kernels) == (1, tl.float32)
+    assert argument("relu", kernels) == "relu"
+    for unknown in ({"dtype": "fp99"}, {"jit": "nothing"}):
+        with pytest.raises(JobError, match="names neither"):
+            argument(unknown, kernels)
+
+
+def test_an_unknown_kernel_lists_the_known_ones(tmp_path):
+    kernels = load_kernels(SOURCE, {}, tmp_path)
+    assert get_kernel(kernels, "scale") is kernels["scale"]
+    with pytest.raises(JobError, match="found: double, scale") as caught:
+        get_kernel(kernels, "wrapped", 7)
+    assert caught.value.verdict is Verdict.UNSUPPORTED and caught.value.line == 7
