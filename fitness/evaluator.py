@@ -1,6 +1,6 @@
 """The way of a candidate, on a machine without a GPU: gate, record, compile, screen, estimate, verify.
 
-`CpuEvaluator.evaluate` reads as the table in ARCHITECTURE.md.  Every stage either hands facts to the next or raises Stop
+`CpuEvaluator.evaluate` reads as the table in ARCHITECTURE.md.  Every stage hands facts to the next or raises Stop
 with the verdict.
 """
 
@@ -243,7 +243,7 @@ class CpuEvaluator:
         facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
 
     def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
-        """Traces sampled programs at the target's sizes, chooses configurations, estimates the time of each tune case."""
+        """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
         traces: dict[str, Any] = {}
         for name in self._tune():
             payload = {

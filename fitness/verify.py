@@ -1,6 +1,6 @@
 """Verification without a GPU: the plan's launches under Triton's interpreter, against the float64 oracle.
 
-Inputs are written into a file of poisoned buffers with guard zones, a sandboxed child executes the plan on that file, and
+Inputs go into a file of poisoned buffers with guard zones, a sandboxed child executes the plan on that file, and
 what is left in the file is judged here.  Expected values never enter the file or the child.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 
 from evo.records import Case, Check, Verdict
 from fitness import oracle
-from fitness.jobs import Limits
+from fitness.jobs import JobError, Limits
 from fitness.memory import Layout
-from fitness.plan import LaunchPlan, TensorRef, to_json
+from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.zygote import Zygote
@@ -27,7 +26,7 @@ from fitness.zygote import Zygote
 
 @dataclass(frozen=True)
 class Replay:
-    """One execution of a case's plan on one set of inputs.  `order` is the order in which the programs of a grid run."""
+    """One execution of a case's plan on one set of inputs.  `order`: in which order the programs of a grid run."""
 
     case: Case
     variant: str
@@ -58,10 +57,15 @@ class _Run:
     inputs: tuple
     expected: oracle.Expected
     layout: Layout
-    path: Path
+    folder: Path  # in the scratch folder; holds the file of buffers
 
     def payload(self) -> dict:
-        return {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.path.name}
+        return {
+            "plan": to_json(self.plan),
+            "choice": self.choice,
+            "order": self.replay.order,
+            "folder": self.folder.name,
+        }
 
 
 def verify(
@@ -108,23 +112,24 @@ def _prepare(
             continue
         plan = plans[replay.case.name]
         inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
-        layout, path = Layout(plan), scratch / f"buffers{number}.bin"
-        with path.open("wb") as file:
-            file.truncate(layout.total)
-        with _mapped(path) as memory:
-            layout.poison(memory)
-            layout.write_inputs(memory, inputs)
-        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, path)
+        layout, folder = Layout(plan), scratch / f"replay{number}"
+        folder.mkdir()
+        try:
+            layout.write_inputs(layout.create(folder), inputs)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{replay}: {error}") from error
+        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, folder)
 
 
 def _outputs_after(task: Task, run: _Run) -> list[torch.Tensor]:
     """The outputs left in the run's memory; raises Stop where anything else was written."""
     names = list(inspect.signature(task.reference).parameters)
     written = [i for i, name in enumerate(names) if name in task.writes]
-    with _mapped(run.path) as memory:
-        broken = run.layout.broken_guards(memory)
-        if broken:
-            raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+    memory = run.layout.attach(run.folder)
+    broken = run.layout.broken_guards(memory)
+    if broken:
+        raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+    try:
         for i, value in enumerate(run.inputs):
             if not isinstance(value, torch.Tensor) or i in written:
                 continue
@@ -132,6 +137,8 @@ def _outputs_after(task: Task, run: _Run) -> list[torch.Tensor]:
                 raise Stop("verify", Verdict.WRONG, f"{run.replay}: input {names[i]!r} was modified; copy it instead")
         refs: list[TensorRef] = list(run.plan.outputs) + [run.plan.inputs[i] for i in written]
         return [run.layout.read(memory, ref) for ref in refs]
+    except JobError as error:
+        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
 
 
 def _same_in_both_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: Replay) -> None:
@@ -147,18 +154,3 @@ def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
-
-
-class _mapped:  # noqa: N801  a context manager that reads as a function
-    """The file as writable memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> mmap.mmap:
-        with self._path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
-        return self._memory
-
-    def __exit__(self, *exc: object) -> None:
-        self._memory.close()

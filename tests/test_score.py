@@ -1,0 +1,32 @@
+"""The speedup formula."""
+
+import pytest
+
+from evo.records import Build, Check, Evaluation, Timing, Verdict
+from fitness.score import score
+
+BUILD = Build("k", 32, 0, 0, 4, 1.0, "abc")
+
+
+def evaluation(*ratios: float, estimated: bool = True) -> Evaluation:
+    timings = tuple(
+        Timing(f"case{i}", (10.0,), (10.0 * r,), r, (r / 1.1, r * 1.1), estimated) for i, r in enumerate(ratios)
+    )
+    return Evaluation("x", Verdict.OK, "done", builds=(BUILD,), check=Check(1, "c", 0.1, 1e-6), timings=timings)
+
+
+def test_geometric_mean_over_the_cases():
+    fitness = score(evaluation(2.0, 8.0))
+    assert fitness is not None
+    assert fitness.speedup == pytest.approx(4.0)
+    assert fitness.ci95 == (pytest.approx(4.0 / 1.1), pytest.approx(4.4))
+    assert fitness.per_case == {"case0": 2.0, "case1": 8.0}
+    assert fitness.estimated
+
+
+def test_one_estimated_case_marks_the_whole():
+    assert score(evaluation(2.0, estimated=False)).estimated is False
+
+
+def test_a_failure_has_no_fitness():
+    assert score(Evaluation("x", Verdict.WRONG, "verify", message="off by a lot")) is None
