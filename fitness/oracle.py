@@ -1,0 +1,289 @@
+"""The oracle: fresh inputs, expected outputs in float64, and how far from them a candidate may be.
+
+The budget of an output is relative to what the reference itself achieves at the task's precision:
+
+    error(candidate) <= c * max(error(reference), rounding)
+
+on the root mean square and on the largest error, both measured against the reference in float64.  `rounding` is the
+error of rounding the exact result to the output's dtype: its root mean square is ROUNDING_RMS unit roundoffs of the
+output's root mean square, its largest value one unit roundoff of the largest output.
+
+Nothing here depends on the candidate; expected values never leave the process that compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evo.records import Case
+from fitness.task import Task, run_reference
+
+# Root mean square of the relative error of rounding to nearest, in unit roundoffs: the absolute error is uniform within
+# half a unit in the last place (variance 1/3), and 1/significand^2 averages 3/(8 ln 2) over log-uniform ones in [1, 2).
+ROUNDING_RMS = math.sqrt(1 / (8 * math.log(2)))
+
+
+def slack(dtype: torch.dtype) -> float:
+    """`c`: how many times the error of the reference a candidate may have.
+
+    16-bit and narrower outputs are computed in float32 and rounded once, so a right kernel stays near 1 and the error
+    of the next narrower format (bfloat16 for float16: 8 times) must fail: 4.  In float32 and float64 the computation
+    has no wider format to lean on: the order of summation and approximate functions count, and the next narrower formats
+    (TensorFloat-32, float16: 2^13 times) are far away: 64.
+    """
+    return 4.0 if dtype.itemsize <= 2 else 64.0
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+Stress = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
+
+
+def _scale(dtype: torch.dtype) -> float:
+    """How far `large` and `tiny` go: products of two float16 values must stay within its five decades."""
+    return 16.0 if dtype in (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2) else 1e4
+
+
+def _large(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    return x * _scale(x.dtype)
+
+
+def _tiny(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    return x / _scale(x.dtype)
+
+
+def _negated(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    """Every other floating input, so that the sign of a product changes too."""
+    return -x if position % 2 == 0 else x
+
+
+def _heavy(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    """Multiplied by cubed normal numbers of unit variance: a few values far above the rest."""
+    normal = torch.randn(x.shape, generator=generator, device=x.device)
+    return (x.float() * normal**3 / math.sqrt(15)).to(x.dtype)
+
+
+def _last_tile(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    """The last row and column, where masks go wrong, and a few random elements weigh eight times as much."""
+    x = x.clone()
+    for dim in range(x.dim()):
+        x.select(dim, -1).mul_(8)
+    chosen = torch.rand(x.shape, generator=generator, device=x.device) < 8 / max(x.numel(), 8)
+    return torch.where(chosen, x * 8 + 1, x)
+
+
+_STRESS: dict[str, Stress] = {
+    "normal": lambda x, position, generator: x,
+    "large": _large,
+    "tiny": _tiny,
+    "negated": _negated,
+    "heavy": _heavy,
+    "last_tile": _last_tile,
+}
+VARIANTS = tuple(_STRESS)
+
+
+def variants(task: Task) -> tuple[str, ...]:
+    """The variants of inputs `task` is verified on: all of them, or "normal" only where its values mean something."""
+    return VARIANTS if task.stress else ("normal",)
+
+
+def make_inputs(task: Task, case: Case, seed: int, variant: str = "normal") -> tuple[Any, ...]:
+    """CPU arguments of the entry at `case.axes` (pass `case.on_cpu()` for the small size).
+
+    Same (seed, case, variant), same values, in every process.  Variants change floating tensors only: index tensors
+    and plain numbers stay valid.
+    """
+    if variant not in _STRESS:
+        raise ValueError(f"unknown variant {variant!r}; expected one of: {', '.join(VARIANTS)}")
+    key = json.dumps([seed, case.name, sorted(case.axes.items()), case.dtype, variant])
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1  # a generator takes 63 bits
+    generator = torch.Generator().manual_seed(number)
+    arguments = list(task.inputs(case, generator))
+    floating = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    for position, i in enumerate(floating):
+        if arguments[i].numel():
+            arguments[i] = _STRESS[variant](arguments[i], position, generator)
+    return tuple(arguments)
+
+
+# --- expectation -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Largest allowed errors of one floating output, absolute."""
+
+    rms: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a right candidate returns: outputs in float64 (exact where the output is integer or bool).
+
+    One item per output in each tuple: returned tensors in order, then written arguments.  `budgets` holds None for
+    outputs that are compared exactly.
+    """
+
+    structure: str
+    outputs: tuple[torch.Tensor, ...]
+    dtypes: tuple[torch.dtype, ...]
+    strides: tuple[tuple[int, ...], ...]
+    budgets: tuple[Budget | None, ...]
+
+
+def expect(task: Task, case: Case, seed: int, variant: str = "normal") -> Expected | None:
+    """The expectation for `make_inputs(task, case, seed, variant)`.
+
+    None where nothing can be compared: the float64 result is not finite or does not fit the output's dtype, or the
+    reference overflows at the task's own precision.
+    """
+    arguments = make_inputs(task, case, seed, variant)
+    where = f"task {task.name}, case {case.name!r}, variant {variant}"
+    structure, own = run_reference(task, arguments, where=where)
+    _, exact = run_reference(task, arguments, double=True, where=where)
+    if not all(_usable(e, o) for e, o in zip(exact, own, strict=True)):
+        return None
+    outputs = tuple(e.double() if o.is_floating_point() else o for e, o in zip(exact, own, strict=True))
+    return Expected(
+        structure=structure,
+        outputs=outputs,
+        dtypes=tuple(o.dtype for o in own),
+        strides=tuple(o.stride() for o in own),
+        budgets=tuple(_budget(e, o, task.tolerance) for e, o in zip(outputs, own, strict=True)),
+    )
+
+
+def _usable(exact: torch.Tensor, own: torch.Tensor) -> bool:
+    if not own.is_floating_point() or not own.numel():
+        return True
+    finite = bool(torch.isfinite(exact).all()) and bool(torch.isfinite(own.double()).all())
+    return finite and float(exact.double().abs().max()) <= torch.finfo(own.dtype).max
+
+
+def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> Budget | None:
+    if not own.is_floating_point():
+        return None
+    if not own.numel():
+        return Budget(0.0, 0.0)
+    info, c = torch.finfo(own.dtype), slack(own.dtype)
+    unit = info.eps / 2
+    spacing = info.smallest_normal * info.eps  # of subnormal numbers: below it, relative errors mean nothing
+    rms, largest = _rms(exact), float(exact.abs().max())
+    own_rms, own_max = _errors(exact, own)
+    return Budget(
+        rms=max(c * max(own_rms, ROUNDING_RMS * unit * rms, spacing), (tolerance or 0.0) * rms),
+        max=max(c * max(own_max, unit * largest, spacing), (tolerance or 0.0) * largest),
+    )
+
+
+def _rms(x: torch.Tensor) -> float:
+    """Root mean square, scaled first so that squares neither overflow nor vanish."""
+    largest = float(x.abs().max())
+    return largest * math.sqrt(float((x / largest).square().mean())) if largest > 0 else 0.0
+
+
+def _errors(exact: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    """(root mean square, largest) error in float64."""
+    error = got.double() - exact
+    return _rms(error), float(error.abs().max())
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    expected: Expected,
+    structure: str,
+    outputs: Sequence[torch.Tensor],
+    strides: Sequence[tuple[int, ...]] | None = None,
+) -> tuple[float, str | None]:
+    """(largest error in units of its budget, None), or (above 1, what is wrong with which output).
+
+    Form comes before values: structure, count, shapes, dtypes and, where given, strides must be those of the reference.
+    NaN and infinity never pass.  A wrong form and a wrong integer count as infinitely far.
+    """
+    wrong = _wrong_form(expected, structure, outputs, strides)
+    if wrong is not None:
+        return math.inf, wrong
+    worst: tuple[float, str | None] = (0.0, None)
+    for index, (exact, got, budget) in enumerate(zip(expected.outputs, outputs, expected.budgets, strict=True)):
+        label = f"output {index}" if len(outputs) > 1 else "output"
+        ratio, message = _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
+        if ratio > worst[0]:
+            worst = (ratio, message)
+    return worst
+
+
+def _wrong_form(
+    expected: Expected,
+    structure: str,
+    outputs: Sequence[torch.Tensor],
+    strides: Sequence[tuple[int, ...]] | None,
+) -> str | None:
+    if structure != expected.structure:
+        return f"the entry must return {expected.structure!r}, got {structure!r}"
+    if len(outputs) != len(expected.outputs):
+        return f"expected {len(expected.outputs)} outputs (returned and written), got {len(outputs)}"
+    for index, (exact, dtype, got) in enumerate(zip(expected.outputs, expected.dtypes, outputs, strict=True)):
+        if got.shape != exact.shape:
+            return f"output {index} must have shape {tuple(exact.shape)}, got {tuple(got.shape)}"
+        if got.dtype != dtype:
+            return f"output {index} must be {dtype}, got {got.dtype}"
+        if strides is not None and not _same_strides(got.shape, expected.strides[index], strides[index]):
+            return f"output {index} must have strides {expected.strides[index]}, got {tuple(strides[index])}"
+    return None
+
+
+def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Strides of dimensions with one element, or of an empty tensor, say nothing."""
+    return math.prod(shape) == 0 or (
+        len(a) == len(b) and all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
+    )
+
+
+def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[float, str | None]:
+    differs = exact != got
+    count = int(differs.sum())
+    if count == 0:
+        return 0.0, None
+    where = _position(differs)
+    return math.inf, (
+        f"{label} is wrong at {where}: expected {exact[where].item()}, got {got[where].item()} "
+        f"({count} of {exact.numel()} elements differ)"
+    )
+
+
+def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[float, str | None]:
+    if not exact.numel():
+        return 0.0, None
+    bad = ~torch.isfinite(got.double())
+    if bool(bad.any()):
+        where = _position(bad)
+        return math.inf, (
+            f"{label} is {got[where].item()} at {where}, expected {exact[where].item():.6g} "
+            f"({int(bad.sum())} of {exact.numel()} elements are not finite)"
+        )
+    rms, largest = _errors(exact, got)
+    ratio = max(rms / budget.rms, largest / budget.max)
+    if ratio <= 1:
+        return ratio, None
+    error = (got.double() - exact).abs()
+    where = _position(error == error.max())
+    return ratio, (
+        f"{label} is wrong: worst at {where}, expected {exact[where].item():.9g}, got {got[where].item():.9g}; "
+        f"largest error {largest:.3g} (budget {budget.max:.3g}), rms error {rms:.3g} (budget {budget.rms:.3g})"
+    )
+
+
+def _position(mask: torch.Tensor) -> tuple[int, ...]:
+    """Index of the first true element."""
+    return tuple(int(i) for i in mask.nonzero()[0])

@@ -1,0 +1,533 @@
+"""Tasks: what a kernel has to compute, on which inputs, and the seed kernel to start from.
+
+A task is a folder with `task.py` (trusted: it is the user's own code and runs in this process) and `kernel.py` (the
+seed: read as text, never imported here, since host code of candidates runs in sandboxed processes only).
+
+`task.py` defines
+
+    entry       name of the host function in kernel.py
+    cases       list of `fitness.Case`, at least one with role "tune"
+    inputs      inputs(case, generator) -> tuple of tensors and plain values, drawn from `generator`
+    reference   reference(*inputs) -> tensor, tuple, list or dict of tensors (None where everything goes to `writes`)
+
+and, where they apply: `writes` (names of `reference` parameters that are written in place; `reference` gets copies and
+mutates those), `flops(case)`, `bytes(case)`, `tolerance` (relative error that widens the budget), `stress = False`,
+`deterministic = False`, `allow_delegation = True`.
+
+A reference must work in float64 too, so it should not name a dtype: take it from its arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import itertools
+import math
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.errors import TaskError
+from evo.records import Case
+from fitness.plan import ITEMSIZE
+
+if TYPE_CHECKING:
+    import torch
+
+BUILTIN_TASKS = Path(__file__).parent / "tasks"
+
+_MODULE_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A loaded and validated task.  `hash` covers the text of task.py and kernel.py."""
+
+    name: str
+    folder: Path
+    entry: str
+    cases: tuple[Case, ...]
+    inputs: Callable[[Case, torch.Generator], tuple[Any, ...]] = field(repr=False)
+    reference: Callable[..., Any] = field(repr=False)
+    seed_source: str = field(repr=False)
+    hash: str
+    writes: tuple[str, ...] = ()
+    flops: Callable[[Case], float] | None = field(default=None, repr=False)
+    bytes: Callable[[Case], float] | None = field(default=None, repr=False)
+    tolerance: float | None = None
+    stress: bool = True
+    deterministic: bool = True
+    allow_delegation: bool = False
+
+    @functools.cached_property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the written arguments, in the order of `writes`."""
+        parameters = list(inspect.signature(self.reference).parameters)
+        return tuple(parameters.index(name) for name in self.writes)
+
+
+def task_names() -> list[str]:
+    """Names of the built-in tasks, sorted."""
+    return sorted(path.parent.name for path in BUILTIN_TASKS.glob("*/task.py"))
+
+
+def task_title(name: str) -> str:
+    """First line of the docstring of a built-in task's task.py, "" without one.  Nothing is executed."""
+    docstring = ast.get_docstring(ast.parse(_read(_find(name) / "task.py"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def load_task(name_or_folder: str | os.PathLike[str]) -> Task:
+    """The task of that built-in name or folder, validated: its reference is run on the CPU inputs of every case.
+
+    Raises TaskError saying what is wrong with the task.
+    """
+    folder = _find(name_or_folder)
+    task_source, seed_source = _read(folder / "task.py"), _read(folder / "kernel.py")
+    names = _execute(folder / "task.py", task_source)
+    task = Task(
+        name=folder.name,
+        folder=folder,
+        seed_source=seed_source,
+        hash=_hash(task_source, seed_source),
+        **_required(folder, names),
+        **_optional(folder, names),
+    )
+    _check_cases(task)
+    _check_seed(task)
+    for case in task.cases:
+        _check_case(task, case)
+    return task
+
+
+# --- finding and reading ---------------------------------------------------------------------------------------------
+
+
+def _find(name_or_folder: str | os.PathLike[str]) -> Path:
+    name = os.fspath(name_or_folder)
+    if name in task_names():
+        return BUILTIN_TASKS / name
+    folder = Path(name).resolve()
+    if not folder.is_dir():
+        raise TaskError(
+            f"no task {name!r}: expected a folder with task.py and kernel.py, or one of the built-in tasks "
+            f"({', '.join(task_names())}); `evo tasks new DIR KERNEL.py` makes a folder from a kernel"
+        )
+    return folder
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TaskError(
+            f"{path} is missing: a task folder holds task.py (inputs and reference) and kernel.py (the seed kernel)"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _hash(*texts: str) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode()
+        digest.update(f"{len(data)}:".encode() + data)
+    return digest.hexdigest()
+
+
+def _execute(path: Path, source: str) -> dict[str, Any]:
+    """The names task.py defines.  Its module has a name of its own and is gone from sys.modules afterwards."""
+    module = types.ModuleType(f"evo_task_{next(_MODULE_NUMBERS)}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and the like look their module up while it is executed
+    try:
+        code = compile(source, str(path), "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    except SyntaxError as error:
+        raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
+    except Exception as error:  # the user's code may raise anything; whatever it is, the task is at fault
+        raise TaskError(f"{path} cannot be executed: {_describe(error)}") from error
+    finally:
+        del sys.modules[module.__name__]
+    return module.__dict__
+
+
+def _describe(error: BaseException) -> str:
+    """Type, message and the line in task.py an exception came from."""
+    lines = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.endswith("task.py"):
+            lines.append(traceback.tb_lineno)
+        traceback = traceback.tb_next
+    where = f" (task.py, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _required(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = {
+        "entry": 'the name of the host function in kernel.py, e.g. entry = "softmax"',
+        "cases": 'a list of sizes, e.g. cases = [Case("square", {"M": 64, "N": 512})]',
+        "inputs": "a function inputs(case, generator) that returns a tuple of tensors and plain values",
+        "reference": "a function of these inputs that returns the expected result",
+    }
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise TaskError(
+            f"{folder / 'task.py'} lacks {', '.join(missing)}; add " + "; ".join(f"{m}: {wanted[m]}" for m in missing)
+        )
+    entry, cases = names["entry"], names["cases"]
+    if not isinstance(entry, str) or not entry.isidentifier():
+        raise _wrong_type(folder, "entry", wanted["entry"], entry)
+    if not isinstance(cases, (list, tuple)) or not all(isinstance(case, Case) for case in cases):
+        raise _wrong_type(folder, "cases", wanted["cases"], cases)
+    for name in ("inputs", "reference"):
+        if not inspect.isfunction(names[name]):
+            raise _wrong_type(folder, name, wanted[name], names[name])
+    return {"entry": entry, "cases": tuple(cases), "inputs": names["inputs"], "reference": names["reference"]}
+
+
+def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("stress", "deterministic", "allow_delegation"):
+        if name in names:
+            if not isinstance(names[name], bool):
+                raise _wrong_type(folder, name, "True or False", names[name])
+            found[name] = names[name]
+    for name in ("flops", "bytes"):
+        if names.get(name) is not None:
+            if not callable(names[name]):
+                raise _wrong_type(folder, name, f"a function {name}(case) that returns a number", names[name])
+            found[name] = names[name]
+    if names.get("tolerance") is not None:
+        tolerance = names["tolerance"]
+        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
+            raise _wrong_type(folder, "tolerance", "a relative error between 0 and 1, e.g. 1e-3", tolerance)
+        found["tolerance"] = float(tolerance)
+    if "writes" in names:
+        found["writes"] = _writes(folder, names["writes"], names["reference"])
+    return found
+
+
+def _writes(folder: Path, writes: Any, reference: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = list(inspect.signature(reference).parameters)
+    if not isinstance(writes, (list, tuple)) or not all(isinstance(name, str) for name in writes):
+        raise _wrong_type(folder, "writes", 'a tuple of parameter names of reference, e.g. writes = ("out",)', writes)
+    unknown = [name for name in writes if name not in parameters]
+    if unknown or len(set(writes)) != len(writes):
+        raise TaskError(
+            f"{folder / 'task.py'}: writes must name different parameters of reference ({', '.join(parameters)}), "
+            f"got {', '.join(writes)}"
+        )
+    return tuple(writes)
+
+
+def _wrong_type(folder: Path, name: str, expected: str, got: Any) -> TaskError:
+    return TaskError(f"{folder / 'task.py'}: {name} must be {expected}; got {type(got).__name__} {got!r:.80}")
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_cases(task: Task) -> None:
+    names = [case.name for case in task.cases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TaskError(f"task {task.name}: case names must differ, got {', '.join(twice)} more than once; rename them")
+    if not any(case.role == "tune" for case in task.cases):
+        raise TaskError(
+            f"task {task.name}: expected at least one case with role='tune' (they guide the search), "
+            f"got {len(task.cases)} cases without one; leave role out for at least one case"
+        )
+    for case in task.cases:
+        if case.dtype not in ITEMSIZE:
+            raise TaskError(
+                f"task {task.name}, case {case.name!r}: unknown dtype {case.dtype!r}; known: {', '.join(ITEMSIZE)}"
+            )
+
+
+def _check_seed(task: Task) -> None:
+    """kernel.py is Python and defines the entry at its top level.  It is parsed, not run."""
+    tree = _parse_kernel(task.seed_source, str(task.folder / "kernel.py"))
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if task.entry not in functions:
+        raise TaskError(
+            f"task {task.name}: entry {task.entry!r} is not a function of kernel.py, which defines "
+            f"{', '.join(functions) or 'no function'}; set entry to the host function that launches the kernels"
+        )
+
+
+def _parse_kernel(source: str, path: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
+
+
+def _check_case(task: Task, case: Case) -> None:
+    import torch
+
+    small = case.on_cpu()
+    where = f"task {task.name}, case {case.name!r}"
+    first, again, other = (_draw(task, small, where, seed) for seed in (0, 0, 1))
+    if not _same(first, again):
+        raise TaskError(
+            f"{where}: inputs() gave different values for the same seed; draw all random numbers with "
+            "generator=generator (and device=generator.device)"
+        )
+    if any(isinstance(a, torch.Tensor) and a.numel() for a in first) and _same(first, other):
+        raise TaskError(
+            f"{where}: inputs() gave the same values for two seeds, so a kernel could learn the answer by heart; "
+            "draw them with generator=generator"
+        )
+    _check_arguments(task, first, where)
+    structure, outputs = run_reference(task, first, where=where)
+    wide_structure, wide = run_reference(task, first, double=True, where=where)
+    if not outputs:
+        raise TaskError(f"{where}: reference returns no tensor and writes is empty; return one or declare writes")
+    if (structure, [o.shape for o in outputs]) != (wide_structure, [o.shape for o in wide]):
+        raise TaskError(f"{where}: reference gives other shapes for float64 inputs; it must not depend on the dtype")
+    if not all(bool(torch.isfinite(output).all()) for output in (*outputs, *wide)):
+        raise TaskError(
+            f"{where}: reference gives NaN or infinity on its own inputs, nothing can be compared with that; "
+            "change inputs() so that the result is finite"
+        )
+    _check_counts(task, case, where)
+
+
+def _draw(task: Task, case: Case, where: str, seed: int) -> tuple[Any, ...]:
+    import torch
+
+    try:
+        drawn = task.inputs(case, torch.Generator().manual_seed(seed))
+    except Exception as error:  # the user's code, see _execute
+        raise TaskError(f"{where}: inputs(case, generator) raised {_describe(error)}") from error
+    if not isinstance(drawn, tuple):
+        raise TaskError(
+            f"{where}: inputs must return a tuple, one item per argument of {task.entry}; got {type(drawn).__name__}"
+            + ("; write `return (x,)` for a single tensor" if isinstance(drawn, torch.Tensor) else "")
+        )
+    return drawn
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    import torch
+
+    return len(a) == len(b) and all(
+        isinstance(y, torch.Tensor) and torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _check_arguments(task: Task, arguments: Sequence[Any], where: str) -> None:
+    import torch
+
+    for position, value in enumerate(arguments):
+        if isinstance(value, torch.Tensor):
+            if _dtype_name(value) not in ITEMSIZE or value.device.type != "cpu":
+                raise TaskError(
+                    f"{where}: input {position} must be on generator.device with one of the dtypes "
+                    f"{', '.join(ITEMSIZE)}; got {value.dtype} on {value.device}"
+                )
+        elif value is not None and not isinstance(value, (bool, int, float, str)):
+            raise TaskError(
+                f"{where}: input {position} must be a tensor, a number, a string or None, got {type(value).__name__}"
+            )
+    for label, parameters in (("reference", _parameters(task.reference)), ("kernel.py", _entry_parameters(task))):
+        least, most = parameters
+        if not least <= len(arguments) <= most:
+            raise TaskError(
+                f"{where}: inputs returns {len(arguments)} values, but {label} "
+                f"takes {least if least == most else f'{least} to {most}'} positional arguments; make them agree"
+            )
+    for name, position in zip(task.writes, task.written, strict=True):
+        if position >= len(arguments) or not isinstance(arguments[position], torch.Tensor):
+            raise TaskError(f"{where}: writes names {name!r}, which must be a tensor among the inputs")
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[int, float]:
+    """Least and most number of positional arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 0, math.inf
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in positional), len(positional)
+
+
+def _entry_parameters(task: Task) -> tuple[int, float]:
+    tree = ast.parse(task.seed_source)
+    entry = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == task.entry)
+    positional = len(entry.args.posonlyargs) + len(entry.args.args)
+    return positional - len(entry.args.defaults), math.inf if entry.args.vararg else positional
+
+
+def _check_counts(task: Task, case: Case, where: str) -> None:
+    for name, count in (("flops", task.flops), ("bytes", task.bytes)):
+        if count is None:
+            continue
+        try:
+            value = count(case)
+        except Exception as error:  # the user's code, see _execute
+            raise TaskError(f"{where}: {name}(case) raised {_describe(error)}") from error
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise TaskError(f"{where}: {name}(case) must return a non-negative number, got {value!r}")
+
+
+# --- the reference ---------------------------------------------------------------------------------------------------
+
+
+def run_reference(
+    task: Task, arguments: Sequence[Any], *, double: bool = False, where: str = ""
+) -> tuple[str, list[torch.Tensor]]:
+    """Structure and tensors of `task.reference` on copies of `arguments`: what it returns, then what it writes.
+
+    With `double`, floating tensors are upcast to float64 first.  The structure is "tensor", "tuple", "list", "none" or
+    "dict:k1,k2", as in a LaunchPlan.  Raises TaskError where the reference raises or returns anything but tensors.
+    """
+    import torch
+
+    where = where or f"task {task.name}"
+    copies = [_copy(value, double) if isinstance(value, torch.Tensor) else value for value in arguments]
+    precision = " in float64" if double else ""
+    try:
+        with torch.no_grad():
+            result = task.reference(*copies)
+    except Exception as error:  # the user's code, see _execute
+        hint = "; take dtypes from the arguments, the float64 oracle upcasts them" if double else ""
+        raise TaskError(f"{where}: reference failed{precision} on its own inputs: {_describe(error)}{hint}") from error
+    structure, outputs = _flatten(result, where)
+    return structure, outputs + [copies[position] for position in task.written]
+
+
+def _copy(tensor: torch.Tensor, double: bool) -> torch.Tensor:
+    import torch
+
+    return tensor.to(torch.float64 if double and tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+def _flatten(result: Any, where: str) -> tuple[str, list[torch.Tensor]]:
+    import torch
+
+    outputs: Sequence[Any]
+    if result is None:
+        structure, outputs = "none", ()
+    elif isinstance(result, torch.Tensor):
+        structure, outputs = "tensor", (result,)
+    elif isinstance(result, (tuple, list)):
+        structure, outputs = ("tuple" if isinstance(result, tuple) else "list"), result
+    elif isinstance(result, dict):
+        structure, outputs = "dict:" + ",".join(map(str, result)), list(result.values())
+    else:
+        structure, outputs = "", (result,)
+    for output in outputs:
+        if not isinstance(output, torch.Tensor) or _dtype_name(output) not in ITEMSIZE:
+            got = output.dtype if isinstance(output, torch.Tensor) else type(output).__name__
+            raise TaskError(
+                f"{where}: reference must return a tensor, or a tuple, list or dict of tensors "
+                f"({', '.join(ITEMSIZE)}); got {got}"
+            )
+    return structure, list(outputs)
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# --- skeleton --------------------------------------------------------------------------------------------------------
+
+_SKELETON = '''"""EDIT: one line on what {entry} computes."""
+
+import torch
+from fitness import Case
+
+entry = "{entry}"  # the host function in kernel.py that is called{others}
+
+# EDIT: the sizes to be fast at.  `axes` are those on the target GPU, `cpu_axes` small ones for machines without it
+# (a few dozen programs).  Tune cases guide the search; give at least one holdout case with odd sizes.
+cases = [
+    Case("square", {{"M": 4096, "N": 4096}}, cpu_axes={{"M": 8, "N": 128}}),
+    Case("odd", {{"M": 1003, "N": 777}}, role="holdout", cpu_axes={{"M": 5, "N": 77}}),
+]
+
+
+def inputs(case, generator):
+    """Fresh random arguments of {entry}({parameters}), on generator.device."""
+    M, N = case.axes["M"], case.axes["N"]
+    dtype = getattr(torch, case.dtype)
+{draws}
+    return ({names},)
+
+
+def reference({parameters}):
+    """EDIT: the ground truth in plain PyTorch, e.g. `return torch.softmax(x, dim=-1)`.
+
+    It is also run in float64, so take dtypes from the arguments and do not name them.
+    """
+    raise NotImplementedError("EDIT: write the reference in task.py")
+
+
+# EDIT: keep what applies, see the module docstring of fitness/task.py.
+# writes = ("out",)         # parameters of reference that are written in place
+# tolerance = 1e-3          # relative error allowed beyond the automatic budget
+# stress = False            # do not scale, negate or perturb the inputs
+# deterministic = False     # results may differ between runs (atomics)
+# allow_delegation = True   # kernel.py may call PyTorch operators for part of the work
+#
+# def flops(case):          # arithmetic operations
+#     return case.axes["M"] * case.axes["N"]
+#
+# def bytes(case):          # bytes that must be read and written at least
+#     return 2 * 4 * case.axes["M"] * case.axes["N"]
+'''
+
+
+def task_skeleton(kernel_source: str) -> str:
+    """A task.py for `kernel_source`: executable as it stands, with "EDIT:" where the user has to say what is meant.
+
+    The entry is the first top-level function that launches a kernel (`kernel[grid](...)`).  Raises TaskError where
+    the source is not Python or has no such function.
+    """
+    tree = _parse_kernel(kernel_source, "kernel")
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not _is_kernel(node)]
+    entries = [function for function in functions if _launches(function)]
+    if not entries:
+        raise TaskError(
+            "the kernel file has no host function that launches a Triton kernel as `kernel[grid](...)`, found "
+            f"{', '.join(f.name for f in functions) or 'no host function'}; add one that launches"
+        )
+    entry, *rest = entries
+    arguments = [*entry.args.posonlyargs, *entry.args.args]
+    required = arguments[: len(arguments) - len(entry.args.defaults)] or arguments
+    names = [argument.arg for argument in required]
+    return _SKELETON.format(
+        entry=entry.name,
+        others=f" (others that launch: {', '.join(f.name for f in rest)})" if rest else "",
+        parameters=", ".join(names),
+        names=", ".join(names),
+        draws="\n".join(f"    {argument.arg} = {_draw_of(argument)}" for argument in required),
+    )
+
+
+def _is_kernel(function: ast.FunctionDef) -> bool:
+    decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+    return any(ast.unparse(decorator).rpartition(".")[2] == "jit" for decorator in decorators)
+
+
+def _launches(function: ast.FunctionDef) -> bool:
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in ast.walk(function))
+
+
+def _draw_of(argument: ast.arg) -> str:
+    annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+    if annotation in ("int", "float", "bool", "str"):
+        return {"int": "1", "float": "1.0", "bool": "False", "str": '""'}[annotation] + "  # EDIT: value"
+    return "torch.randn(M, N, generator=generator, device=generator.device, dtype=dtype)  # EDIT: shape, dtype, values"
