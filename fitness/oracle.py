@@ -35,8 +35,8 @@ def slack(dtype: torch.dtype) -> float:
 
     16-bit and narrower outputs are computed in float32 and rounded once, so a right kernel stays near 1 and the error
     of the next narrower format (bfloat16 for float16: 8 times) must fail: 4.  In float32 and float64 the computation
-    has no wider format to lean on: the order of summation and approximate functions count, and the next narrower formats
-    (TensorFloat-32, float16: 2^13 times) are far away: 64.
+    has no wider format to lean on: the order of summation and approximate functions count, and the next narrower
+    formats (TensorFloat-32, float16: 2^13 times) are far away: 64.
     """
     return 4.0 if dtype.itemsize <= 2 else 64.0
 
