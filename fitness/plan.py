@@ -218,6 +218,11 @@ def _decode(value: Any) -> Any:
     return value
 
 
+def decode(value: Any) -> Any:
+    """One argument as a plan's JSON encodes it: windows become TensorRef, lists become tuples."""
+    return _decode(value)
+
+
 def _ints(values: Any) -> tuple[int, ...]:
     return tuple(int(v) for v in values)
 
