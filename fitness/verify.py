@@ -91,12 +91,14 @@ def verify(
     worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
     for run in runs:
-        outputs = _outputs_after(task, run)
-        ratio, message = oracle.compare(run.expected, run.plan.structure, outputs)
+        refs = _output_refs(task, run.plan)
+        outputs = _outputs_after(task, run, refs)
+        strides = [ref.strides for ref in refs]
+        ratio, message = oracle.compare(run.expected, run.plan.structure, outputs, strides)
         if message is not None:
             raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}")
         if ratio >= worst:
-            worst, worst_replay, budget = ratio, run.replay, run.expected.rms_budget
+            worst, worst_replay, budget = ratio, run.replay, _rms_budget(run.expected)
         if run.replay.variant == "normal" and task.deterministic:
             _same_in_both_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
     return Check(cases=len(runs), worst_case=str(worst_replay), max_error=worst, budget=budget)
@@ -121,10 +123,25 @@ def _prepare(
         yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, folder)
 
 
-def _outputs_after(task: Task, run: _Run) -> list[torch.Tensor]:
+def _rms_budget(expected: oracle.Expected) -> float:
+    """The budget of the first output that is not compared exactly; 0 where all are."""
+    return next((b.rms for b in expected.budgets if b is not None), 0.0)
+
+
+def _written(task: Task) -> list[int]:
+    """Positions of the arguments that the task declares as written."""
+    return [i for i, name in enumerate(inspect.signature(task.reference).parameters) if name in task.writes]
+
+
+def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
+    """What is compared: returned tensors in order, then written arguments."""
+    return list(plan.outputs) + [plan.inputs[i] for i in _written(task)]
+
+
+def _outputs_after(task: Task, run: _Run, refs: list[TensorRef]) -> list[torch.Tensor]:
     """The outputs left in the run's memory; raises Stop where anything else was written."""
     names = list(inspect.signature(task.reference).parameters)
-    written = [i for i, name in enumerate(names) if name in task.writes]
+    written = _written(task)
     memory = run.layout.attach(run.folder)
     broken = run.layout.broken_guards(memory)
     if broken:
@@ -135,7 +152,6 @@ def _outputs_after(task: Task, run: _Run) -> list[torch.Tensor]:
                 continue
             if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
                 raise Stop("verify", Verdict.WRONG, f"{run.replay}: input {names[i]!r} was modified; copy it instead")
-        refs: list[TensorRef] = list(run.plan.outputs) + [run.plan.inputs[i] for i in written]
         return [run.layout.read(memory, ref) for ref in refs]
     except JobError as error:
         raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
