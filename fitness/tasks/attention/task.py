@@ -23,9 +23,10 @@ def inputs(case, generator):
 
 
 def reference(q, k, v):
-    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    wide = torch.promote_types(q.dtype, torch.float32)  # scores in float16 would be worse than what is asked for
+    scores = q.to(wide) @ k.to(wide).transpose(-2, -1) * q.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1) @ v
+    return (torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1) @ v.to(wide)).to(q.dtype)
 
 
 def flops(case):
