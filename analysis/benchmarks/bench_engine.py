@@ -1,0 +1,110 @@
+"""What the engine itself costs: `python -m analysis.benchmarks.bench_engine [--trials N] [--strategy evolve]`.
+
+Evaluator and operators are instant (`instant.py`), so all time is the engine's: choosing parents, hashing and storing
+sources, SQLite transactions, populations, the way through the worker thread.  Prints milliseconds a trial of the first
+and the last thousand, resident memory above that of the imports, the cost of a replay, and the limits they are held to;
+exit code 1 where one is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
+from evo.config import RunConfig
+from evo.engine import Engine
+from evo.records import Trial
+from evo.store import RunInfo, Store
+
+MEAN_MS_LIMIT = 2.0  # a trial
+GROWTH_LIMIT = 1.5  # last thousand over first thousand, medians: more than the noise of a shared machine
+MEMORY_MB_LIMIT = 300.0
+
+
+class Clock:
+    """An Observer that notes when trials were finished."""
+
+    def __init__(self) -> None:
+        self.stamps: list[float] = []
+
+    def absorbed(self, trial: Trial, *, replayed: bool) -> None:
+        self.stamps.append(time.perf_counter())
+
+    def milliseconds(self) -> list[float]:
+        return [1e3 * (b - a) for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
+
+
+def resident_mb() -> float:
+    """Memory of this process in RAM, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+def run(folder: Path, config: RunConfig) -> list[float]:
+    """Milliseconds of every trial of a run in `folder`, which is resumed where it exists."""
+    clock = Clock()
+    with _open(folder, config) as store:
+        evaluator = InstantEvaluator()
+        Engine(store, evaluator.prepare(), SEED_SOURCE, evaluator, score, OPERATORS, [clock]).run()
+    return clock.milliseconds()
+
+
+def _open(folder: Path, config: RunConfig) -> Store:
+    if (folder / "run.sqlite").exists():
+        return Store.resume(folder, task_hash="benchmark", versions={})
+    return Store.create(folder, RunInfo(config, "benchmark", {}, {}))
+
+
+def _import_all() -> None:
+    """What the engine imports when it first needs it, so that memory is counted above it."""
+    from deap import base, tools  # noqa: F401
+
+
+def _row(name: str, milliseconds: list[float]) -> str:
+    cuts = statistics.quantiles(milliseconds, n=100)
+    mean = statistics.fmean(milliseconds)
+    return f"{name:<16}{mean:8.3f}{cuts[49]:8.3f}{cuts[89]:8.3f}{cuts[98]:8.3f}{max(milliseconds):9.3f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--trials", type=int, default=10_000, help="at least 2000")
+    parser.add_argument("--strategy", default="evolve")
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args()
+    if arguments.trials < 2000:
+        parser.error(f"--trials: expected at least 2000 (a first and a last thousand), got {arguments.trials}")
+    config = RunConfig(
+        "benchmark", tuple(OPERATORS), arguments.trials, strategy=arguments.strategy, workers=arguments.workers
+    )
+    _import_all()
+    before = resident_mb()
+    with tempfile.TemporaryDirectory() as folder:
+        each = run(Path(folder), config)
+        above = resident_mb() - before
+        size_mb = sum(f.stat().st_size for f in Path(folder).iterdir()) / 1e6
+        replay = run(Path(folder), config)
+    first, last = each[:1000], each[-1000:]
+    growth = statistics.median(last) / statistics.median(first)
+    print(f"{len(each)} trials, {config.strategy}, {config.workers} worker(s)")
+    print(f"{'ms a trial':<16}{'mean':>8}{'p50':>8}{'p90':>8}{'p99':>8}{'max':>9}")
+    for name, part in (("first thousand", first), ("last thousand", last), ("all", each), ("replay", replay)):
+        print(_row(name, part))
+    limits = [
+        ("mean ms a trial", statistics.fmean(each), MEAN_MS_LIMIT),
+        ("last / first thousand (p50)", growth, GROWTH_LIMIT),
+        ("resident MB above imports", above, MEMORY_MB_LIMIT),
+    ]
+    for name, value, limit in limits:
+        print(f"{name}: {value:.3g} (limit {limit:g}) {'ok' if value <= limit else 'BROKEN'}")
+    print(f"store: {size_mb:.0f} MB, {1e6 * size_mb / len(each):.0f} bytes a trial")
+    return 0 if all(value <= limit for _, value, limit in limits) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

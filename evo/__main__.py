@@ -1,0 +1,10 @@
+"""`python -m evo`."""
+
+from __future__ import annotations
+
+import sys
+
+from evo.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The settings of a run: resolved once, checked once, frozen, stored with the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from evo.errors import ConfigError
+from evo.strategies import STRATEGIES
+
+# (lowest, highest) value of each number.  The upper ends are far beyond sensible use; they catch slips of the keyboard.
+_RANGES = {
+    "budget": (1, 10_000_000),
+    "seed": (0, 2**63 - 1),  # SQLite's integers end there
+    "islands": (1, 64),
+    "workers": (1, 1024),
+    "screen_budget": (0, 10_000),
+    "population": (2, 1024),
+    "migrate_every": (1, 1_000_000),
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run does.
+
+    `budget` counts candidates evaluated after the seed.  `operators` are names; which names exist is the registry's
+    business.  With workers=1 the run is serial, and a function of the other fields and the task alone.
+    """
+
+    task: str  # name of a built-in task, or the absolute path of a task folder
+    operators: tuple[str, ...]
+    budget: int = 32
+    seed: int = 0
+    strategy: str = "evolve"
+    islands: int = 3
+    workers: int = 1
+    target: str = "sm_90"
+    screen_budget: int = 12  # most sources an operator may screen for one draft
+    population: int = 16  # candidates an island keeps
+    migrate_every: int = 20  # trials between two migrations around the ring of islands
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise ConfigError(
+                    f"{name}: expected an integer from {low} to {high}, got {value!r}; set --{name.replace('_', '-')}"
+                    if name in ("budget", "seed", "islands", "workers")
+                    else f"{name}: expected an integer from {low} to {high}, got {value!r}"
+                )
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        if not self.operators:
+            raise ConfigError("operators: expected at least one name, got none; leave --operators out to use all")
+        twice = sorted({name for name in self.operators if self.operators.count(name) > 1})
+        if twice:
+            raise ConfigError(f"operators: expected each name once, got {', '.join(twice)} twice; drop the repetition")
+
+    def with_budget(self, budget: int) -> RunConfig:
+        return dataclasses.replace(self, budget=budget)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        raw: dict[str, Any] = json.loads(text)
+        return cls(**{**raw, "operators": tuple(raw["operators"])})

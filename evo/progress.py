@@ -1,0 +1,135 @@
+"""The terminal during a run: a live panel where there is one to draw on, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from evo.budget import SEED_OPERATOR
+from evo.config import RunConfig
+from evo.records import Trial, Verdict
+from evo.result import speedup_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESH_HZ = 4
+PLAIN_S = 1.0  # seconds between two plain lines; a new best is always worth one
+
+_COLOURS = {Verdict.OK: "green", Verdict.DUPLICATE: "cyan", Verdict.INFRASTRUCTURE: "bold red"}
+
+
+class Tally:
+    """What has happened so far, as numbers; the clock serves the display only."""
+
+    def __init__(self, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget = budget
+        self.spent = 0
+        self.verdicts: Counter[Verdict] = Counter()
+        self.best: Trial | None = None
+        self._clock = clock
+        self._started = clock()
+        self._live = 0
+
+    def add(self, trial: Trial, *, replayed: bool) -> bool:
+        """Counts a trial; whether it is the best so far."""
+        if trial.proposal.operator != SEED_OPERATOR:
+            self.spent += 1
+            self._live += not replayed
+        self.verdicts[trial.evaluation.verdict] += 1
+        best = self.best.fitness.speedup if self.best and self.best.fitness else 0.0
+        if trial.fitness is None or trial.fitness.speedup <= best:
+            return False
+        self.best = trial
+        return True
+
+    def rate(self) -> float | None:
+        """Candidates a second in this process; None before the first."""
+        elapsed = self._clock() - self._started
+        return self._live / elapsed if self._live and elapsed > 0 else None
+
+    def pace(self) -> str:
+        """E.g. "1.3/s, ETA 0:01:15"; "" before there is anything to go by."""
+        rate = self.rate()
+        if rate is None:
+            return ""
+        left = round(max(0, self.budget - self.spent) / rate)
+        return f"{rate:.1f}/s, ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+
+    def best_text(self) -> str:
+        if self.best is None or self.best.fitness is None:
+            return "best: none yet"
+        proposal = self.best.proposal
+        return f"best: {speedup_text(self.best.fitness)}, trial {proposal.index} ({proposal.operator}: {proposal.note})"
+
+    def verdict_text(self) -> str:
+        return ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())
+
+
+class Progress:
+    """An Observer that draws; a context manager around the run."""
+
+    def __init__(self, config: RunConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tally = Tally(config.budget, clock)
+        self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {config.workers} workers"
+        self._console = console
+        self._clock = clock
+        self._last_line = -PLAIN_S
+        self._replayed = 0
+        self._live: Live | None = None
+
+    def absorbed(self, trial: Trial, *, replayed: bool) -> None:
+        best = self._tally.add(trial, replayed=replayed)
+        self._replayed += replayed
+        if self._live is None and not replayed:
+            self._line(trial, best)
+
+    def _line(self, trial: Trial, best: bool) -> None:
+        now = self._clock()
+        last = self._tally.spent >= self._tally.budget
+        if not (best or last or now - self._last_line >= PLAIN_S):
+            return
+        self._last_line = now
+        outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+        line = (
+            f"[{self._tally.spent}/{self._tally.budget}] trial {trial.index} {trial.proposal.operator}: "
+            f"{trial.evaluation.verdict}, {outcome}; {self._tally.best_text()}; {self._tally.pace()}"
+        )
+        self._console.print(Text(line.rstrip("; ")), soft_wrap=True)
+
+    def _panel(self) -> RenderableType:
+        tally = self._tally
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            ProgressBar(total=tally.budget, completed=tally.spent, width=30),
+            f"{tally.spent}/{tally.budget} candidates",
+            tally.pace(),
+        )
+        verdicts = Text(", ").join(
+            Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow")) for verdict, n in tally.verdicts.most_common()
+        )
+        return Group(Text(self._title, style="bold"), head, Text(tally.best_text(), style="green"), verdicts)
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._panel, console=self._console, refresh_per_second=REFRESH_HZ, transient=False
+            )
+            self._live.start()
+        else:
+            self._console.print(Text(self._title), soft_wrap=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._console.print(Text(f"verdicts: {self._tally.verdict_text() or 'none'}"), soft_wrap=True)

@@ -1,0 +1,159 @@
+"""`evo show`: a run, or one of its trials, in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from evo.budget import SEED_OPERATOR
+from evo.records import Evaluation, Proposal, Trial
+from evo.result import best_source, diff, speedup_text
+from evo.store import RunReader
+
+
+def show_run(run: RunReader, console: Console) -> None:
+    """Settings, state, verdicts, operators, the way to the best, versions and protections."""
+    config = run.info.config
+    say = _printer(console)
+    say(f"{run.folder}: task {config.task}, target {config.target}, {config.strategy}, seed {config.seed}", "bold")
+    verdicts = run.verdicts()
+    spent = max(0, sum(verdicts.values()) - 1)  # the seed is free
+    pending = len(run.pending())
+    say(f"{spent} of {config.budget} candidates evaluated, {pending} pending, {run.screen_count()} sources screened")
+    events = run.events()
+    if events:
+        kind, text, _ = events[-1]
+        say(f"last event: {kind} ({text})")
+    best = run.best()
+    if best is not None and best.fitness is not None:
+        say(f"best: {speedup_text(best.fitness)}, trial {best.index}", "green")
+    console.print(_table("verdicts", ("verdict", "trials"), verdicts.items()))
+    credit = ((o.name, o.trials, o.ok, o.improved, _times(o.best)) for o in run.operators() if o.name != SEED_OPERATOR)
+    console.print(_table("operators", ("operator", "trials", "ok", "beat all parents", "best"), credit))
+    if best is not None:
+        console.print(_lineage(run, best.index))
+    console.print(_facts("environment", {"versions": run.info.versions, **run.info.environment}))
+
+
+def show_trial(run: RunReader, index: int, console: Console) -> None:
+    """Everything stored about one trial."""
+    found = run.trial(index)
+    proposal = found.proposal if isinstance(found, Trial) else found
+    say = _printer(console)
+    say(f"trial {index} of {run.folder}: candidate {proposal.candidate.id}", "bold")
+    say(f"{proposal.operator}: {proposal.note}")
+    parents = ", ".join(map(str, proposal.parents)) or "none"
+    say(f"parents: {parents}; island {proposal.island}; seed {proposal.seed}; cost: {_pairs(proposal.cost) or 'none'}")
+    if isinstance(found, Trial):
+        _show_evaluation(found, console)
+    else:
+        say("not evaluated yet", "yellow")
+    source = best_source(found) if isinstance(found, Trial) else proposal.candidate.source
+    frozen = isinstance(found, Trial) and found.evaluation.frozen_source
+    console.rule("source" + (" (with the chosen autotune configuration)" if frozen else ""))
+    console.print(Syntax(source, "python", line_numbers=True, background_color="default"))
+    _show_diff(run, proposal, console)
+
+
+def _show_evaluation(trial: Trial, console: Console) -> None:
+    evaluation = trial.evaluation
+    say = _printer(console)
+    say(f"verdict: {evaluation.verdict} at stage {evaluation.stage}", "green" if trial.fitness else "yellow")
+    if trial.fitness:
+        say(f"speedup: {speedup_text(trial.fitness)}", "green")
+    if evaluation.message:
+        say(f"message: {evaluation.message}")
+    if evaluation.duplicate_of:
+        say(f"duplicate of candidate {evaluation.duplicate_of}")
+    if evaluation.findings:
+        rows = ((f.rule, f.line or "", f.message) for f in evaluation.findings)
+        console.print(_table("findings", ("rule", "line", "message"), rows))
+    if evaluation.check:
+        check = evaluation.check
+        say(
+            f"verified on {check.cases} inputs; worst {check.worst_case}: {check.max_error:.3g} of its error budget "
+            f"(rms {check.budget:.3g})"
+        )
+    if evaluation.builds:
+        console.print(_builds(evaluation))
+    for timing in evaluation.timings:
+        console.print(_timing(timing.case, evaluation))
+    console.print(_facts("seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()}))
+    console.print(_facts("environment", evaluation.environment))
+
+
+def _builds(evaluation: Evaluation) -> Table:
+    rows = (
+        (b.kernel, b.registers, b.spill_bytes, b.shared_bytes, b.num_warps, f"{b.occupancy:.0%}", b.sass_hash[:12])
+        for b in evaluation.builds
+    )
+    columns = ("kernel", "registers", "spill bytes", "shared bytes", "warps", "occupancy", "machine code")
+    return _table("builds", columns, rows)
+
+
+def _timing(case: str, evaluation: Evaluation) -> Table:
+    timing = next(t for t in evaluation.timings if t.case == case)
+    kind = "estimated" if timing.estimated else "measured"
+    ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
+    low, high = timing.ci95
+    title = f"case {case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
+    rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
+    return _table(title, ("term", "µs"), rows)
+
+
+def _lineage(run: RunReader, index: int) -> Table:
+    rows = []
+    for trial in reversed(run.lineage(index)):
+        speedup = _times(trial.fitness.speedup if trial.fitness else None)
+        also = ", ".join(map(str, trial.proposal.parents[1:]))
+        rows.append((trial.index, trial.proposal.operator, speedup, trial.proposal.note, also))
+    estimated = any(t.fitness and t.fitness.estimated for t in run.lineage(index))
+    speedup_column = "speedup (estimated)" if estimated else "speedup"
+    return _table("lineage of the best", ("trial", "operator", speedup_column, "note", "other parents"), rows)
+
+
+def _show_diff(run: RunReader, proposal: Proposal, console: Console) -> None:
+    if not proposal.parents:
+        return
+    bases = {proposal.parents[0]: f"parent {proposal.parents[0]}", 0: "the seed"}
+    for base, name in bases.items():
+        other = run.trial(base)
+        old = (other.proposal if isinstance(other, Trial) else other).candidate.source
+        patch = diff(old, proposal.candidate.source, f"trial {base}", f"trial {proposal.index}")
+        console.rule(f"diff to {name}")
+        console.print(Syntax(patch, "diff", background_color="default"))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _printer(console: Console) -> Any:
+    return lambda text, style="": console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return table
+
+
+def _facts(title: str, facts: Mapping[str, Any]) -> Table:
+    """A table of names and values; mappings inside become lists of pairs."""
+    rows = ((k, _pairs(v) if isinstance(v, Mapping) else v) for k, v in facts.items())
+    return _table(title, ("name", "value"), rows)
+
+
+def _pairs(mapping: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}: {v:g}" if isinstance(v, float) else f"{k}: {v}" for k, v in mapping.items())
+
+
+def _times(speedup: float | None) -> str:
+    return "" if speedup is None else f"{speedup:.2f}x"

@@ -1,0 +1,445 @@
+"""The facts of a run in one SQLite file.  The tables are described in `docs/store.md`.
+
+Facts come before state: a proposal is stored before it is evaluated, an evaluation before the archive sees it.  Each
+fact is one transaction, so a process killed at any moment loses at most what was being evaluated.  One process writes;
+any number may read, while it writes too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+from evo.config import RunConfig
+from evo.errors import StoreError
+from evo.records import Candidate, Fitness, Proposal, Trial, evaluation_from_json, evaluation_to_json
+
+FILE = "run.sqlite"
+LOCK = "run.lock"
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
+_BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
+
+_SCHEMA = """
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+);
+CREATE TABLE sources (
+    candidate TEXT PRIMARY KEY,
+    text TEXT NOT NULL
+);
+CREATE TABLE proposals (
+    trial INTEGER PRIMARY KEY,
+    candidate TEXT NOT NULL UNIQUE REFERENCES sources (candidate),
+    operator TEXT NOT NULL,
+    parents TEXT NOT NULL,
+    island INTEGER NOT NULL,
+    seed INTEGER NOT NULL,
+    note TEXT NOT NULL,
+    cost TEXT NOT NULL,
+    at REAL NOT NULL
+);
+CREATE TABLE evaluations (
+    finished INTEGER PRIMARY KEY,
+    trial INTEGER NOT NULL UNIQUE REFERENCES proposals (trial),
+    verdict TEXT NOT NULL,
+    stage TEXT NOT NULL,
+    plan_hash TEXT NOT NULL,
+    speedup REAL,
+    ci_low REAL,
+    ci_high REAL,
+    estimated INTEGER,
+    per_case TEXT,
+    evaluation TEXT NOT NULL,
+    at REAL NOT NULL
+);
+CREATE TABLE screens (
+    candidate TEXT PRIMARY KEY,
+    speedup REAL,
+    at REAL NOT NULL
+);
+CREATE TABLE events (
+    event INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    text TEXT NOT NULL,
+    at REAL NOT NULL
+);
+CREATE VIEW trials AS
+    SELECT trial, operator, parents, island, note, verdict, stage, speedup, ci_low, ci_high, estimated,
+           evaluations.at - proposals.at AS seconds, finished
+    FROM proposals LEFT JOIN evaluations USING (trial);
+"""
+
+_TRIAL = """
+    SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost,
+           e.evaluation, e.speedup, e.ci_low, e.ci_high, e.per_case, e.estimated
+    FROM proposals p JOIN sources s USING (candidate) {join} JOIN evaluations e USING (trial)
+"""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run was started with."""
+
+    config: RunConfig
+    task_hash: str
+    versions: Mapping[str, str]
+    environment: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OperatorCredit:
+    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup."""
+
+    name: str
+    trials: int
+    ok: int
+    improved: int
+    best: float | None
+
+
+class RunReader:
+    """Reads a run, also while another process writes it.  Raises StoreError where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._db = _connect_to_read(folder)
+        self.info = _read_info(self._db, folder)
+
+    def trials(self) -> Iterator[Trial]:
+        """Finished trials in the order they were finished."""
+        for row in self._db.execute(_TRIAL.format(join="") + "ORDER BY e.finished"):
+            yield _trial(row)
+
+    def trial(self, index: int) -> Trial | Proposal:
+        """One trial; its Proposal where it is not finished."""
+        row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
+        if row is None:
+            count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
+            raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}")
+        return _proposal(row) if row[9] is None else _trial(row)
+
+    def pending(self) -> list[Proposal]:
+        """Proposals without an evaluation, in the order they were made."""
+        rows = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE e.trial IS NULL ORDER BY p.trial")
+        return [_proposal(row) for row in rows]
+
+    def best(self) -> Trial | None:
+        """The fastest trial; the earlier one of equals."""
+        query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished LIMIT 1"
+        row = self._db.execute(query).fetchone()
+        return None if row is None else _trial(row)
+
+    def verdicts(self) -> dict[str, int]:
+        """Finished trials by verdict, most frequent first."""
+        return dict(self._db.execute("SELECT verdict, COUNT(*) FROM evaluations GROUP BY 1 ORDER BY 2 DESC, 1"))
+
+    def operators(self) -> list[OperatorCredit]:
+        """Credit of each operator, most used first."""
+        return [OperatorCredit(*row) for row in self._db.execute(_CREDIT)]
+
+    def lineage(self, index: int) -> list[Trial]:
+        """The trial `index`, its first parent, that one's first parent, and so on to the seed."""
+        line: list[Trial] = []
+        following: int | None = index
+        while following is not None:
+            trial = self.trial(following)
+            if not isinstance(trial, Trial):
+                break
+            line.append(trial)
+            following = trial.proposal.parents[0] if trial.proposal.parents else None
+        return line
+
+    def screened(self, candidates: Sequence[str]) -> dict[str, float | None]:
+        """Estimated speedups already known, by candidate id; None where the candidate does not compile."""
+        marks = ",".join("?" * len(candidates))
+        return dict(
+            self._db.execute(f"SELECT candidate, speedup FROM screens WHERE candidate IN ({marks})", candidates)
+        )
+
+    def screen_count(self) -> int:
+        return int(self._db.execute("SELECT COUNT(*) FROM screens").fetchone()[0])
+
+    def events(self) -> list[tuple[str, str, float]]:
+        """(kind, text, seconds since 1970) of every start, resume and end."""
+        return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Store(RunReader):
+    """The one writer of a run; made by `create` or `resume`, not directly."""
+
+    def __init__(self, folder: Path, lock: IO[str]) -> None:
+        self._lock = lock
+        super().__init__(folder)
+        self._db.close()
+        self._db = _open(folder / FILE)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+
+    @classmethod
+    def create(cls, folder: Path, info: RunInfo) -> Store:
+        """A new run in `folder`, which is made where it is missing.  A run that exists is never overwritten."""
+        _make_folder(folder)
+        lock = _take_lock(folder)
+        try:
+            check_vacant(folder)
+            _write_new(folder, info)
+            store = cls(folder, lock)
+        except BaseException:
+            lock.close()
+            raise
+        store.event("started", _in_words(info.versions))
+        return store
+
+    @classmethod
+    def resume(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
+        """The run in `folder`, to go on with.  Refuses where new trials could not be compared with the old ones."""
+        with RunReader(folder) as reader:
+            _check_same(reader.info, folder, task_hash, versions)
+        lock = _take_lock(folder)
+        try:
+            store = cls(folder, lock)
+        except BaseException:
+            lock.close()
+            raise
+        store.event("resumed", _in_words(versions))
+        return store
+
+    def proposed(self, proposal: Proposal) -> None:
+        """Stores a proposal and its source; to be called before anything is evaluated."""
+        p = proposal
+        with self._transaction():
+            self._db.execute("INSERT INTO sources VALUES (?, ?)", (p.candidate.id, p.candidate.source))
+            self._db.execute(
+                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (p.index, p.candidate.id, p.operator, json.dumps(p.parents), p.island, p.seed, _text(p.note),
+                 json.dumps(dict(p.cost)), time.time()),
+            )  # fmt: skip
+
+    def finished(self, trial: Trial) -> None:
+        """Stores what became of a proposal; to be called before any state changes."""
+        e, f = trial.evaluation, trial.fitness
+        fitness = (f.speedup, *f.ci95, f.estimated, json.dumps(dict(f.per_case))) if f else (None,) * 5
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO evaluations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (trial.index, e.verdict, e.stage, e.plan_hash, *fitness, evaluation_to_json(e), time.time()),
+            )
+
+    def screens(self, speedups: Mapping[str, float | None]) -> None:
+        """Stores estimates by candidate id, so that none is paid for twice."""
+        with self._transaction():
+            rows = [(candidate, speedup, time.time()) for candidate, speedup in speedups.items()]
+            self._db.executemany("INSERT OR IGNORE INTO screens VALUES (?, ?, ?)", rows)
+
+    def event(self, kind: str, text: str) -> None:
+        with self._transaction():
+            self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, _text(text), time.time()))
+
+    def set_config(self, config: RunConfig) -> None:
+        """Replaces the stored configuration (a resumed run may have another budget)."""
+        with self._transaction():
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
+        self.info = _read_info(self._db, self.folder)
+
+    def close(self) -> None:
+        super().close()
+        self._lock.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            self._rollback()
+            raise StoreError(
+                f"expected to write to {self.folder / FILE}, got: {error}; free disk space or check the permissions, "
+                f"then go on by `evo resume {self.folder}`"
+            ) from error
+        except BaseException:
+            self._rollback()
+            raise
+
+    def _rollback(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+
+# Improved: faster than every parent.  `json_each` opens the list of parents.
+_CREDIT = """
+    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup) FROM (
+        SELECT p.operator, e.verdict, e.speedup, p.trial,
+               COALESCE(e.speedup > (SELECT MAX(pe.speedup) FROM json_each(p.parents) j
+                                     JOIN evaluations pe ON pe.trial = j.value), 0) AS improved
+        FROM proposals p JOIN evaluations e USING (trial)
+    ) GROUP BY operator ORDER BY COUNT(*) DESC, operator
+"""
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _proposal(row: Sequence[Any]) -> Proposal:
+    index, candidate, text, operator, parents, island, seed, note, cost = row[:9]
+    return Proposal(
+        index=index, candidate=Candidate(text, candidate), operator=operator, parents=tuple(json.loads(parents)),
+        island=island, seed=seed, note=note, cost=json.loads(cost),
+    )  # fmt: skip
+
+
+def _trial(row: Sequence[Any]) -> Trial:
+    evaluation, speedup, low, high, per_case, estimated = row[9:]
+    fitness = None if speedup is None else Fitness(speedup, (low, high), json.loads(per_case), bool(estimated))
+    return Trial(_proposal(row), evaluation_from_json(evaluation), fitness)
+
+
+def _text(text: str) -> str:
+    """`text` with what UTF-8 cannot hold (lone surrogates in a candidate's messages) made visible."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def check_vacant(folder: Path) -> None:
+    """Raises StoreError where `folder` holds a run already."""
+    if (folder / FILE).exists():
+        raise StoreError(
+            f"expected a folder without a run, but {folder} holds one; "
+            f"go on with it by `evo resume {folder}`, or choose another --run-dir"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be made at {folder}, got: {error}; choose another --run-dir"
+        ) from error
+
+
+def _take_lock(folder: Path) -> IO[str]:
+    """The lock of the writer, which the kernel gives back when the process ends, however it ends."""
+    try:
+        lock = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - lives as long as the store
+    except OSError as error:
+        raise StoreError(f"expected a folder that can be written at {folder}, got: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise StoreError(
+            f"expected a run nobody writes, but process {holder} is running {folder}; wait for it or stop it "
+            f"(reading is possible meanwhile: `evo show {folder}`)"
+        ) from error
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _open(path: Path, *, uri: str = "") -> sqlite3.Connection:
+    return sqlite3.connect(uri or path, uri=bool(uri), timeout=_BUSY_S, isolation_level=None)
+
+
+def _write_new(folder: Path, info: RunInfo) -> None:
+    """Writes the tables and `info`; the file gets its name when it is whole, so a run exists entirely or not at all."""
+    new = folder / (FILE + ".new")
+    new.unlink(missing_ok=True)
+    meta = {
+        "config": info.config.to_json(),
+        "task_hash": info.task_hash,
+        "versions": json.dumps(dict(info.versions)),
+        "environment": json.dumps(dict(info.environment), default=str),
+    }
+    try:
+        db = _open(new)
+        db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.close()
+    except sqlite3.Error as error:
+        raise StoreError(f"expected to write {new}, got: {error}; check the disk and its permissions") from error
+    os.replace(new, folder / FILE)
+
+
+def _connect_to_read(folder: Path) -> sqlite3.Connection:
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(f"expected a run in {folder}, found no {FILE}; start one by `evo run --run-dir {folder}`")
+    # A finished run in a folder that cannot be written (an archive, another user's) has no place for SQLite's index of
+    # the write-ahead log, and no need for it.
+    still = not os.access(folder, os.W_OK) and not (folder / f"{FILE}-wal").exists()
+    db = _open(path, uri=f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}")
+    try:
+        application = db.execute("PRAGMA application_id").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        db.close()
+        raise StoreError(f"expected a run in {path}, got: {error}; restore it from a copy") from error
+    if application != APPLICATION_ID or version != SCHEMA_VERSION:
+        db.close()
+        found = f"schema {version}" if application == APPLICATION_ID else "another program's database"
+        raise StoreError(
+            f"expected a run of schema {SCHEMA_VERSION} in {path}, got {found}; read it with the version that wrote it"
+        )
+    return db
+
+
+def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
+    try:
+        meta = dict(db.execute("SELECT key, value FROM meta"))
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"expected a run in {folder / FILE}, got: {error}; restore it from a copy") from error
+    return RunInfo(
+        config=RunConfig.from_json(meta["config"]),
+        task_hash=meta["task_hash"],
+        versions=json.loads(meta["versions"]),
+        environment=json.loads(meta["environment"]),
+    )
+
+
+def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[str, str]) -> None:
+    if task_hash != info.task_hash:
+        raise StoreError(
+            f"cannot go on with {folder}: task {info.config.task} has changed since the run started (task.py or "
+            f"kernel.py differ), so new trials could not be compared with old ones; restore it, or start a new run"
+        )
+    names = sorted({*versions, *info.versions})
+    changed = [n for n in names if versions.get(n) != info.versions.get(n)]
+    if changed:
+        then, now = (_in_words({n: v.get(n, "none") for n in changed}) for v in (info.versions, versions))
+        raise StoreError(
+            f"cannot go on with {folder}: it was started with {then}, here is {now}, so new trials could not be "
+            f"compared with old ones; use the same versions, or start a new run"
+        )
+
+
+def _in_words(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

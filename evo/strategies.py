@@ -1,0 +1,155 @@
+"""Ways to search on the same engine, with the same budget and the same evaluator.
+
+A strategy decides which operator works on which parents.  Its state is a fold of the trials it is told, its choices are
+functions of that state and of the generator it is handed: that is what makes runs repeatable and resumable.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from evo.archive import Archive, Elite
+from evo.bandit import Bandit
+from evo.budget import SEED_OPERATOR
+
+if TYPE_CHECKING:
+    from evo.config import RunConfig
+    from evo.records import Trial
+
+# Share of parents taken from the archive of niches instead of the island: old branches stay reachable.
+ARCHIVE_SHARE = 0.2
+# Candidates `Random` chooses from.
+RESERVOIR = 256
+
+
+class Strategy(Protocol):
+    """Chooses; `screens` says whether operators may screen drafts by estimate, which is selection too."""
+
+    screens: bool
+
+    def __init__(self, config: RunConfig, archive: Archive) -> None: ...
+
+    def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
+        """Takes in a finished trial; `elite` where it is a possible parent."""
+
+    def operator(self, rng: random.Random, *, wide: bool) -> str:
+        """The name of an operator.  `wide`: earlier choices led nowhere, look elsewhere."""
+        ...
+
+    def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
+        """Up to `count` different parents."""
+        ...
+
+
+class Evolve:
+    """Islands in a ring, parents by ε-lexicase, survivors by NSGA-II, operators by a bandit, niches in the archive."""
+
+    screens = True
+
+    def __init__(self, config: RunConfig, archive: Archive) -> None:
+        self._archive = archive
+        self._operators = config.operators
+        self._capacity = config.population
+        self._migrate_every = config.migrate_every
+        self._told = 0
+        self.bandit = Bandit(config.operators)
+        self.islands: list[list[Elite]] = [[] for _ in range(config.islands)]
+
+    def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
+        self.bandit.credit(trial.proposal.operator, reward)
+        if elite is not None:
+            everywhere = trial.proposal.operator == SEED_OPERATOR
+            for island in range(len(self.islands)) if everywhere else [trial.proposal.island]:
+                self._settle(island, elite)
+        self._told += 1
+        if self._told % self._migrate_every == 0:
+            self._migrate()
+
+    def _settle(self, island: int, elite: Elite) -> None:
+        from evo.selection import survivors
+
+        population = self.islands[island]
+        if any(other.index == elite.index for other in population):
+            return
+        population.append(elite)
+        # Sorting fronts is quadratic: let twice the capacity gather, then sort once.
+        if len(population) > 2 * self._capacity:
+            self.islands[island] = survivors(population, self._capacity)
+
+    def _migrate(self) -> None:
+        """The best of every island is copied to its neighbour."""
+        champions = [max(p, key=lambda e: (e.speedup, -e.index), default=None) for p in self.islands]
+        for island, champion in enumerate(champions):
+            if champion is not None:
+                self._settle((island + 1) % len(self.islands), champion)
+
+    def operator(self, rng: random.Random, *, wide: bool) -> str:
+        return rng.choice(self._operators) if wide else self.bandit.choose(rng)
+
+    def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
+        from evo.selection import lexicase
+
+        if wide:
+            everyone = {e.index: e for population in (*self.islands, self._archive.elites()) for e in population}
+            return rng.sample(list(everyone.values()), min(count, len(everyone)))
+        chosen = lexicase(self.islands[island], count, rng)
+        if rng.random() < ARCHIVE_SHARE and chosen:
+            visitor = rng.choice(self._archive.elites())
+            if all(visitor.index != e.index for e in chosen):
+                chosen[-1] = visitor
+        return chosen
+
+
+class Random:
+    """No selection at all: any operator, any earlier correct candidate, no screening.  The baseline of baselines."""
+
+    screens = False
+
+    def __init__(self, config: RunConfig, archive: Archive) -> None:
+        self._operators = config.operators
+        self._seed = config.seed
+        self._seen = 0
+        self._pool: list[Elite] = []
+
+    def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
+        if elite is None:
+            return
+        self._seen += 1
+        if len(self._pool) < RESERVOIR:
+            self._pool.append(elite)
+            return
+        # Reservoir sampling (Vitter 1985): every earlier candidate is in the pool with the same chance.
+        place = random.Random(f"{self._seed}/reservoir/{trial.index}").randrange(self._seen)
+        if place < RESERVOIR:
+            self._pool[place] = elite
+
+    def operator(self, rng: random.Random, *, wide: bool) -> str:
+        return rng.choice(self._operators)
+
+    def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
+        return rng.sample(self._pool, min(count, len(self._pool)))
+
+
+class HillClimb:
+    """A single path: always from the best so far (with the best before it, where an operator takes two)."""
+
+    screens = True
+
+    def __init__(self, config: RunConfig, archive: Archive) -> None:
+        self._operators = config.operators
+        self._path: list[Elite] = []
+
+    def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
+        if elite is not None and (not self._path or elite.speedup > self._path[0].speedup):
+            self._path = [elite, *self._path[:1]]
+
+    def operator(self, rng: random.Random, *, wide: bool) -> str:
+        return rng.choice(self._operators)
+
+    def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
+        return self._path[:count]
+
+
+STRATEGIES: dict[str, type[Strategy]] = {"evolve": Evolve, "random": Random, "hillclimb": HillClimb}

@@ -1,0 +1,42 @@
+"""What a run's numbers depend on besides its configuration and its task."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import evo
+
+_PACKAGES = ("evo", "operators", "fitness")
+# Libraries that decide what machine code a source becomes and how it is judged.
+_LIBRARIES = ("torch", "triton")
+
+
+def versions() -> dict[str, str]:
+    """Version of each part that decides results; runs go on only where all of them are the same."""
+    return {
+        "evo": evo.__version__,
+        "code": code_hash(Path(evo.__file__).parent.parent),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        **{name: _installed(name) for name in _LIBRARIES},
+    }
+
+
+def code_hash(root: Path) -> str:
+    """12 hex digits of all modules under `root` that decide results; built-in tasks have a hash of their own."""
+    digest = hashlib.sha256()
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            if not name.startswith("fitness/tasks/"):
+                digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
