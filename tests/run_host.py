@@ -1,7 +1,7 @@
 """Run whole kernel files, host code included, under Triton's interpreter and compare with the oracle.
 
 For tests only, on files of this repository: the product itself never runs host code next to the oracle.  Started as a
-process with TRITON_INTERPRET=1; arguments are `task=kernel file`; prints one JSON object per (file, configuration, case):
+process with TRITON_INTERPRET=1; arguments are `task=kernel file`; prints one JSON object per file, configuration and case:
 {"file", "task", "config", "case", "ratio", "message", "seconds"}, the ratio that of the worst variant.
 """
 
