@@ -1,0 +1,150 @@
+"""The record job: runs a candidate's host code on fake tensors and returns what it asks the device to do.
+
+Runs in a sandboxed child (`fitness/forkserver.py`).  The module is executed anew for every call, so nothing a call leaves
+behind can reach the next one.  The result comes out of a process with untrusted code in it: whoever reads it checks it
+(`fitness.plan.from_json`).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from evo.records import Verdict
+from fitness.constants import constants, merged
+from fitness.fakecuda import fake_cuda
+from fitness.jobs import JobError
+from fitness.launches import recorded
+from fitness.lines import CANDIDATE, line_of_error
+from fitness.plan import LaunchPlan, TensorRef, to_json
+from fitness.recorder import Recorder
+from fitness.target import Target, get_target
+
+MODULE = "candidate"
+
+
+def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
+    """Record every call of the entry.
+
+    payload: {"source", "entry", "target", "calls": [{"name", "args": [{"tensor": {"shape", "strides", "dtype"}} |
+    {"value": ...}]}]}.  Returns {"plans": {call name: plan as JSON}, "constants": {global name: value}}.
+
+    Raises JobError with the verdict and the candidate's line: COMPILE_ERROR where the module cannot be executed,
+    UNSUPPORTED where host code needs values, REJECTED for random numbers, WRONG where the entry returns no tensors,
+    RUNTIME_ERROR where it raises.
+    """
+    target = get_target(payload["target"])
+    file = scratch / CANDIDATE
+    file.write_text(payload["source"], encoding="utf-8")
+    try:
+        code = compile(payload["source"], str(file), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        raise JobError(Verdict.COMPILE_ERROR, f"not Python: {error}", line_of_error(error)) from error
+    plans, found = {}, {}
+    for call in payload["calls"]:
+        plan, found[call["name"]] = _record(code, payload["entry"], call, target)
+        plans[call["name"]] = to_json(plan)
+    return {"plans": plans, "constants": merged(found)}
+
+
+def _record(code: CodeType, entry: str, call: Mapping[str, Any], target: Target) -> tuple[LaunchPlan, dict[str, Any]]:
+    """One call: its plan, and the globals its kernels use."""
+    recorder = Recorder()
+    with FakeTensorMode():
+        values = [_fake(a["tensor"]) if "tensor" in a else a["value"] for a in call["args"]]
+        inputs = tuple(recorder.add_input(v, i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(values))
+        with fake_cuda(target, recorder), recorded(recorder, MODULE) as kernels:
+            try:
+                function = _entry(code, entry)
+                result = _call(function, values, call["name"])
+                outputs, structure = _outputs(result, recorder)
+            except (JobError, MemoryError):
+                raise recorder.failure or sys.exception() from None  # type: ignore[misc]
+            if recorder.failure is not None:  # raised, and caught by the candidate
+                raise recorder.failure
+    plan = LaunchPlan(tuple(recorder.buffers), inputs, outputs, structure, tuple(recorder.steps))
+    return plan, constants(kernels.values())
+
+
+def _fake(tensor: Mapping[str, Any]) -> torch.Tensor:
+    return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))
+
+
+def _entry(code: CodeType, entry: str) -> Any:
+    """The entry of a fresh module."""
+    module = ModuleType(MODULE)
+    module.__file__ = code.co_filename
+    sys.modules[MODULE] = module
+    try:
+        exec(code, vars(module))
+    except (JobError, MemoryError):
+        raise
+    except Exception as error:  # a process boundary of its own: any exception of the candidate's top level
+        message = f"importing the candidate failed: {type(error).__name__}: {error}"
+        raise JobError(Verdict.COMPILE_ERROR, message, line_of_error(error)) from error
+    function = vars(module).get(entry)
+    if not callable(function):
+        raise JobError(Verdict.COMPILE_ERROR, f"expected a function {entry!r} at the top level, got {function!r}")
+    return function
+
+
+def _call(function: Any, values: list[Any], name: str) -> Any:
+    try:
+        return function(*values)
+    except (JobError, MemoryError):
+        raise
+    except Exception as error:  # whatever the candidate raises is the candidate's
+        message = f"{type(error).__name__}: {error} (call {name!r})"
+        raise JobError(Verdict.RUNTIME_ERROR, message, line_of_error(error)) from error
+
+
+def _outputs(result: Any, recorder: Recorder) -> tuple[tuple[TensorRef, ...], str]:
+    """The returned tensors in order, and how they were returned."""
+    if result is None:
+        return (), "none"
+    if isinstance(result, torch.Tensor):
+        items, structure = [result], "tensor"
+    elif isinstance(result, (tuple, list)):
+        items, structure = list(result), "tuple" if isinstance(result, tuple) else "list"
+    elif isinstance(result, dict) and all(isinstance(k, str) and "," not in k for k in result):
+        items, structure = list(result.values()), "dict:" + ",".join(result)
+    else:
+        raise JobError(Verdict.WRONG, f"returned {type(result).__name__}, expected tensors")
+    for item in items:
+        if not isinstance(item, torch.Tensor):
+            raise JobError(
+                Verdict.WRONG, f"returned a {structure} with a {type(item).__name__} in it, expected tensors"
+            )
+        if recorder.on_host(item):
+            raise JobError(Verdict.WRONG, "returned a tensor in host memory, expected one on the device")
+    return tuple(recorder.ref(item) for item in items), structure
+
+
+_WARM = """
+import torch, triton, triton.language as tl
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+def run(x):
+    x = x[:, :2].contiguous().to(torch.float16)
+    y = torch.empty_like(x)
+    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel(), BLOCK=128)
+    return torch.zeros_like(y), y
+"""
+
+
+def warm(target_name: str) -> None:
+    """Take the first use of fake tensors, dispatch modes and Triton's options out of every child."""
+    argument = {"tensor": {"shape": [4, 4], "strides": [4, 1], "dtype": "float32"}}
+    call = {"name": "warm", "args": [argument]}
+    with tempfile.TemporaryDirectory() as scratch:
+        job({"source": _WARM, "entry": "run", "target": target_name, "calls": [call]}, Path(scratch))
+    del sys.modules[MODULE]
