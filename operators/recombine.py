@@ -1,0 +1,110 @@
+"""Operator `recombine`: parameters of one parent in the body of the other, or a function of one in the other."""
+
+from __future__ import annotations
+
+import builtins
+import random
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from evo.records import candidate_id
+from operators.base import Context, Draft, Parent
+from operators.genes import get_genes, set_genes
+from operators.rewrites.base import edited
+from operators.source import Source, bindings, code, names, parse
+
+
+class Recombine:
+    """A child of two parents; None where nothing of one can be put into the other, or where the child is a parent."""
+
+    name = "recombine"
+    arity = 2
+
+    def __call__(self, parents: Sequence[Parent], context: Context) -> Draft | None:
+        rng = context.rng
+        base, donor = rng.sample([parents[0].source, parents[1].source], 2)
+        known = {candidate_id(p.source) for p in parents}
+        for exchange in rng.sample([_exchange_genes, _exchange_function], 2):
+            for body, gift in ((base, donor), (donor, base)):
+                made = exchange(body, gift, rng)
+                if made is not None and candidate_id(made[0]) not in known:
+                    return Draft(*made)
+        return None
+
+
+def _exchange_genes(base: str, donor: str, rng: random.Random) -> tuple[str, str] | None:
+    """Some of the genes that both have and in which they differ, at the donor's values."""
+    legal = {g.name: g for g in get_genes(base)}
+    given = {g.name: g.value for g in get_genes(donor)}
+    differ = [n for n, g in legal.items() if n in given and given[n] != g.value and given[n] in g.values]
+    if not differ:
+        return None
+    chosen = [n for n in differ if rng.random() < 0.5] or [rng.choice(differ)]
+    note = ", ".join(f"{n} {legal[n].value}→{given[n]}" for n in chosen)
+    return set_genes(base, {n: given[n] for n in chosen}), f"parameters of the other parent: {note}"
+
+
+def _exchange_function(base: str, donor: str, rng: random.Random) -> tuple[str, str] | None:
+    """One kernel or host function of the donor in place of the base's of the same name and parameters.
+
+    How the kernels concerned are launched has to be the same in both (but for literals): what a program does and how
+    many of them there are belong together.
+    """
+    one, two = parse(base), parse(donor)
+    if one is None or two is None:
+        return None
+    theirs = _functions(two)
+    candidates = [n for n, f in _functions(one).items() if n in theirs and _exchangeable(one, two, f, theirs[n])]
+    if not candidates:
+        return None
+    name = rng.choice(candidates)
+    return edited(one, [(_functions(one)[name], theirs[name])]), f"function {name} of the other parent"
+
+
+def _functions(source: Source) -> dict[str, cst.FunctionDef]:
+    return {**{k.name: k.node for k in source.kernels.values()}, **source.hosts}
+
+
+def _exchangeable(one: Source, two: Source, ours: cst.FunctionDef, theirs: cst.FunctionDef) -> bool:
+    if code(ours) == code(theirs) or code(ours.params) != code(theirs.params):
+        return False
+    defined = set(bindings(one.module)) | _imported(one) | set(dir(builtins))
+    own = set(bindings(theirs)) | {n for n in names(theirs.params)} | _lambda_parameters(theirs)
+    if not names(theirs) - own <= defined:
+        return False
+    name = ours.name.value
+    touched = {name} if name in one.kernels else {n.kernel.name for n in one.launches if n.host is ours}
+    return all(_launched_as(one, k) == _launched_as(two, k) for k in touched)
+
+
+def _imported(source: Source) -> set[str]:
+    found: set[str] = set()
+    for statement in source.module.body:
+        for small in getattr(statement, "body", ()) if isinstance(statement, cst.SimpleStatementLine) else ():
+            if isinstance(small, (cst.Import, cst.ImportFrom)) and not isinstance(small.names, cst.ImportStar):
+                found |= {code((a.asname.name if a.asname else a.name)).partition(".")[0] for a in small.names}
+    return found
+
+
+def _lambda_parameters(function: cst.FunctionDef) -> set[str]:
+    stack: list[cst.CSTNode] = [function]
+    found: set[str] = set()
+    while stack:
+        node = stack.pop()
+        if isinstance(node, cst.Lambda):
+            found |= {p.name.value for p in node.params.params}
+        stack += node.children
+    return found
+
+
+def _launched_as(source: Source, kernel: str) -> list[str]:
+    """The launches of a kernel as text, their grids written out and integers left open."""
+    texts = []
+    for launch in source.launches:
+        if launch.kernel.name == kernel:
+            grid = source.resolve(launch.grid, launch.host)
+            arguments = [f"{k}={code(a.value)}" for k, a in sorted(launch.arguments.items())]
+            texts.append(re.sub(r"\b\d+\b", "_", f"[{code(grid) if grid else '?'}] {' '.join(arguments)}"))
+    return texts

@@ -1,0 +1,27 @@
+"""Operator `rewrite`: one structural change, chosen among those that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from operators.base import Context, Draft, Parent
+from operators.rewrites import arithmetic, grid, launch, loops, memory, reduction
+from operators.rewrites.base import Rewrite
+
+REWRITES: Mapping[str, Rewrite] = {
+    r.name: r for family in (launch, loops, reduction, memory, arithmetic, grid) for r in family.REWRITES
+}
+
+
+class RewriteOperator:
+    """Applies the first rewrite, in an order drawn from the context's rng, whose precondition holds."""
+
+    name = "rewrite"
+    arity = 1
+
+    def __call__(self, parents: Sequence[Parent], context: Context) -> Draft | None:
+        for rewrite in context.rng.sample(list(REWRITES.values()), len(REWRITES)):
+            source = rewrite.apply(parents[0].source, context.rng)
+            if source is not None:
+                return Draft(source, f"{rewrite.name}: {rewrite.description}")
+        return None

@@ -1,0 +1,195 @@
+"""What a rewrite is, and what several families of them ask about a kernel."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import libcst as cst
+
+from evo.records import candidate_id
+from operators.source import (
+    Kernel, Launch, Source, add_argument, bindings, called, dotted, expr, integer, keyword, names, parse, replace, walk,
+)  # fmt: skip
+
+T = TypeVar("T")
+Pairs = list[tuple[cst.CSTNode, Any]]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One structural change.  `edit` gives the new source, or None where its precondition does not hold."""
+
+    name: str
+    description: str
+    edit: Callable[[Source, random.Random], str | None]
+
+    def apply(self, source: str, rng: random.Random) -> str | None:
+        """The rewritten source; None where the rewrite does not apply or would change nothing."""
+        parsed = parse(source)
+        if parsed is None or not _imports_triton(parsed):
+            return None
+        new = self.edit(parsed, rng)
+        if new is None or parse(new) is None or candidate_id(new) == candidate_id(source):
+            return None
+        return new
+
+
+def _imports_triton(source: Source) -> bool:
+    """`triton` and `tl` are what rewrites write; a source that names them otherwise is left alone."""
+    bound: set[str] = set()
+    for node in walk(source.module):
+        if isinstance(node, cst.ImportAlias):
+            alias = node.asname.name if node.asname else None
+            bound.add(f"{dotted(node.name)} as {dotted(alias)}" if alias else dotted(node.name))
+        elif isinstance(node, cst.ImportFrom) and dotted(node.module or cst.Name("")) == "triton":
+            if "language as tl" in [
+                _alias(a) for a in cast(Sequence[Any], node.names) if isinstance(a, cst.ImportAlias)
+            ]:
+                bound.add("triton.language as tl")
+    return {"triton", "triton.language as tl"} <= bound
+
+
+def _alias(alias: cst.ImportAlias) -> str:
+    return f"{dotted(alias.name)} as {dotted(alias.asname.name)}" if alias.asname else dotted(alias.name)
+
+
+def edited(source: Source, pairs: Pairs) -> str:
+    """The text of the source after replacements."""
+    return str(replace(source.module, pairs).code)
+
+
+def pick(rng: random.Random, items: Sequence[T]) -> T | None:
+    return rng.choice(items) if items else None
+
+
+def shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
+    return rng.sample(list(items), len(items))
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def axis_of(call: cst.Call) -> int | None:
+    """The axis of `tl.program_id(0)` or `tl.num_programs(axis=1)`."""
+    return integer(call.args[0].value) if len(call.args) == 1 else None
+
+
+def program_ids(kernel: Kernel) -> list[cst.Call]:
+    return kernel.calls("tl.program_id", "tl.num_programs")
+
+
+def helpers_ask_position(source: Source, kernel: Kernel) -> bool:
+    """A `@triton.jit` helper that the kernel calls reads the program's position itself."""
+    helpers = [source.kernels[called(c)] for c in walk(kernel.node.body) if called(c) in source.kernels]
+    return any(program_ids(h) for h in helpers)
+
+
+def extendable(kernel: Kernel) -> bool:
+    """A parameter can be added at the end of the signature."""
+    p = kernel.node.params
+    return (
+        not kernel.defaults and not p.kwonly_params and isinstance(p.star_arg, cst.MaybeSentinel) and not p.star_kwarg
+    )
+
+
+def with_parameter(function: cst.FunctionDef, name: str, *, constexpr: bool) -> cst.FunctionDef:
+    """The kernel with one more parameter at the end."""
+    annotation = cst.Annotation(expr("tl.constexpr")) if constexpr else None
+    params = list(function.params.params)
+    new = cst.Param(cst.Name(name), annotation=annotation)
+    if params:
+        last = params[-1]
+        if isinstance(last.comma, cst.Comma):  # keeps the line break of a signature over several lines
+            new = new.with_changes(comma=last.comma)
+            before = params[-2].comma if len(params) > 1 and isinstance(params[-2].comma, cst.Comma) else _COMMA
+            params[-1] = last.with_changes(comma=before)
+    return function.with_changes(params=function.params.with_changes(params=[*params, new]))
+
+
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def with_body(function: cst.FunctionDef, body: Sequence[cst.BaseStatement]) -> cst.FunctionDef:
+    return function.with_changes(body=function.body.with_changes(body=body))
+
+
+def with_arguments(launch: Launch, *texts: str, grid: str | None = None) -> Callable[[cst.Call], cst.Call]:
+    """An edit of a launch: more keyword arguments, and another grid."""
+
+    def change(call: cst.Call) -> cst.Call:
+        for text in texts:
+            call = add_argument(call, text)
+        if grid is not None:
+            subscript = cast(cst.Subscript, call.func)
+            slices = [subscript.slice[0].with_changes(slice=cst.Index(expr(grid)))]
+            call = call.with_changes(func=subscript.with_changes(slice=slices))
+        return call
+
+    return change
+
+
+def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
+    """Name and value of a statement line that is one plain assignment `name = value`."""
+    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
+        only = statement.body[0]
+        if isinstance(only, cst.Assign) and len(only.targets) == 1 and isinstance(only.targets[0].target, cst.Name):
+            return only.targets[0].target.value, only.value
+    return None
+
+
+def single(kernel: Kernel, name: str) -> cst.BaseExpression | None:
+    """The value of a name that is bound once in the kernel, and not a parameter."""
+    bound = bindings(kernel.node).get(name, [])
+    return bound[0] if len(bound) == 1 and name not in kernel.parameters else None
+
+
+def closure(kernel: Kernel, node: cst.CSTNode) -> set[str]:
+    """Every name a value depends on, through all assignments of the kernel."""
+    bound = bindings(kernel.node)
+    reached: set[str] = set()
+    todo = list(names(node))
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            todo += [n for value in bound.get(name, []) if value is not None for n in names(value)]
+    return reached
+
+
+def functions_behind(kernel: Kernel, node: cst.CSTNode) -> set[str]:
+    """Dotted names of all functions called on the way to a value."""
+    bound = bindings(kernel.node)
+    values = [v for n in closure(kernel, node) for v in bound.get(n, []) if v is not None]
+    return {called(c) for v in (node, *values) for c in walk(v)} - {""}
+
+
+def pointers(kernel: Kernel, *functions: str) -> set[str]:
+    """Parameters that are the base address of these memory accesses (e.g. "tl.load")."""
+    bound = bindings(kernel.node)
+    found: set[str] = set()
+    seen: set[str] = set()
+
+    def follow(node: cst.CSTNode) -> None:
+        while isinstance(node, cst.BinaryOperation):
+            node = node.left
+        if isinstance(node, cst.Call) and node.args:
+            base = keyword(node, "base") or node.args[0]
+            follow(base.value)
+        elif isinstance(node, cst.Name) and node.value not in seen:
+            seen.add(node.value)
+            if node.value in kernel.parameters:
+                found.add(node.value)
+            for value in bound.get(node.value, []):
+                if value is not None:
+                    follow(value)
+
+    for call in kernel.calls(*functions):
+        if call.args:
+            follow(call.args[0].value)
+    return found
+
+
+ATOMICS = tuple(f"tl.atomic_{k}" for k in ("add", "and", "cas", "max", "min", "or", "xchg", "xor"))

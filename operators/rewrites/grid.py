@@ -1,0 +1,447 @@
+"""Rewrites of the grid: the order of programs, and how much work one program does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import cast
+
+import libcst as cst
+
+from operators.rewrites.base import (
+    ATOMICS, Pairs, Rewrite, assigned, axis_of, closure, edited, extendable, functions_behind, helpers_ask_position,
+    names, pick, pointers, program_ids, with_arguments, with_body, with_parameter,
+)  # fmt: skip
+from operators.source import (
+    Kernel, Launch, Source, bindings, bracketed, called, code, expr, fresh, grid_tuple, integer, keyword, replace, stmts,
+    walk,
+)  # fmt: skip
+
+
+def _axes(kernel: Kernel) -> set[int | None]:
+    return {axis_of(c) for c in program_ids(kernel)}
+
+
+# --- order of programs -----------------------------------------------------------------------------------------------
+
+
+def _swizzle(source: Source, rng: random.Random) -> str | None:
+    """Programs of a two-dimensional grid renumbered in groups, so that neighbours share tiles in the L2 cache.
+
+    The new numbers are a permutation of the old ones (within a group of rows, columns vary slowest), and a grid says
+    nothing about the order of its programs.
+    """
+    kernel = pick(rng, [k for k in source.rewritable() if extendable(k) and _swizzlable(source, k)])
+    if kernel is None:
+        return None
+    row, column = rng.choice(((0, 1), (1, 0)))
+    group, flat, width, first, rows = (fresh(source, s) for s in ("GROUP", "flat", "width", "first_row", "rows_here"))
+    pid = {axis: fresh(source, f"pid_{axis}") for axis in (0, 1)}
+    prologue = stmts(
+        f"{flat} = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)\n"
+        f"{width} = {group} * tl.num_programs({column})\n"
+        f"{first} = {flat} // {width} * {group}\n"
+        f"{rows} = tl.minimum(tl.num_programs({row}) - {first}, {group})\n"
+        f"{pid[row]} = {first} + {flat} % {width} % {rows}\n"
+        f"{pid[column]} = {flat} % {width} // {rows}\n"
+    )
+    inner: Pairs = [(c, cst.Name(pid[a])) for c in kernel.calls("tl.program_id") if (a := axis_of(c)) in (0, 1)]
+    new = replace(kernel.node, inner)
+    new = with_parameter(with_body(new, [*prologue, *new.body.body]), group, constexpr=True)
+    pairs: Pairs = [(n.call, with_arguments(n, f"{group}={rng.choice((2, 4, 8))}")) for n in source.launches_of(kernel)]
+    return edited(source, [(kernel.node, new), *pairs])
+
+
+def _swizzlable(source: Source, kernel: Kernel) -> bool:
+    grouped = any("group" in n.value.lower() for n in walk(kernel.node) if isinstance(n, cst.Name))
+    return (
+        {0, 1} <= _axes(kernel)
+        and None not in _axes(kernel)
+        and not grouped
+        and not helpers_ask_position(source, kernel)
+    )
+
+
+def _swizzle_flat(source: Source, rng: random.Random) -> str | None:
+    """The same for a kernel that splits one program number in `pid // n` and `pid % n`.
+
+    Only whole rows of `n` programs are renumbered, among themselves, so it is a permutation whatever the grid is.
+    """
+    found = [(k, f) for k in source.rewritable() if extendable(k) for f in _flat_numbers(k)]
+    choice = pick(rng, found)
+    if choice is None:
+        return None
+    kernel, (statement, pid, columns) = choice
+    group, height, width, first, rows, moved = (
+        fresh(source, s) for s in ("GROUP", "whole_rows", "width", "first_row", "rows_here", "moved")
+    )
+    lines = stmts(
+        f"{height} = tl.num_programs(0) // {columns}\n"
+        f"{width} = {group} * {columns}\n"
+        f"{first} = {pid} // {width} * {group}\n"
+        f"{rows} = tl.maximum(tl.minimum({height} - {first}, {group}), 1)\n"
+        f"{moved} = ({first} + {pid} % {width} % {rows}) * {columns} + {pid} % {width} // {rows}\n"
+        f"{pid} = tl.where({pid} < {height} * {columns}, {moved}, {pid})\n"
+    )
+    new = with_parameter(replace(kernel.node, [(statement, [*lines, statement])]), group, constexpr=True)
+    pairs: Pairs = [(n.call, with_arguments(n, f"{group}={rng.choice((2, 4, 8))}")) for n in source.launches_of(kernel)]
+    return edited(source, [(kernel.node, new), *pairs])
+
+
+def _flat_numbers(kernel: Kernel) -> list[tuple[cst.BaseStatement, str, str]]:
+    """(first statement that splits it, name of the program number, text of the divisor)."""
+    if _axes(kernel) != {0} or any("group" in p.lower() for p in kernel.parameters):
+        return []
+    for statement in kernel.body:
+        bound = assigned(statement)
+        if bound is not None and called(bound[1]) == "tl.program_id":
+            splits = [s for s in kernel.body if bound[0] in names(s) and s is not statement]
+            texts = {_split(s, bound[0]) for s in splits}
+            if len(splits) == 2 and len({t[1] for t in texts if t}) == 1 and {t[0] for t in texts if t} == {"//", "%"}:
+                return [(splits[0], bound[0], next(t[1] for t in texts if t))]
+    return []
+
+
+def _split(statement: cst.BaseStatement, pid: str) -> tuple[str, str] | None:
+    bound = assigned(statement)
+    value = bound[1] if bound else None
+    if not isinstance(value, cst.BinaryOperation) or not isinstance(value.operator, (cst.FloorDivide, cst.Modulo)):
+        return None
+    if not isinstance(value.left, cst.Name) or value.left.value != pid or pid in names(value.right):
+        return None
+    return ("//" if isinstance(value.operator, cst.FloorDivide) else "%", code(bracketed(value.right)))
+
+
+def _swap_axes(source: Source, rng: random.Random) -> str | None:
+    """Axes 0 and 1 of the grid change places, in every launch and in the kernel: the other axis is launched first."""
+    kernel = pick(rng, [k for k in source.rewritable() if _swappable(source, k)])
+    if kernel is None:
+        return None
+    pairs: Pairs = []
+    for call in program_ids(kernel):
+        axis = axis_of(call)
+        if axis in (0, 1):
+            pairs.append((call.args[0].value, cst.Integer(str(1 - axis))))
+    for grid in {id(g): g for n in source.launches_of(kernel) if (g := grid_tuple(source, n)[0])}.values():
+        first, second = grid.elements[:2]
+        pairs += [(first.value, second.value), (second.value, first.value)]
+    return edited(source, pairs)
+
+
+def _swappable(source: Source, kernel: Kernel) -> bool:
+    if not {0, 1} <= _axes(kernel) or None in _axes(kernel) or helpers_ask_position(source, kernel):
+        return False
+    return all(_own_grid(source, n, 2) for n in source.launches_of(kernel))
+
+
+def _own_grid(source: Source, launch: Launch, axes: int) -> bool:
+    """The grid is a tuple of at least `axes` plain elements that only this launch uses."""
+    grid, _ = grid_tuple(source, launch)
+    if grid is None or len(grid.elements) < axes or not all(isinstance(e, cst.Element) for e in grid.elements):
+        return False
+    if isinstance(launch.grid, cst.Name):
+        mentions = sum(isinstance(n, cst.Name) and n.value == launch.grid.value for n in walk(source.module))
+        return mentions == 2
+    return True
+
+
+# --- more work per program -------------------------------------------------------------------------------------------
+
+
+def _persistent(source: Source, rng: random.Random) -> str | None:
+    """As many programs as the device holds at once; each walks over the tiles in steps of the number of programs.
+
+    Every tile is computed by exactly one program, as before, with the same code.
+    """
+    if not any(
+        isinstance(n, cst.Import) and any(code(a.name) == "torch" for a in n.names) for n in walk(source.module)
+    ):
+        return None
+    kernel = pick(rng, [k for k in source.rewritable() if _loopable(source, k)])
+    if kernel is None:
+        return None
+    loop = "range(tl.program_id(0), {total}, tl.num_programs(0))"
+    per = fresh(source, "programs_per_sm")
+    setup = f"{per} = {rng.choice((1, 2, 4))}\n"
+    processors = "torch.cuda.get_device_properties(0).multi_processor_count"
+    grid = f"(min({{total}}, {per} * {processors}),)"
+    return _tile_loop(source, kernel, loop, setup, grid, None)
+
+
+def _tiles_per_program(source: Source, rng: random.Random) -> str | None:
+    """Each program computes several consecutive tiles one after the other; fewer programs are launched."""
+    kernel = pick(rng, [k for k in source.rewritable() if _loopable(source, k)])
+    if kernel is None:
+        return None
+    per = fresh(source, "TILES_PER_PROGRAM")
+    loop = f"range(tl.program_id(0) * {per}, tl.minimum(tl.program_id(0) * {per} + {per}, {{total}}))"
+    setup = f"{per} = {rng.choice((2, 4, 8))}\n"
+    return _tile_loop(source, kernel, loop, setup, f"(triton.cdiv({{total}}, {per}),)", per)
+
+
+def _loopable(source: Source, kernel: Kernel) -> bool:
+    """The whole body can become the body of a loop over tiles, and the launches can be given its length."""
+    launches = source.launches_of(kernel)
+    grids = [grid_tuple(source, n) for n in launches]
+    if not extendable(kernel) or kernel.calls("tl.atomic_cas") or helpers_ask_position(source, kernel):
+        return False
+    if any(isinstance(n, (cst.Return, cst.Global, cst.Nonlocal, cst.FunctionDef)) for n in walk(kernel.node.body)):
+        return False
+    if len(launches) != 1 or launches[0].line is None or launches[0].host is None or kernel.autotuned:
+        return False
+    grid, is_lambda = grids[0]
+    if grid is None or is_lambda or not all(isinstance(e, cst.Element) for e in grid.elements):
+        return False
+    axes = {axis_of(c) for c in program_ids(kernel)}
+    plain = all(a is not None and a < len(grid.elements) for a in axes)
+    return plain and 0 in axes and _constants(kernel) is not None and not any("tiles" in p for p in kernel.parameters)
+
+
+def _constants(kernel: Kernel) -> list[cst.BaseStatement] | None:
+    """Definitions `x: tl.constexpr = ...` of the body, which must stay outside a loop; None where they cannot."""
+    known = set(kernel.constexpr)
+    found: list[cst.BaseStatement] = []
+    for statement in kernel.body:
+        for node in walk(statement):
+            if isinstance(node, cst.AnnAssign):
+                if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1 or node.value is None:
+                    return None
+                if not names(node.value) <= known | {"tl", "triton", "min", "max"}:
+                    return None
+                known |= names(node.target)
+                found.append(statement)
+    return found
+
+
+def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str, constant: str | None) -> str:
+    """The kernel's body in `loop`, launched on `grid`; `{total}` in both stands for the number of tiles."""
+    (launch,) = source.launches_of(kernel)
+    shape = cast(cst.Tuple, grid_tuple(source, launch)[0])
+    tiles = [fresh(source, f"tiles_{axis}") for axis in range(len(shape.elements))]
+    total = " * ".join(tiles)
+    body = _body_of_tile(source, kernel, tiles)
+    constants = _constants(kernel) or []
+    head = cst.parse_statement(f"for {_TILE} in {loop.format(total=total)}:\n    pass\n")
+    looped = cast(cst.For, head).with_changes(body=cst.IndentedBlock(body))
+    new = with_body(kernel.node, [*constants, looped])
+    for name in tiles:
+        new = with_parameter(new, name, constexpr=False)
+    if constant:
+        new = with_parameter(new, constant, constexpr=True)
+    base = launch.grid.value if isinstance(launch.grid, cst.Name) else None
+    values = [f"{base}[{i}]" if base else code(e.value) for i, e in enumerate(shape.elements)]
+    setup += "".join(f"{name} = {value}\n" for name, value in zip(tiles, values, strict=True))
+    texts = [f"{name}={name}" for name in (*tiles, *([constant] if constant else []))]
+    call = with_arguments(launch, *texts, grid=grid.format(total=total))
+    before = stmts(setup)
+    line = cast(cst.SimpleStatementLine, launch.line)
+    before[0] = before[0].with_changes(leading_lines=line.leading_lines)
+    pairs: Pairs = [
+        (launch.call, call),
+        (line, lambda updated: cst.FlattenSentinel([*before, updated.with_changes(leading_lines=[])])),
+        (kernel.node, new),
+    ]
+    return edited(source, pairs)
+
+
+_TILE = "tile"
+
+
+def _body_of_tile(source: Source, kernel: Kernel, tiles: Sequence[str]) -> list[cst.BaseStatement]:
+    """The statements for one tile: the position of the program becomes that of the tile."""
+    body = [s for s in kernel.body if s not in (_constants(kernel) or [])]
+    pid = [fresh(source, f"tile_{axis}") for axis in range(len(tiles))] if len(tiles) > 1 else [_TILE]
+    text, rest = "", _TILE
+    for axis, name in enumerate(pid):
+        if len(pid) > 1:
+            text += f"{name} = {rest} % {tiles[axis]}\n" if axis < len(pid) - 1 else f"{name} = {rest}\n"
+            rest = f"{rest} // {tiles[axis]}" if axis == 0 else f"({rest}) // {tiles[axis]}"
+    changed = [n for n in kernel.parameters if n in bindings(kernel.node) and _reassigned(kernel, n)]
+    local = {n: fresh(source, f"{n}_here") for n in changed}
+    text += "".join(f"{new} = {old}\n" for old, new in local.items())
+    pairs: Pairs = []
+    block = cst.IndentedBlock(body)
+    for node in walk(block):
+        if called(node) == "tl.program_id":
+            pairs.append((node, cst.Name(pid[axis_of(cast(cst.Call, node)) or 0])))
+        elif called(node) == "tl.num_programs":
+            pairs.append((node, cst.Name(tiles[axis_of(cast(cst.Call, node)) or 0])))
+        elif isinstance(node, cst.Call) and _casts_position(kernel, node):
+            pairs.append((node, _as_cast))
+    for old, new in local.items():
+        pairs += [(n, cst.Name(new)) for n in _variables(block, old)]
+    replaced = replace(block, pairs)
+    return [*stmts(text), *replaced.body]
+
+
+def _variables(node: cst.CSTNode, name: str) -> list[cst.Name]:
+    """Occurrences of a variable (attribute names and keywords of calls are none)."""
+    if isinstance(node, cst.Name):
+        return [node] if node.value == name else []
+    inside = [node.value] if isinstance(node, (cst.Attribute, cst.Arg)) else node.children
+    return [n for child in inside for n in _variables(child, name)]
+
+
+def _reassigned(kernel: Kernel, name: str) -> bool:
+    return len(bindings(kernel.node)[name]) > 1
+
+
+def _casts_position(kernel: Kernel, call: cst.Call) -> bool:
+    """`x.to(dtype)` of a scalar made from the program's position, which in a loop need not be a tensor."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != "to" or len(call.args) != 1 or call.args[0].keyword:
+        return False
+    behind = functions_behind(kernel, func.value)
+    position = any(c in behind for c in ("tl.program_id", "tl.num_programs"))
+    return position and not any(c in behind for c in ("tl.arange", "tl.load"))
+
+
+def _as_cast(call: cst.Call) -> cst.Call:
+    value = cast(cst.Attribute, call.func).value
+    return call.with_changes(func=expr("tl.cast"), args=[cst.Arg(value, comma=_COMMA), call.args[0]])
+
+
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+# --- rows side by side -----------------------------------------------------------------------------------------------
+
+_REDUCTIONS = {"tl.max", "tl.min", "tl.sum"}
+_ELEMENTWISE = {
+    "tl.load", "tl.store", "tl.exp", "tl.exp2", "tl.log", "tl.log2", "tl.sqrt", "tl.rsqrt", "tl.sin", "tl.cos", "tl.abs",
+    "tl.where", "tl.maximum", "tl.minimum", "tl.sigmoid", "tl.erf", "tl.fma", "tl.cast", "tl.program_id", "tl.arange",
+    "tl.zeros", "tl.full", "float", "range", "tl.range", "tl.cdiv", "tl.floor", "tl.ceil", "tl.assume",
+}  # fmt: skip
+
+
+def _rows_per_program(source: Source, rng: random.Random) -> str | None:
+    """A kernel with one row per program computes several rows as one two-dimensional tile.
+
+    What depends on the row becomes a column, vectors become tiles, reductions run along axis 1 and keep it.  Rows past
+    the end repeat the last row, and write the same values to the same place.
+    """
+    kernel = pick(rng, [k for k in source.rewritable() if _row_kernel(source, k)])
+    if kernel is None:
+        return None
+    (launch,) = source.launches_of(kernel)
+    rows, total = fresh(source, "ROWS"), fresh(source, "total_rows")
+    new = replace(kernel.node, _as_tile(kernel, rows, total))
+    new = with_parameter(with_parameter(new, total, constexpr=False), rows, constexpr=True)
+    shape = cast(cst.Tuple, grid_tuple(source, launch)[0])
+    count = f"{launch.grid.value}[0]" if isinstance(launch.grid, cst.Name) else code(shape.elements[0].value)
+    grid = f"(triton.cdiv({count}, {rows}),)"
+    call = with_arguments(launch, f"{total}={count}", f"{rows}={rows}", grid=grid)
+    line = cast(cst.SimpleStatementLine, launch.line)
+    (setup,) = stmts(f"{rows} = {rng.choice((2, 4, 8))}\n")
+    setup = setup.with_changes(leading_lines=line.leading_lines)
+    pairs: Pairs = [
+        (launch.call, call),
+        (line, lambda updated: cst.FlattenSentinel([setup, updated.with_changes(leading_lines=[])])),
+        (kernel.node, new),
+    ]
+    return edited(source, pairs)
+
+
+def _row_kernel(source: Source, kernel: Kernel) -> bool:
+    """One-dimensional, no branches, loops whose bounds are the same for every row, elementwise functions only."""
+    if not _loopable(source, kernel) or _axes(kernel) != {0} or kernel.calls("tl.num_programs"):
+        return False
+    if not pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store")) or kernel.calls(*ATOMICS):
+        return False
+    if _constants(kernel) or len(kernel.calls("tl.program_id")) != 1 or not kernel.calls("tl.arange"):
+        return False
+    if _vector_rows(kernel):
+        return False
+    for node in walk(kernel.node.body):
+        if isinstance(node, (cst.If, cst.While, cst.IfExp, cst.Subscript, cst.ListComp, cst.Assert)):
+            return False
+        if isinstance(node, cst.For) and "tl.program_id" in functions_behind(kernel, node.iter):
+            return False
+        if isinstance(node, cst.For) and "tl.load" in functions_behind(kernel, node.iter):
+            return False
+        if isinstance(node, cst.Call) and not _plain_call(node):
+            return False
+    return all(_clear_start(kernel, n) for n in _carried(kernel))
+
+
+def _vector_rows(kernel: Kernel) -> bool:
+    """The position is multiplied by a block: a program already has many elements of a vector, not one row."""
+    return any(
+        isinstance(n, cst.BinaryOperation)
+        and "tl.program_id" in functions_behind(kernel, n)
+        and "tl.arange" not in functions_behind(kernel, n)
+        and names(n) & kernel.constexpr & {m for c in kernel.calls("tl.arange") for m in names(c)}
+        for n in walk(kernel.node.body)
+    )
+
+
+def _plain_call(call: cst.Call) -> bool:
+    function = called(call)
+    if function in _REDUCTIONS:
+        axis = keyword(call, "axis") or (call.args[1] if len(call.args) == 2 else None)
+        return len(call.args) <= 2 and (axis is None or integer(axis.value) == 0)
+    if function in ("tl.zeros", "tl.full"):
+        return isinstance(call.args[0].value, (cst.Tuple, cst.List)) and len(call.args[0].value.elements) == 1
+    method = isinstance(call.func, cst.Attribute) and call.func.attr.value == "to"
+    return function in _ELEMENTWISE or method
+
+
+def _carried(kernel: Kernel) -> set[str]:
+    """Names that a loop both reads from before and sets."""
+    found: set[str] = set()
+    for loop in [n for n in walk(kernel.node.body) if isinstance(n, cst.For)]:
+        inside = {n for n in bindings(_as_function(loop))}
+        outside = {n for s in kernel.body if s is not loop and (a := assigned(s)) for n in [a[0]]}
+        found |= inside & outside
+    return found
+
+
+def _as_function(loop: cst.For) -> cst.FunctionDef:
+    return cst.FunctionDef(cst.Name("body"), cst.Parameters(), cast(cst.IndentedBlock, loop.body))
+
+
+def _clear_start(kernel: Kernel, name: str) -> bool:
+    """What a loop carries starts as a number, or as a tl.zeros or tl.full."""
+    values = [a[1] for s in kernel.body if (a := assigned(s)) and a[0] == name]
+    return all(called(v) in ("tl.zeros", "tl.full") or _number(v) for v in values)
+
+
+def _number(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.UnaryOperation):
+        return _number(node.expression)
+    return isinstance(node, cst.Float) or called(node) == "float"
+
+
+def _as_tile(kernel: Kernel, rows: str, total: str) -> Pairs:
+    pairs: Pairs = []
+    for node in walk(kernel.node.body):
+        function = called(node)
+        if function == "tl.program_id":
+            number = f"tl.program_id(0) * {rows} + tl.arange(0, {rows})"
+            pairs.append((node, expr(f"tl.minimum({number}, {total} - 1)[:, None]")))
+        elif function == "tl.arange":
+            pairs.append((node, expr(f"{code(node)}[None, :]")))
+        elif function in _REDUCTIONS:
+            pairs.append((node, _along_row))
+        elif function in ("tl.zeros", "tl.full"):
+            shape = cast(cst.Tuple, cast(cst.Call, node).args[0].value)
+            pairs.append((shape, expr(f"({rows}, {code(shape.elements[0].value)})")))
+    for statement in kernel.body:
+        bound = assigned(statement)
+        if bound and bound[0] in _carried(kernel) and _number(bound[1]):
+            pairs.append((bound[1], expr(f"tl.full(({rows}, 1), {code(bound[1])}, dtype=tl.float32)")))
+    return pairs
+
+
+def _along_row(call: cst.Call) -> cst.Call:
+    return call.with_changes(args=cast(cst.Call, expr(f"f({code(call.args[0].value)}, axis=1, keep_dims=True)")).args)
+
+
+REWRITES = (
+    Rewrite("swizzle", "programs of a 2-D grid renumbered in groups that share tiles in L2", _swizzle),
+    Rewrite("swizzle_flat", "the same for a program number split by // and %", _swizzle_flat),
+    Rewrite("swap_axes", "grid axes 0 and 1 exchanged", _swap_axes),
+    Rewrite("persistent", "one wave of programs that loop over the tiles", _persistent),
+    Rewrite("tiles_per_program", "several consecutive tiles per program, one after the other", _tiles_per_program),
+    Rewrite("rows_per_program", "several rows per program, side by side as a 2-D tile", _rows_per_program),
+)

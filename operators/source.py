@@ -1,0 +1,371 @@
+"""What a candidate's source holds: kernels, host functions, launches, and how names are bound.
+
+Everything here is syntax (libcst); nothing is imported or run.  Nodes are the ones of one parsed tree, so that an edit
+is a replacement by identity and leaves every other character of the source as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import libcst as cst
+
+# Keywords of a launch that are options of the compiler and not parameters of the kernel.
+OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid"})
+
+_BLANK = cst.Module([])
+
+
+def code(node: cst.CSTNode) -> str:
+    """The text of a node, without what surrounds it."""
+    return _BLANK.code_for_node(node).strip()
+
+
+def expr(text: str) -> cst.BaseExpression:
+    return cst.parse_expression(text)
+
+
+def stmts(text: str) -> list[cst.BaseStatement]:
+    """The statements in `text`."""
+    return list(cast(Sequence[cst.BaseStatement], cst.parse_module(text).body))
+
+
+def dotted(node: cst.CSTNode) -> str:
+    """`a.b.c` of a chain of names, "" of anything else."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        head = dotted(node.value)
+        return f"{head}.{node.attr.value}" if head else ""
+    return ""
+
+
+def called(node: cst.CSTNode) -> str:
+    """The dotted name of the function that `node` calls, "" where it is no such call."""
+    return dotted(node.func) if isinstance(node, cst.Call) else ""
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The node and all below it, in the order of the text."""
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+def names(node: cst.CSTNode) -> set[str]:
+    """Every name that occurs in `node` as a variable (no attribute names, no keywords of calls)."""
+    found: set[str] = set()
+    if isinstance(node, cst.Name):
+        found.add(node.value)
+    elif isinstance(node, cst.Attribute):
+        found |= names(node.value)
+    elif isinstance(node, cst.Arg):
+        found |= names(node.value)
+    else:
+        for child in node.children:
+            found |= names(child)
+    return found
+
+
+def integer(node: cst.CSTNode | None) -> int | None:
+    """The value of an integer literal, None of anything else."""
+    return int(node.value, 0) if isinstance(node, cst.Integer) else None
+
+
+class _Replacer(cst.CSTTransformer):
+    def __init__(self, table: Mapping[int, Any]) -> None:
+        super().__init__()
+        self.table = table
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        if id(original_node) not in self.table:
+            return super().on_leave(original_node, updated_node)
+        new = self.table[id(original_node)]
+        return new(updated_node) if callable(new) else new
+
+
+def replace(tree: Any, pairs: Sequence[tuple[cst.CSTNode, Any]]) -> Any:
+    """The tree with nodes replaced by identity.
+
+    The second of a pair is a node, a list of statements (for a statement), `cst.RemoveFromParent()`, or a function of
+    the node as it is after the replacements below it.
+    """
+    table = {id(old): cst.FlattenSentinel(new) if isinstance(new, list) else new for old, new in pairs}
+    return tree.visit(_Replacer(table))
+
+
+def bracketed(node: cst.BaseExpression) -> cst.BaseExpression:
+    """The expression in parentheses, unless it can stand as an operand as it is."""
+    atoms = (cst.Name, cst.Integer, cst.Float, cst.Call, cst.Attribute, cst.Subscript)
+    if isinstance(node, atoms) or node.lpar:
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def add_argument(call: cst.Call, text: str) -> cst.Call:
+    """The call with the argument `text` (e.g. "num_warps=8") at its end."""
+    new = cast(cst.Call, expr(f"f({text})")).args[0]
+    if not call.args:
+        return call.with_changes(args=[new])
+    last = call.args[-1]
+    if isinstance(last.comma, cst.Comma):  # a trailing comma moves behind the new argument
+        return call.with_changes(
+            args=[*call.args[:-1], last.with_changes(comma=_COMMA), new.with_changes(comma=last.comma)]
+        )
+    new = new.with_changes(whitespace_after_arg=last.whitespace_after_arg)
+    last = last.with_changes(comma=_COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*call.args[:-1], last, new])
+
+
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def drop_arguments(call: cst.Call, keywords: set[str]) -> cst.Call:
+    """The call without the keyword arguments named in `keywords`."""
+    kept = [a for a in call.args if a.keyword is None or a.keyword.value not in keywords]
+    if kept and len(kept) < len(call.args):
+        kept[-1] = kept[-1].with_changes(
+            comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg
+        )
+    return call.with_changes(args=kept)
+
+
+def keyword(call: cst.Call, name: str) -> cst.Arg | None:
+    return next((a for a in call.args if a.keyword is not None and a.keyword.value == name), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A module-level `@triton.jit` function."""
+
+    node: cst.FunctionDef
+    name: str
+    parameters: tuple[str, ...]
+    constexpr: frozenset[str]
+    defaults: frozenset[str]
+    decorators: tuple[str, ...]  # dotted names, top to bottom
+
+    @property
+    def body(self) -> Sequence[cst.BaseStatement]:
+        return cast(Sequence[cst.BaseStatement], self.node.body.body)
+
+    @property
+    def autotuned(self) -> bool:
+        return any(d.endswith("autotune") for d in self.decorators)
+
+    @property
+    def plain(self) -> bool:
+        """Only `@triton.jit` stands above it."""
+        return len(self.decorators) == 1
+
+    def calls(self, *functions: str) -> list[cst.Call]:
+        return [n for n in walk(self.node.body) if isinstance(n, cst.Call) and called(n) in functions]
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """`kernel[grid](arguments)`."""
+
+    call: cst.Call
+    kernel: Kernel
+    grid: cst.BaseExpression
+    host: cst.FunctionDef | None  # the module-level function it stands in
+    line: cst.SimpleStatementLine | None  # the statement, where the launch is one by itself
+    arguments: Mapping[str, cst.Arg]  # by parameter of the kernel
+    options: Mapping[str, cst.Arg]
+    opaque: bool  # has *args or **kwargs: what it passes is not known
+
+
+Binding = cst.BaseExpression | None  # None: bound by something that is no plain value (loop, augmented, unpacked)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A parsed candidate."""
+
+    text: str
+    module: cst.Module
+    kernels: Mapping[str, Kernel]
+    hosts: Mapping[str, cst.FunctionDef]
+    launches: tuple[Launch, ...]
+
+    def launches_of(self, kernel: Kernel) -> tuple[Launch, ...]:
+        return tuple(n for n in self.launches if n.kernel is kernel)
+
+    def rewritable(self) -> list[Kernel]:
+        """Kernels whose signature may change: launched, every launch fully known, and mentioned nowhere else."""
+        return [k for k in self.kernels.values() if self._closed(k)]
+
+    def _closed(self, kernel: Kernel) -> bool:
+        launches = self.launches_of(kernel)
+        mentions = sum(isinstance(n, cst.Name) and n.value == kernel.name for n in walk(self.module))
+        return bool(launches) and not any(n.opaque for n in launches) and mentions == len(launches) + 1
+
+    def resolve(self, node: cst.BaseExpression, host: cst.FunctionDef | None) -> cst.BaseExpression | None:
+        """The expression itself, or for a name the one expression it is bound to; None where that is not certain."""
+        if not isinstance(node, cst.Name):
+            return node
+        for scope in (host, self.module):
+            if scope is not None:
+                bound = bindings(scope).get(node.value)
+                if bound is not None:
+                    return bound[0] if len(bound) == 1 else None
+        return None
+
+
+def bindings(scope: cst.FunctionDef | cst.Module) -> dict[str, list[Binding]]:
+    """What each name of a scope is bound to, parameters by their defaults; inner functions are not looked into."""
+    found: dict[str, list[Binding]] = {}
+
+    def bind(target: cst.CSTNode, value: Binding) -> None:
+        if isinstance(target, cst.Name):
+            found.setdefault(target.value, []).append(value)
+        elif isinstance(target, (cst.Tuple, cst.List)):
+            parts: Sequence[Any] = [None] * len(target.elements)
+            if isinstance(value, (cst.Tuple, cst.List)) and len(value.elements) == len(target.elements):
+                parts = [e.value for e in value.elements]
+            for element, part in zip(target.elements, parts, strict=True):
+                bind(element.value, part)
+
+    def visit(node: cst.CSTNode) -> None:
+        match node:
+            case cst.FunctionDef() | cst.ClassDef():
+                bind(node.name, None)
+                return
+            case cst.Lambda():
+                return
+            case cst.Assign():
+                for t in node.targets:
+                    bind(t.target, node.value)
+            case cst.AnnAssign():
+                bind(node.target, node.value)
+            case cst.AugAssign():
+                bind(node.target, None)
+            case cst.For() | cst.CompFor():
+                bind(node.target, None)
+            case cst.NamedExpr():
+                bind(node.target, node.value)
+            case cst.AsName():
+                bind(node.name, None)
+            case cst.Global() | cst.Nonlocal():
+                for item in node.names:
+                    bind(item.name, None)
+        for child in node.children:
+            visit(child)
+
+    if isinstance(scope, cst.FunctionDef):
+        for p in parameters(scope):
+            bind(p.name, p.default)
+    for child in scope.body.children if isinstance(scope, cst.FunctionDef) else scope.body:
+        visit(child)
+    return found
+
+
+def parameters(function: cst.FunctionDef) -> list[cst.Param]:
+    p = function.params
+    rest = [s for s in (p.star_arg, p.star_kwarg) if isinstance(s, cst.Param)]
+    return [*p.posonly_params, *p.params, *p.kwonly_params, *rest]
+
+
+@lru_cache(maxsize=128)
+def parse(text: str) -> Source | None:
+    """The parsed source; None where it is not Python, or nested so deep that a recursive walk could not end."""
+    try:
+        module = cst.parse_module(text)
+        compile(text, "<candidate>", "exec", dont_inherit=True)
+    except (cst.ParserSyntaxError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if _deeper(module, _MAX_DEPTH):
+        return None
+    functions = [n for n in module.body if isinstance(n, cst.FunctionDef)]
+    kernels = {f.name.value: _kernel(f) for f in functions if any(d.endswith("jit") for d in _decorators(f))}
+    hosts = {f.name.value: f for f in functions if f.name.value not in kernels}
+    launches = [n for f in module.body for n in _launches(f, kernels)]
+    return Source(text, module, kernels, hosts, tuple(launches))
+
+
+# libcst takes about six frames a level, Python allows 1000; kernels people write are 20 to 40 levels deep.
+_MAX_DEPTH = 100
+
+
+def _deeper(tree: cst.CSTNode, limit: int) -> bool:
+    level: list[cst.CSTNode] = [tree]
+    for _ in range(limit):
+        level = [child for node in level for child in node.children]
+        if not level:
+            return False
+    return True
+
+
+def _decorators(function: cst.FunctionDef) -> tuple[str, ...]:
+    return tuple(called(d.decorator) or dotted(d.decorator) for d in function.decorators)
+
+
+def _kernel(node: cst.FunctionDef) -> Kernel:
+    params = parameters(node)
+    constexpr = {p.name.value for p in params if p.annotation and dotted(p.annotation.annotation).endswith("constexpr")}
+    defaults = {p.name.value for p in params if p.default is not None}
+    order = tuple(p.name.value for p in params)
+    return Kernel(node, node.name.value, order, frozenset(constexpr), frozenset(defaults), _decorators(node))
+
+
+def _launches(top: cst.CSTNode, kernels: Mapping[str, Kernel]) -> Iterator[Launch]:
+    host = top if isinstance(top, cst.FunctionDef) else None
+
+    def visit(node: cst.CSTNode, line: cst.SimpleStatementLine | None) -> Iterator[Launch]:
+        if isinstance(node, cst.SimpleStatementLine):
+            line = node
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript):
+            kernel = kernels.get(dotted(node.func.value))
+            if kernel is not None:
+                yield _launch(node, node.func, kernel, host, line)
+        for child in node.children:
+            yield from visit(child, line)
+
+    yield from visit(top, None)
+
+
+def _launch(
+    call: cst.Call,
+    target: cst.Subscript,
+    kernel: Kernel,
+    host: cst.FunctionDef | None,
+    line: cst.SimpleStatementLine | None,
+) -> Launch:
+    slices = [s.slice for s in target.slice]
+    grid = slices[0].value if len(slices) == 1 and isinstance(slices[0], cst.Index) else expr("None")
+    arguments: dict[str, cst.Arg] = {}
+    options: dict[str, cst.Arg] = {}
+    opaque = any(a.star for a in call.args)
+    for position, arg in enumerate(call.args):
+        if arg.keyword is not None and arg.keyword.value not in kernel.parameters:
+            options[arg.keyword.value] = arg
+        elif arg.keyword is not None:
+            arguments[arg.keyword.value] = arg
+        elif not opaque and position < len(kernel.parameters):
+            arguments[kernel.parameters[position]] = arg
+    alone = (
+        line is not None and len(line.body) == 1 and isinstance(line.body[0], cst.Expr) and line.body[0].value is call
+    )
+    return Launch(call, kernel, grid, host, line if alone else None, arguments, options, opaque)
+
+
+def grid_tuple(source: Source, launch: Launch) -> tuple[cst.Tuple | None, bool]:
+    """The tuple that makes the grid, and whether it is the body of a lambda; None where there is no such tuple."""
+    grid = source.resolve(launch.grid, launch.host)
+    if isinstance(grid, cst.Lambda):
+        return (grid.body, True) if isinstance(grid.body, cst.Tuple) else (None, True)
+    return (grid, False) if isinstance(grid, cst.Tuple) else (None, False)
+
+
+def fresh(source: Source, stem: str) -> str:
+    """`stem`, made unlike every name in the source."""
+    taken = {n.value for n in walk(source.module) if isinstance(n, cst.Name)}
+    number, name = 1, stem
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    return name
