@@ -1,0 +1,126 @@
+"""evo.scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from evo.archive import Archive
+from evo.records import Candidate, Trial
+from evo.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, Scheduler
+from operators.base import Context, Draft, Parent, Screen
+from tests.engine_support import config, failed_trial, ok_trial
+
+
+@dataclass
+class Scripted:
+    """An operator that does what it is told and remembers its calls."""
+
+    draft: Callable[[Sequence[Parent], Context], Draft | None]
+    name: str = "scripted"
+    arity: int = 1
+    calls: list[tuple[tuple[int, ...], bool]] = field(default_factory=list)
+
+    def __call__(self, parents: Sequence[Parent], context: Context) -> Draft | None:
+        self.calls.append((tuple(p.index for p in parents), context.screen is not None))
+        return self.draft(parents, context)
+
+
+def scheduler(operator: Scripted, *trials: Trial, screen: Screen | None = None, **changes: object) -> Scheduler:
+    archive = Archive()
+    made = Scheduler(config(operators=("scripted",), **changes), {"scripted": operator}, archive, screen)
+    for trial in trials:
+        made.register(trial.proposal)
+        made.tell(trial, archive.add(trial))
+    return made
+
+
+def fresh(parents: Sequence[Parent], context: Context) -> Draft:
+    return Draft(f"y = {context.rng.random()}\n", "new", {"screened": 2})
+
+
+def test_a_proposal_says_where_it_comes_from() -> None:
+    proposal = scheduler(Scripted(fresh), ok_trial(0, operator="seed"), ok_trial(1, 2.0), islands=2).ask()
+    assert proposal is not None
+    assert (proposal.index, proposal.operator, proposal.island, proposal.note) == (2, "scripted", 0, "new")
+    assert proposal.parents in ((0,), (1,))
+    assert proposal.cost == {"screened": 2, "drafts": 1}
+
+
+def test_asking_changes_nothing() -> None:
+    made = scheduler(Scripted(fresh), ok_trial(0, operator="seed"))
+    assert made.ask() == made.ask()
+
+
+def test_different_seeds_ask_differently() -> None:
+    first, second = (scheduler(Scripted(fresh), ok_trial(0, operator="seed"), seed=s).ask() for s in (1, 2))
+    assert first is not None and second is not None
+    assert first.candidate != second.candidate
+    assert first.seed != second.seed
+
+
+def test_a_source_that_differs_in_comments_only_is_not_proposed_again() -> None:
+    def repeat(parents: Sequence[Parent], context: Context) -> Draft:
+        known = context.rng.random() < 0.9
+        return Draft(parents[0].source + "\n# comment\n" if known else "y = 1\n", "again", {"screened": 1})
+
+    operator = Scripted(repeat)
+    proposal = scheduler(operator, ok_trial(0, operator="seed", source="x = 1\n")).ask()
+    assert proposal is not None
+    assert proposal.candidate == Candidate("y = 1\n")
+    assert proposal.cost == {"screened": len(operator.calls), "drafts": len(operator.calls)}
+    assert len(operator.calls) > 1
+
+
+def test_what_is_only_proposed_counts_as_seen() -> None:
+    made = scheduler(Scripted(lambda parents, context: Draft("y = 1\n", "")), ok_trial(0, operator="seed"))
+    proposal = made.ask()
+    assert proposal is not None
+    made.register(proposal)
+    assert made.ask() is None
+
+
+def test_an_exhausted_space_ends_after_a_bounded_number_of_drafts() -> None:
+    operator = Scripted(lambda parents, context: None)
+    assert (
+        scheduler(operator, ok_trial(0, operator="seed"), screen=lambda sources: [None for _ in sources]).ask() is None
+    )
+    assert len(operator.calls) == ATTEMPTS
+    assert [screened for _, screened in operator.calls] == [i < SCREENED_ATTEMPTS for i in range(ATTEMPTS)]
+
+
+def test_later_attempts_look_beyond_the_island() -> None:
+    operator = Scripted(lambda parents, context: None)
+    trials = [ok_trial(i, island=i, warps=1 << i) for i in range(3)]
+    scheduler(operator, *trials, islands=3).ask()
+    assert {parents for parents, _ in operator.calls[ATTEMPTS // 2 :]} == {(0,), (1,), (2,)}
+
+
+def test_without_enough_parents_there_is_no_proposal() -> None:
+    operator = Scripted(fresh, arity=2)
+    assert scheduler(operator, ok_trial(0, operator="seed")).ask() is None
+    assert operator.calls == []
+
+
+def test_random_search_and_a_zero_budget_do_not_screen() -> None:
+    for changes in ({"strategy": "random"}, {"screen_budget": 0}):
+        operator = Scripted(fresh)
+        scheduler(
+            operator, ok_trial(0, operator="seed"), screen=lambda sources: [1.0 for _ in sources], **changes
+        ).ask()
+        assert [screened for _, screened in operator.calls] == [False]
+
+
+def test_known_plans_are_those_of_ok_candidates() -> None:
+    good, bad = ok_trial(0), failed_trial(1)
+    made = scheduler(Scripted(fresh), good, bad)
+    assert made.known == {good.evaluation.plan_hash: good.proposal.candidate.id}
+
+
+def test_the_first_proposal_is_the_seed() -> None:
+    made = scheduler(Scripted(fresh))
+    proposal = made.first(Candidate("x = 1\n"))
+    assert (proposal.index, proposal.operator, proposal.parents) == (0, "seed", ())
+    assert made.next_index == 0
+    made.register(proposal)
+    assert made.next_index == 1
