@@ -57,14 +57,14 @@ class _Run:
     inputs: tuple
     expected: oracle.Expected
     layout: Layout
-    folder: Path  # in the scratch folder; holds the file of buffers
+    file: str  # of buffers, in the scratch folder
 
     def payload(self) -> dict:
         return {
             "plan": to_json(self.plan),
             "choice": self.choice,
             "order": self.replay.order,
-            "folder": self.folder.name,
+            "buffers": self.file,
         }
 
 
@@ -92,7 +92,7 @@ def verify(
     finals: dict[str, list[torch.Tensor]] = {}
     for run in runs:
         refs = _output_refs(task, run.plan)
-        outputs = _outputs_after(task, run, refs)
+        outputs = _outputs_after(task, run, refs, scratch)
         strides = [ref.strides for ref in refs]
         ratio, message = oracle.compare(run.expected, run.plan.structure, outputs, strides)
         if message is not None:
@@ -114,13 +114,12 @@ def _prepare(
             continue
         plan = plans[replay.case.name]
         inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
-        layout, folder = Layout(plan), scratch / f"replay{number}"
-        folder.mkdir()
+        layout, file = Layout(plan), f"replay{number}.bin"
         try:
-            layout.write_inputs(layout.create(folder), inputs)
+            layout.write_inputs(layout.create(scratch, file), inputs)
         except PlanError as error:
             raise Stop("verify", Verdict.RUNTIME_ERROR, f"{replay}: {error}") from error
-        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, folder)
+        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, file)
 
 
 def _rms_budget(expected: oracle.Expected) -> float:
@@ -138,11 +137,11 @@ def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
     return list(plan.outputs) + [plan.inputs[i] for i in _written(task)]
 
 
-def _outputs_after(task: Task, run: _Run, refs: list[TensorRef]) -> list[torch.Tensor]:
+def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
     """The outputs left in the run's memory; raises Stop where anything else was written."""
     names = list(inspect.signature(task.reference).parameters)
     written = _written(task)
-    memory = run.layout.attach(run.folder)
+    memory = run.layout.attach(scratch, run.file)
     broken = run.layout.broken_guards(memory)
     if broken:
         raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")

@@ -1,0 +1,30 @@
+"""What several test modules share: evaluators are warm processes, so each is made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def evaluators() -> Iterator[Callable]:
+    """`evaluators(task_name, use_gate=True)`: a prepared CpuEvaluator, kept for the session."""
+    from fitness.evaluator import CpuEvaluator
+    from fitness.jobs import Limits
+    from fitness.target import get_target
+    from fitness.task import load_task
+
+    made: dict = {}
+
+    def get(name: str, *, use_gate: bool = True) -> CpuEvaluator:
+        if (name, use_gate) not in made:
+            limits = Limits(wall_s=20, cpu_s=15)  # enough for every honest candidate here, short for endless ones
+            evaluator = CpuEvaluator(load_task(name), get_target("sm_90"), limits=limits, use_gate=use_gate)
+            evaluator.prepare()
+            made[name, use_gate] = evaluator
+        return made[name, use_gate]
+
+    yield get
+    for evaluator in made.values():
+        evaluator.close()

@@ -1,0 +1,89 @@
+"""A candidate's way through all stages, on the real compiler, sandbox and interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evo.errors import TaskError
+from evo.records import Candidate, Verdict
+from fitness.evaluator import CpuEvaluator
+from fitness.score import score
+from fitness.target import get_target
+from fitness.task import load_task, task_names
+
+VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_seed_is_ok_and_its_own_baseline(evaluators, name):
+    evaluator = evaluators(name)
+    evaluation = evaluator.evaluate(Candidate(evaluator.task.seed_source), seed=7, known={})
+    assert evaluation.verdict is Verdict.OK, evaluation.message
+    fitness = score(evaluation)
+    assert fitness is not None and fitness.estimated
+    assert fitness.speedup == pytest.approx(1.0)
+    assert {t.case for t in evaluation.timings} == {c.name for c in evaluator.task.cases if c.role == "tune"}
+
+
+@pytest.mark.parametrize("path", VARIANTS, ids=lambda p: p.stem)
+def test_every_right_variant_is_ok(evaluators, path):
+    evaluator = evaluators(path.stem.split("__")[0])
+    evaluation = evaluator.evaluate(Candidate(path.read_text(encoding="utf-8")), seed=7, known={})
+    assert evaluation.verdict is Verdict.OK, f"{evaluation.stage}: {evaluation.message}"
+
+
+def test_the_same_work_under_another_name_is_a_duplicate(evaluators):
+    evaluator = evaluators("softmax")
+    seed = evaluator.task.seed_source
+    first = evaluator.evaluate(Candidate(seed), seed=1, known={})
+    renamed = Candidate("UNUSED = 1\n" + seed)
+    assert renamed.id != first.candidate
+    again = evaluator.evaluate(renamed, seed=1, known={first.plan_hash: first.candidate})
+    assert again.verdict is Verdict.DUPLICATE
+    assert again.duplicate_of == first.candidate
+
+
+def test_the_same_seed_gives_the_same_facts(evaluators):
+    evaluator = evaluators("softmax")
+    candidate = Candidate(evaluator.task.seed_source)
+    one, two = (evaluator.evaluate(candidate, seed=3, known={}) for _ in range(2))
+    assert (one.check, one.timings, one.plan_hash) == (two.check, two.timings, two.plan_hash)
+
+
+def test_screening_agrees_with_evaluation(evaluators):
+    evaluator = evaluators("softmax")
+    source = (VARIANTS[0].parent / "softmax__online.py").read_text(encoding="utf-8")
+    screened = evaluator.screen([source, "this is not Python"])
+    assert screened[1] is None
+    assert screened[0] == pytest.approx(score(evaluator.evaluate(Candidate(source), seed=1, known={})).speedup)
+
+
+def test_an_autotuned_kernel_comes_back_frozen(evaluators):
+    evaluator = evaluators("softmax")
+    source = (VARIANTS[0].parent / "softmax__autotuned.py").read_text(encoding="utf-8")
+    evaluation = evaluator.evaluate(Candidate(source), seed=1, known={})
+    assert evaluation.frozen_source.count("triton.Config(") == 1
+    frozen = evaluator.evaluate(Candidate(evaluation.frozen_source), seed=1, known={})
+    assert frozen.verdict is Verdict.OK
+    assert [t.ratio for t in frozen.timings] == pytest.approx([t.ratio for t in evaluation.timings])
+
+
+def test_the_active_layers_of_the_sandbox_are_told(evaluators):
+    evaluator = evaluators("softmax")
+    evaluation = evaluator.evaluate(Candidate(evaluator.task.seed_source), seed=1, known={})
+    assert "rlimits" in evaluation.environment["sandbox"]
+
+
+def test_a_task_with_a_wrong_seed_is_refused(tmp_path):
+    built_in = load_task("softmax")
+    (tmp_path / "task.py").write_text((built_in.folder / "task.py").read_text(encoding="utf-8"), encoding="utf-8")
+    wrong = built_in.seed_source.replace("tl.exp(", "tl.exp2(")
+    assert wrong != built_in.seed_source
+    (tmp_path / "kernel.py").write_text(wrong, encoding="utf-8")
+    with (
+        CpuEvaluator(load_task(str(tmp_path)), get_target("sm_90")) as evaluator,
+        pytest.raises(TaskError, match="verify"),
+    ):
+        evaluator.prepare()

@@ -1,0 +1,57 @@
+"""The corpus of cheats and faults through the whole evaluator: none is ok, each gets the verdict its header names.
+
+Each file of tests/hacks names its task, the verdict it must get and the stage that must give it.  Files that the gate
+catches are tried again without the gate: the later stages must hold on their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from evo.records import Candidate, Verdict
+
+CORPUS = sorted((Path(__file__).parent / "hacks").glob("*.py"))
+
+
+def header(path: Path) -> dict[str, str]:
+    """The `name: value` lines of the docstring; for files that do not parse, of their first lines."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = ast.get_docstring(ast.parse(text)) or text
+    except SyntaxError:
+        pass
+    return dict(re.findall(r"^#?\s*(\w+):\s*(.+?)\s*$", text[:1500], re.MULTILINE))
+
+
+def judge(evaluators, path: Path, *, use_gate: bool):
+    evaluator = evaluators(header(path)["task"], use_gate=use_gate)
+    source = path.read_text(encoding="utf-8", errors="surrogateescape")
+    return evaluator.evaluate(Candidate(source), seed=1, known={})
+
+
+def test_the_corpus_is_there():
+    assert len(CORPUS) >= 40
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_each_cheat_gets_its_verdict(evaluators, path):
+    expected = {v.strip() for v in header(path)["verdict"].split("|")}
+    evaluation = judge(evaluators, path, use_gate=True)
+    assert evaluation.verdict.value in expected, f"{evaluation.verdict} at {evaluation.stage}: {evaluation.message}"
+    assert evaluation.stage in {s.strip() for s in header(path)["stage"].split("|")}, evaluation.message
+    assert evaluation.message
+
+
+# Honest work in a forbidden spelling: rules of style that protect others, so without the gate these may be right.
+HARMLESS = {p.stem for p in CORPUS if header(p).get("harmless") == "yes"}
+
+
+@pytest.mark.parametrize("path", [p for p in CORPUS if header(p).get("stage") == "gate"], ids=lambda p: p.stem)
+def test_no_cheat_is_ok_without_the_gate(evaluators, path):
+    evaluation = judge(evaluators, path, use_gate=False)
+    if path.stem not in HARMLESS:
+        assert evaluation.verdict is not Verdict.OK
