@@ -67,7 +67,7 @@ class AsCuda(TorchFunctionMode):
         self._recorder.factory_on_host = asked.type == "cpu"
         try:
             args = tuple(HOST if isinstance(a, torch.device) else a for a in args)
-            return func(*args, **kwargs, **({"device": HOST} if _asked_device((), kwargs) else {}))
+            return func(*args, **{k: HOST if k == "device" and v is not None else v for k, v in kwargs.items()})
         finally:
             self._recorder.factory_on_host = before
 

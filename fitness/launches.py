@@ -1,8 +1,10 @@
 """Kernel launches of a candidate's host code, recorded instead of made.
 
 `recorded` replaces `JITFunction.run` and `Autotuner.run`; `Heuristics.run` works as it is.  An autotuned launch becomes
-one Launch with a configuration each for what `prune_configs_by` leaves over; its `reset_to_zero` and hooks belong to the
-measuring runs, which do not happen here, and not to the launch that follows them.
+one Launch with a configuration each for what `prune_configs_by` leaves over.
+
+The autotuner's `reset_to_zero`, `restore_value` and hooks are no steps: Triton applies them around its measuring runs,
+and a launch whose configuration is known (from the second call on, or the only one there is) goes without them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The record job: runs a candidate's host code on fake tensors and returns what it asks the device to do.
 
-Runs in a sandboxed child (`fitness/forkserver.py`).  The module is executed anew for every call, so nothing a call leaves
-behind can reach the next one.  The result comes out of a process with untrusted code in it: whoever reads it checks it
-(`fitness.plan.from_json`).
+Runs in a sandboxed child (`fitness/forkserver.py`).  The module is executed anew for every call, so nothing a call
+leaves behind can reach the next one.  The result comes out of a process with untrusted code in it: whoever reads it
+checks it (`fitness.plan.from_json`).
 """
 
 from __future__ import annotations

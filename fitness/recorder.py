@@ -1,7 +1,7 @@
 """Turns the tensor operations of a candidate's host code into steps of a plan.
 
-`Recorder` is a dispatch mode above fake tensors: it sees every ATen operator with tensors that have a shape and a storage
-but no values.  Tensors are told apart by their storage, so views need no step.  What an operator becomes:
+`Recorder` is a dispatch mode above fake tensors: it sees every ATen operator with tensors that have a shape and a
+storage but no values.  Tensors are told apart by their storage, so views need no step.  What an operator becomes:
 
     allocation (empty, empty_like, ...)         a buffer, no step
     view (output shares its input's storage)    nothing
@@ -21,16 +21,14 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from evo.records import Verdict
 from fitness.jobs import JobError
 from fitness.lines import line_of_call
 from fitness.plan import ITEMSIZE, Buffer, Copy, Fill, Op, Step, TensorRef
 
-MEMORY_BYTES = (
-    64 << 30
-)  # of a plan's own buffers; less than half of what the smallest target (80 GB) plus inputs can hold
+MEMORY_BYTES = 64 << 30  # of a plan's own buffers: the smallest target has 80 GB, and the inputs need room too
 STEPS = 10_000  # of one call; a candidate with more is lost in a host loop
 UPLOAD = 64  # elements of a host list that are worth a Fill each
 
@@ -66,7 +64,7 @@ class Recorder(TorchDispatchMode):
         self.depth = 0  # above 0, torch itself is at work, not the candidate
         self.factory_on_host: bool | None = None  # device that a call in progress asks for; None: that of its inputs
         self._memory: dict[int, _Memory] = {}  # by address of the storage
-        self._constants: dict[int, torch.Tensor] = {}  # host values that no step has needed yet
+        self._constants: dict[int, tuple[str, list[Any]]] = {}  # dtype, host values that no step has needed yet
         self._owned_bytes = 0
 
     # --- what others tell and ask ------------------------------------------------------------------------------------
@@ -144,7 +142,7 @@ class Recorder(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.overloadpacket.__name__
         if name == "lift_fresh":
-            self._remember_constant(result)
+            self._remember_constant(result, args[0])
             return
         inputs, written = list(_tensors((args, kwargs))), _written(func, args, kwargs)
         known = {_address(t) for t in inputs}
@@ -182,9 +180,9 @@ class Recorder(TorchDispatchMode):
             raise self.fail(Verdict.UNSUPPORTED, f"a tensor filled with {value!r}; expected a real number")
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        constant = self._constants.get(_address(source))
-        if constant is not None and constant.numel() == 1:  # x[...] = 0
-            self._fill(target, constant.item())
+        _, values = self._constants.get(_address(source), ("", []))
+        if len(values) == 1:  # x[...] = 0
+            self._fill(target, values[0])
         else:
             self.add(Copy(self.ref(target), _broadcast(self.ref(source), tuple(target.shape))))
 
@@ -213,9 +211,7 @@ class Recorder(TorchDispatchMode):
 
     def _register(self, tensor: torch.Tensor, on_host: bool, index: int | None = None) -> None:
         if tensor.layout is not torch.strided or _dtype(tensor) not in ITEMSIZE:
-            message = (
-                f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}; expected dense {', '.join(ITEMSIZE)}"
-            )
+            message = f"a tensor of {tensor.layout} and {tensor.dtype}; expected a dense one of {', '.join(ITEMSIZE)}"
             raise self.fail(Verdict.UNSUPPORTED, message)
         storage = tensor.untyped_storage()
         if storage._cdata in self._memory:
@@ -237,25 +233,22 @@ class Recorder(TorchDispatchMode):
             raise self.fail(Verdict.UNSUPPORTED, f"a tensor of {tensor.dtype}; expected one of {', '.join(ITEMSIZE)}")
         return TensorRef(buffer, _dtype(tensor), shape, strides, int(tensor.storage_offset()))
 
-    def _remember_constant(self, tensor: torch.Tensor) -> None:
-        """A tensor made of host values: a step only where something uses it as a tensor."""
+    def _remember_constant(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
+        """`tensor` is the fake of `real`, made of host values: a step only where something uses it as a tensor."""
         self._register(tensor, on_host=self.factory_on_host is not False)
-        values = getattr(tensor, "constant", None)
-        if values is None:  # fake tensors keep the values of small tensors only
-            message = f"host data of shape {tuple(tensor.shape)} becomes a tensor; compute it in a kernel"
-            raise self.fail(Verdict.UNSUPPORTED, message)
-        self._constants[_address(tensor)] = values
+        with _disable_current_modes():
+            if not real.is_contiguous():
+                raise self.fail(Verdict.UNSUPPORTED, "a strided host array becomes a tensor; make it contiguous before")
+            self._constants[_address(tensor)] = _dtype(real), real.flatten()[: UPLOAD + 1].tolist()
 
     def _upload(self, tensor: torch.Tensor) -> None:
-        values = self._constants.pop(_address(tensor), None)
-        if values is None:
-            return
-        if values.numel() > UPLOAD:
-            message = f"{values.numel()} host values become a tensor, at most {UPLOAD} can; compute them in a kernel"
+        dtype, values = self._constants.pop(_address(tensor), ("", []))
+        if len(values) > UPLOAD:
+            message = f"more than {UPLOAD} host values become a tensor of {tensor.dtype}; compute them in a kernel"
             raise self.fail(Verdict.UNSUPPORTED, message)
-        whole = TensorRef(self._memory[_address(tensor)].buffer, _dtype(values), (1,), (1,))
-        for i, value in enumerate(values.contiguous().flatten().tolist()):
-            self.add(Fill(replace(whole, offset=i), value))
+        buffer = self._memory[_address(tensor)].buffer if values else 0
+        for i, value in enumerate(values):
+            self.add(Fill(TensorRef(buffer, dtype, (1,), (1,), i), value))
 
 
 def _address(tensor: torch.Tensor) -> int:
