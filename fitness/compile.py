@@ -51,8 +51,9 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     payload: "source", "constants", "target" (name), "launches": [{"kernel", "args", "options", "line"?}] with arguments
     encoded as in plans; "cache_dir" (optional) keeps Triton's cache elsewhere than in `scratch`.  Returns {"builds":
     [...]} in the order of the launches: the fields of `evo.records.Build`, "parameters" (names of the runtime
-    parameters, in order), "resident" (programs on a multiprocessor), "key" (Triton's name of the build; equal builds
-    are compiled once), "ptx_features" and "cubin" (file name in `scratch`).  Raises JobError(COMPILE_ERROR).
+    parameters, in order), "launch" (see `_launch_facts`), "resident" (programs on a multiprocessor), "key" (Triton's
+    name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).  Raises
+    JobError(COMPILE_ERROR).
     """
     target = get_target(payload["target"])
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
@@ -201,6 +202,26 @@ def _describe(compiled: Any, kernel: str, target: Target, seconds: float, scratc
         "key": compiled.hash,
         "ptx_features": ptx_features(compiled.asm["ptx"]),
         "cubin": name,
+        "launch": _launch_facts(compiled),
+    }
+
+
+def _launch_facts(compiled: Any) -> dict[str, Any]:
+    """What it takes to launch the cubin without Triton: "name" of the function in it, "signature" ([parameter, type] in
+    order, "constexpr" for what is no parameter of the machine code, a list for a tuple), "num_ctas", "cooperative", and
+    "scratch": [bytes of one CTA, alignment] of the two pointers that Triton appends to the parameters (global scratch
+    memory, then the profiler's).
+    """
+    metadata = compiled.metadata
+    return {
+        "name": metadata.name,
+        "signature": [[parameter, kind] for parameter, kind in compiled.src.signature.items()],
+        "num_ctas": metadata.num_ctas,
+        "cooperative": bool(metadata.launch_cooperative_grid),
+        "scratch": [
+            [metadata.global_scratch_size or 0, metadata.global_scratch_align or 1],
+            [metadata.profile_scratch_size or 0, metadata.profile_scratch_align or 1],
+        ],
     }
 
 

@@ -94,17 +94,19 @@ def variants(task: Task) -> tuple[str, ...]:
     return VARIANTS if task.stress else ("normal",)
 
 
-def make_inputs(task: Task, case: Case, seed: int, variant: str = "normal") -> tuple[Any, ...]:
-    """CPU arguments of the entry at `case.axes` (pass `case.on_cpu()` for the small size).
+def make_inputs(
+    task: Task, case: Case, seed: int, variant: str = "normal", *, device: torch.device | str = "cpu"
+) -> tuple[Any, ...]:
+    """Arguments of the entry at `case.axes` (pass `case.on_cpu()` for the small size), tensors on `device`.
 
-    Same (seed, case, variant), same values, in every process.  Variants change floating tensors only: index tensors
-    and plain numbers stay valid.
+    Same (seed, case, variant) and kind of device, same values, in every process.  Variants change floating tensors
+    only: index tensors and plain numbers stay valid.
     """
     if variant not in _STRESS:
         raise ValueError(f"unknown variant {variant!r}; expected one of: {', '.join(VARIANTS)}")
     key = json.dumps([seed, case.name, sorted(case.axes.items()), case.dtype, variant])
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1  # a generator takes 63 bits
-    generator = torch.Generator().manual_seed(number)
+    generator = torch.Generator(device).manual_seed(number)
     arguments = list(task.inputs(case, generator))
     floating = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.is_floating_point()]
     for position, i in enumerate(floating):
@@ -139,13 +141,15 @@ class Expected:
     budgets: tuple[Budget | None, ...]
 
 
-def expect(task: Task, case: Case, seed: int, variant: str = "normal") -> Expected | None:
-    """The expectation for `make_inputs(task, case, seed, variant)`.
+def expect(
+    task: Task, case: Case, seed: int, variant: str = "normal", *, device: torch.device | str = "cpu"
+) -> Expected | None:
+    """The expectation for `make_inputs(task, case, seed, variant, device=device)`, computed on that device.
 
     None where nothing can be compared: the float64 result is not finite or does not fit the output's dtype, or the
     reference overflows at the task's own precision.
     """
-    arguments = make_inputs(task, case, seed, variant)
+    arguments = make_inputs(task, case, seed, variant, device=device)
     where = f"task {task.name}, case {case.name!r}, variant {variant}"
     structure, own = run_reference(task, arguments, where=where)
     _, exact = run_reference(task, arguments, double=True, where=where)
@@ -164,8 +168,7 @@ def expect(task: Task, case: Case, seed: int, variant: str = "normal") -> Expect
 def _usable(exact: torch.Tensor, own: torch.Tensor) -> bool:
     if not own.is_floating_point() or not own.numel():
         return True
-    finite = bool(torch.isfinite(exact).all()) and bool(torch.isfinite(own.double()).all())
-    return finite and float(exact.double().abs().max()) <= torch.finfo(own.dtype).max
+    return math.isfinite(_largest(own)) and _largest(exact) <= torch.finfo(own.dtype).max  # false for NaN
 
 
 def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> Budget | None:
@@ -176,7 +179,7 @@ def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> 
     info, c = torch.finfo(own.dtype), slack(own.dtype)
     unit = info.eps / 2
     spacing = info.smallest_normal * info.eps  # of subnormal numbers: below it, relative errors mean nothing
-    rms, largest = _rms(exact), float(exact.abs().max())
+    rms, largest = _rms(exact), _largest(exact)
     own_rms, own_max = _errors(exact, own)
     return Budget(
         rms=max(c * max(own_rms, ROUNDING_RMS * unit * rms, spacing), (tolerance or 0.0) * rms),
@@ -184,16 +187,28 @@ def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> 
     )
 
 
+# Each of these reads a tensor once: on a GPU they are a part of the time that a candidate takes.
+
+
+def _largest(x: torch.Tensor) -> float:
+    """Largest magnitude; NaN or infinity where there is one."""
+    x = x.float() if x.dtype.itemsize == 1 else x  # reductions do not know the 8-bit types
+    return float(torch.linalg.vector_norm(x, torch.inf))
+
+
 def _rms(x: torch.Tensor) -> float:
-    """Root mean square, scaled first so that squares neither overflow nor vanish."""
-    largest = float(x.abs().max())
-    return largest * math.sqrt(float((x / largest).square().mean())) if largest > 0 else 0.0
+    """Root mean square of a float64 tensor, scaled first where squares would overflow or vanish."""
+    largest = _largest(x)
+    if not 0 < largest < math.inf:
+        return largest
+    scale = 1.0 if 1e-120 < largest < 1e120 else largest
+    return scale * float(torch.linalg.vector_norm(x if scale == 1.0 else x / scale)) / math.sqrt(x.numel())
 
 
 def _errors(exact: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
-    """(root mean square, largest) error in float64."""
-    error = got.double() - exact
-    return _rms(error), float(error.abs().max())
+    """(root mean square, largest) error in float64; not finite where `got` is not."""
+    error = (got.double() if got.dtype.itemsize == 1 else got) - exact
+    return _rms(error), _largest(error)
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
@@ -264,14 +279,14 @@ def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[
 def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[float, str | None]:
     if not exact.numel():
         return 0.0, None
-    bad = ~torch.isfinite(got.double())
-    if bool(bad.any()):
+    rms, largest = _errors(exact, got)
+    if not math.isfinite(largest):
+        bad = ~torch.isfinite(got.double() - exact)
         where = _position(bad)
         return math.inf, (
             f"{label} is {got[where].item()} at {where}, expected {exact[where].item():.6g} "
             f"({int(bad.sum())} of {exact.numel()} elements are not finite)"
         )
-    rms, largest = _errors(exact, got)
     ratio = max(rms / budget.rms, largest / budget.max)
     if ratio <= 1:
         return ratio, None
