@@ -94,7 +94,7 @@ class InstantEvaluator:
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
         digest = hashlib.sha256(candidate.id.encode()).digest()
-        plan_hash = digest[:2].hex() if digest[2] < 16 else digest.hex()
+        plan_hash = digest[:1].hex() if digest[2] < 32 else digest.hex()
         if plan_hash in known:
             twin = known[plan_hash]
             return Evaluation(candidate.id, Verdict.DUPLICATE, "screen", message=f"same as {twin}", duplicate_of=twin)

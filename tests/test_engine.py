@@ -1,0 +1,183 @@
+"""evo.engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
+from evo.engine import stored_screen
+from evo.records import Candidate, Evaluation, Trial, Verdict
+from evo.strategies import STRATEGIES
+from tests.engine_support import SlowEvaluator, create, facts, resume, search
+
+
+@dataclasses.dataclass
+class Watch:
+    """An Observer that remembers."""
+
+    trials: list[Trial] = dataclasses.field(default_factory=list)
+    replayed: int = 0
+
+    def absorbed(self, trial: Trial, *, replayed: bool) -> None:
+        self.trials.append(trial)
+        self.replayed += replayed
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_run_spends_its_budget_and_improves(tmp_path: Path, strategy: str) -> None:
+    with create(tmp_path, strategy=strategy, budget=60) as store:
+        outcome = search(store)
+        assert (outcome.reason, outcome.spent) == ("budget spent", 60)
+        trials = list(store.trials())
+        assert [t.index for t in trials] == list(range(61))
+        assert trials[0].proposal.candidate.source == SEED_SOURCE
+        assert outcome.seed == trials[0]
+        assert outcome.best is not None and outcome.best.fitness is not None
+        assert outcome.best == store.best()
+        assert outcome.best.fitness.speedup > 1.1
+        assert len({t.proposal.candidate.id for t in trials}) == 61
+        assert store.pending() == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_same_seed_same_run(tmp_path: Path, strategy: str) -> None:
+    for name in ("a", "b"):
+        random.seed(name)  # the global generator is nobody's business
+        with create(tmp_path / name, strategy=strategy, seed=5) as store:
+            search(store)
+    assert facts(tmp_path / "a") == facts(tmp_path / "b")
+    with create(tmp_path / "c", strategy=strategy, seed=6) as store:
+        search(store)
+    assert facts(tmp_path / "c")["sources"] != facts(tmp_path / "a")["sources"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, strategy: str) -> None:
+    with create(tmp_path / "whole", strategy=strategy) as store:
+        search(store)
+    watch = Watch()
+    with create(tmp_path / "parts", strategy=strategy) as store:
+        outcome = search(store, observers=[watch], stop=lambda: len(watch.trials) >= 17)
+        assert (outcome.reason, outcome.spent) == ("interrupted", 16)
+    again = Watch()
+    with resume(tmp_path / "parts") as store:
+        assert search(store, observers=[again]).reason == "budget spent"
+    assert again.replayed == 17
+    assert again.trials[:17] == watch.trials
+    assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+def test_more_budget_goes_on_like_a_longer_run(tmp_path: Path) -> None:
+    with create(tmp_path / "long", budget=50) as store:
+        search(store)
+    with create(tmp_path / "short", budget=20) as store:
+        search(store)
+        store.set_config(store.info.config.with_budget(50))
+    with resume(tmp_path / "short") as store:
+        search(store)
+    assert facts(tmp_path / "short") == facts(tmp_path / "long")
+
+
+def test_several_workers_evaluate_at_once_and_each_proposal_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(3, timeout=30)
+
+    class Together(SlowEvaluator):
+        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+            if len(self.evaluated) < 3:
+                barrier.wait()  # passes only if three evaluations are under way
+            return super().evaluate(candidate, seed=seed, known=known)
+
+    evaluator = Together()
+    with create(tmp_path, workers=3, budget=40) as store:
+        assert search(store, evaluator).spent == 40
+        assert sorted(t.index for t in store.trials()) == list(range(41))
+    assert len(evaluator.evaluated) == len(set(evaluator.evaluated)) == 40
+
+
+def test_one_worker_knows_all_results_before_it_asks(tmp_path: Path) -> None:
+    with create(tmp_path, workers=1) as store:
+        search(store)
+        for trial in store.trials():
+            assert all(parent < trial.index for parent in trial.proposal.parents)
+        proposed = [at for (at,) in store._db.execute("SELECT at FROM proposals ORDER BY trial")]
+        finished = [at for (at,) in store._db.execute("SELECT at FROM evaluations ORDER BY finished")]
+    assert all(done <= asked for done, asked in zip(finished, proposed[1:], strict=False))
+
+
+class Exhausting(InstantEvaluator):
+    """Nothing but the seed is right."""
+
+    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        if candidate.source == SEED_SOURCE:
+            return super().evaluate(candidate, seed=seed, known=known)
+        return Evaluation(candidate.id, Verdict.WRONG, "verify", message="wrong")
+
+
+def test_an_exhausted_space_ends_the_run(tmp_path: Path) -> None:
+    """`nudge` reaches 18 sources from the seed."""
+    with create(tmp_path, operators=("nudge",), budget=500, workers=2) as store:
+        outcome = search(store, Exhausting())
+        assert outcome.reason == "search space exhausted"
+        assert 10 < outcome.spent <= 18
+        assert outcome.best == outcome.seed
+        assert store.events()[-1][:2] == ("ended", "search space exhausted")
+
+
+def test_a_failing_evaluator_is_asked_twice(tmp_path: Path) -> None:
+    class Failing(SlowEvaluator):
+        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+            evaluation = super().evaluate(candidate, seed=seed, known=known)
+            tries = self.evaluated.count(candidate.id)
+            if len(self.evaluated) <= 3 or tries == 2:
+                return Evaluation(candidate.id, Verdict.INFRASTRUCTURE, "record", message="no space")
+            return evaluation
+
+    evaluator = Failing()
+    with create(tmp_path, budget=4) as store:
+        search(store, evaluator)
+        counts = [evaluator.evaluated.count(t.proposal.candidate.id) for t in store.trials()]
+        assert counts == [0, 2, 2, 1, 1]
+        assert store.verdicts()["infrastructure"] == 2
+
+
+def test_a_bug_in_the_evaluator_is_not_a_verdict(tmp_path: Path) -> None:
+    class Broken(InstantEvaluator):
+        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+            if candidate.source != SEED_SOURCE:
+                raise ZeroDivisionError("bug")
+            return super().evaluate(candidate, seed=seed, known=known)
+
+    with create(tmp_path) as store:
+        with pytest.raises(ZeroDivisionError):
+            search(store, Broken())
+        assert len(store.pending()) == 1
+
+
+def test_estimates_are_paid_for_once(tmp_path: Path) -> None:
+    evaluator = SlowEvaluator()
+    with create(tmp_path) as store:
+        screen = stored_screen(store, evaluator.screen)
+        sources = ["GENES=(1, 2, 3)\n", "GENES=(4, 5, 6)\n", "GENES=(1, 2, 3)\n"]
+        first = screen(sources)
+        assert len(evaluator.screened) == 2
+        assert first[0] == first[2] != first[1]
+    with resume(tmp_path) as store:
+        assert stored_screen(store, evaluator.screen)(sources) == first
+        assert len(evaluator.screened) == 2
+        assert stored_screen(store, lambda new: [None for _ in new])(["y = 1\n", sources[0]]) == [None, first[0]]
+
+
+def test_duplicates_point_to_a_known_candidate_and_cost_budget(tmp_path: Path) -> None:
+    with create(tmp_path, budget=400) as store:
+        assert search(store).spent == 400
+        trials = list(store.trials())
+    duplicates = [t for t in trials if t.evaluation.verdict is Verdict.DUPLICATE]
+    ok = {t.proposal.candidate.id for t in trials if t.evaluation.verdict is Verdict.OK}
+    assert duplicates, "the evaluator made none, so nothing was tested"
+    assert all(t.evaluation.duplicate_of in ok for t in duplicates)

@@ -1,0 +1,258 @@
+"""evo.store: what a store promises, whatever is in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from evo.errors import StoreError
+from evo.records import Finding, Proposal, Trial, Verdict
+from evo.store import FILE, RunReader, Store
+from tests.engine_support import config, create, failed_trial, ok_trial, proposal, resume
+
+DOCS = Path(__file__).parent.parent / "docs" / "store.md"
+
+
+def fill(store: Store, *trials: Trial) -> None:
+    for trial in trials:
+        store.proposed(trial.proposal)
+    for trial in trials:
+        store.finished(trial)
+
+
+def test_trials_come_back_as_they_were_in_the_order_they_finished(tmp_path: Path) -> None:
+    trials = [
+        ok_trial(0, operator="seed", note="the seed", seed=5),
+        ok_trial(
+            1, 1.1 + 1e-16, parents=(0,), cost={"screened": 3, "share": 0.1}, island=2, terms={"z": 0.1, "a": 0.3}
+        ),
+        failed_trial(2, Verdict.REJECTED, "line 3: no", parents=(1, 0)),
+    ]
+    with create(tmp_path) as store:
+        for trial in trials:
+            store.proposed(trial.proposal)
+        for trial in (trials[2], trials[0], trials[1]):
+            store.finished(trial)
+        assert list(store.trials()) == [trials[2], trials[0], trials[1]]
+    with RunReader(tmp_path) as run:
+        assert list(run.trials()) == [trials[2], trials[0], trials[1]]
+        assert run.trial(1) == trials[1]
+        assert run.info.config == config()
+        assert run.info.environment == {"sandbox": {"seccomp": "active"}}
+
+
+def test_proposals_without_evaluation_are_pending(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0))
+        waiting = [proposal(1, parents=(0,)), proposal(2)]
+        for made in waiting:
+            store.proposed(made)
+        assert store.pending() == waiting
+        assert store.trial(1) == waiting[0]
+    with resume(tmp_path) as store:
+        assert store.pending() == waiting
+
+
+def test_a_source_is_proposed_once_and_evaluated_once(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0))
+        with pytest.raises(sqlite3.IntegrityError):
+            store.proposed(proposal(1, "x = 0\n"))
+        with pytest.raises(sqlite3.IntegrityError):
+            store.finished(ok_trial(0))
+        with pytest.raises(sqlite3.IntegrityError):  # facts first: no evaluation without a proposal
+            store.finished(ok_trial(7))
+        assert len(list(store.trials())) == 1
+        fill(store, ok_trial(1))  # a refused fact leaves no open transaction
+
+
+def test_screens_are_kept(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        store.screens({"a": 1.5, "b": None})
+        store.screens({"a": 1.5})
+    with resume(tmp_path) as store:
+        assert store.screened(["a", "b", "c"]) == {"a": 1.5, "b": None}
+        assert store.screen_count() == 2
+
+
+def test_summaries(tmp_path: Path) -> None:
+    trials = [
+        ok_trial(0, 1.0, operator="seed"),
+        ok_trial(1, 2.0, operator="grow", parents=(0,)),
+        failed_trial(2, operator="grow", parents=(1,)),
+        ok_trial(3, 3.0, operator="mix", parents=(1, 0)),
+        ok_trial(4, 1.5, operator="mix", parents=(1, 0)),
+        ok_trial(5, 3.0, operator="grow", parents=(3,)),
+    ]
+    with create(tmp_path) as store:
+        fill(store, *trials)
+        assert store.best() == trials[3]
+        assert store.verdicts() == {"ok": 5, "wrong": 1}
+        credit = {o.name: (o.trials, o.ok, o.improved, o.best) for o in store.operators()}
+        assert credit == {"grow": (3, 2, 1, 3.0), "mix": (2, 2, 1, 3.0), "seed": (1, 1, 0, 1.0)}
+        assert [t.index for t in store.lineage(5)] == [5, 3, 1, 0]
+
+
+def test_an_empty_run_has_no_best(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        assert store.best() is None
+        assert (store.verdicts(), store.operators(), store.pending()) == ({}, [], [])
+
+
+def test_messages_that_are_not_utf_8_can_be_stored(tmp_path: Path) -> None:
+    bad = failed_trial(1, message="broken \ud800 text\0")
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0), bad)
+        made = Proposal(2, proposal(2).candidate, "mutate", note="note \udcff")
+        store.proposed(made)
+        found = store.trial(1)
+        assert isinstance(found, Trial) and found.evaluation.message == "broken \ud800 text\0"
+        assert store.pending()[0].note == "note \\udcff"
+
+
+def test_findings_survive(tmp_path: Path) -> None:
+    trial = failed_trial(1)
+    evaluation = trial.evaluation.__class__(
+        trial.proposal.candidate.id, Verdict.REJECTED, "gate", "no", findings=(Finding("imports", 3, "import os"),)
+    )
+    with create(tmp_path) as store:
+        fill(store, Trial(trial.proposal, evaluation))
+        assert next(store.trials()).evaluation == evaluation
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with pytest.raises(StoreError, match="holds one; go on with it by `evo resume"):
+        create(tmp_path)
+    resume(tmp_path).close()  # the refusal gave the lock back
+
+
+def test_a_half_written_run_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / (FILE + ".new")).write_bytes(b"left by a process that was killed")
+    with pytest.raises(StoreError, match=r"found no run\.sqlite"):
+        RunReader(tmp_path)
+    create(tmp_path).close()
+    assert not (tmp_path / (FILE + ".new")).exists()
+
+
+def test_one_writer_many_readers(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        with pytest.raises(StoreError, match=rf"process {os.getpid()} is running"):
+            resume(tmp_path)
+        fill(store, ok_trial(0))
+        with RunReader(tmp_path) as first, RunReader(tmp_path) as second:
+            fill(store, ok_trial(1))
+            assert [len(list(run.trials())) for run in (first, second)] == [2, 2]
+            assert first.trial(1) == second.trial(1)
+    resume(tmp_path).close()
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with RunReader(tmp_path) as run, pytest.raises(sqlite3.OperationalError):
+        run._db.execute("DELETE FROM meta")
+
+
+def test_a_changed_task_is_refused(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with pytest.raises(StoreError, match=r"task instant has changed .*task\.py or kernel\.py differ"):
+        Store.resume(tmp_path, task_hash="other", versions={"evo": "1"})
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [({"evo": "2"}, "with evo 1, here is evo 2"), ({"evo": "1", "triton": "9"}, "with triton none, here is triton 9")],
+)
+def test_changed_versions_are_refused(tmp_path: Path, versions: dict[str, str], words: str) -> None:
+    create(tmp_path).close()
+    with pytest.raises(StoreError, match=words):
+        Store.resume(tmp_path, task_hash="hash", versions=versions)
+
+
+def test_the_budget_can_be_raised(tmp_path: Path) -> None:
+    with create(tmp_path, budget=5) as store:
+        store.set_config(store.info.config.with_budget(9))
+        assert store.info.config.budget == 9
+    with RunReader(tmp_path) as run:
+        assert run.info.config == config(budget=9)
+
+
+def test_events_tell_the_story(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with resume(tmp_path) as store:
+        store.event("ended", "budget spent")
+        assert [kind for kind, _, _ in store.events()] == ["started", "resumed", "ended"]
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_an_unknown_trial_is_named(tmp_path: Path, index: int) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0), ok_trial(1), ok_trial(2))
+        with pytest.raises(StoreError, match=f"expected a trial from 0 to 2 in .*, got {index}"):
+            store.trial(index)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="expected a run in"):
+        RunReader(tmp_path / "nowhere")
+    (tmp_path / FILE).write_bytes(b"not a database, but long enough to be looked at" * 40)
+    with pytest.raises(StoreError, match="not a database"):
+        RunReader(tmp_path)
+    (tmp_path / FILE).unlink()
+    sqlite3.connect(tmp_path / FILE).execute("CREATE TABLE meta (x)").connection.close()
+    with pytest.raises(StoreError, match="another program's database"):
+        RunReader(tmp_path)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreError, match="got schema 99; read it with the version that wrote it"):
+        resume(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="choose another --run-dir"):
+        create(tmp_path / "file" / "run")
+
+
+def test_a_finished_run_can_be_read_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so chmod would not do
+    before = sorted(tmp_path.iterdir())
+    with RunReader(tmp_path) as run:
+        assert len(list(run.trials())) == 1
+        assert sorted(tmp_path.iterdir()) == before, "reading made files"
+
+
+def test_the_disk_running_full_is_a_store_error(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreError, match="full; free disk space"):
+            fill(store, ok_trial(0, source=f"x = {'1' * 100_000}\n"))
+        store._db.execute("PRAGMA max_page_count = 1000000")
+        fill(store, ok_trial(0))
+
+
+def test_the_schema_is_documented(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    text = DOCS.read_text(encoding="utf-8")
+    with RunReader(tmp_path) as run:
+        tables = [row[0] for row in run._db.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")]
+        for table in tables:
+            section = re.search(rf"^## {table}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+            assert section, f"docs/store.md has no section on {table}"
+            columns = [row[1] for row in run._db.execute(f"PRAGMA table_info({table})")]
+            missing = [c for c in columns if f"`{c}`" not in section.group(1)]
+            assert not missing, f"docs/store.md says nothing on {table}: {missing}"
