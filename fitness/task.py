@@ -36,9 +36,12 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import TaskError
 from evo.records import Case
 from fitness.plan import ITEMSIZE
+from fitness.skeleton import parse_kernel, task_skeleton
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["BUILTIN_TASKS", "Task", "load_task", "run_reference", "task_names", "task_skeleton", "task_title"]
 
 BUILTIN_TASKS = Path(__file__).parent / "tasks"
 
@@ -257,20 +260,13 @@ def _check_cases(task: Task) -> None:
 
 def _check_seed(task: Task) -> None:
     """kernel.py is Python and defines the entry at its top level.  It is parsed, not run."""
-    tree = _parse_kernel(task.seed_source, str(task.folder / "kernel.py"))
+    tree = parse_kernel(task.seed_source, str(task.folder / "kernel.py"))
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if task.entry not in functions:
         raise TaskError(
             f"task {task.name}: entry {task.entry!r} is not a function of kernel.py, which defines "
             f"{', '.join(functions) or 'no function'}; set entry to the host function that launches the kernels"
         )
-
-
-def _parse_kernel(source: str, path: str) -> ast.Module:
-    try:
-        return ast.parse(source)
-    except SyntaxError as error:
-        raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
 
 
 def _check_case(task: Task, case: Case) -> None:
@@ -440,94 +436,3 @@ def _flatten(result: Any, where: str) -> tuple[str, list[torch.Tensor]]:
 
 def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-# --- skeleton --------------------------------------------------------------------------------------------------------
-
-_SKELETON = '''"""EDIT: one line on what {entry} computes."""
-
-import torch
-from fitness import Case
-
-entry = "{entry}"  # the host function in kernel.py that is called{others}
-
-# EDIT: the sizes to be fast at.  `axes` are those on the target GPU, `cpu_axes` small ones for machines without it
-# (a few dozen programs).  Tune cases guide the search; give at least one holdout case with odd sizes.
-cases = [
-    Case("square", {{"M": 4096, "N": 4096}}, cpu_axes={{"M": 8, "N": 128}}),
-    Case("odd", {{"M": 1003, "N": 777}}, role="holdout", cpu_axes={{"M": 5, "N": 77}}),
-]
-
-
-def inputs(case, generator):
-    """Fresh random arguments of {entry}({parameters}), on generator.device."""
-    M, N = case.axes["M"], case.axes["N"]
-    dtype = getattr(torch, case.dtype)
-{draws}
-    return ({names},)
-
-
-def reference({parameters}):
-    """EDIT: the ground truth in plain PyTorch, e.g. `return torch.softmax(x, dim=-1)`.
-
-    It is also run in float64, so take dtypes from the arguments and do not name them.
-    """
-    raise NotImplementedError("EDIT: write the reference in task.py")
-
-
-# EDIT: keep what applies, see the module docstring of fitness/task.py.
-# writes = ("out",)         # parameters of reference that are written in place
-# tolerance = 1e-3          # relative error allowed beyond the automatic budget
-# stress = False            # do not scale, negate or perturb the inputs
-# deterministic = False     # results may differ between runs (atomics)
-# allow_delegation = True   # kernel.py may call PyTorch operators for part of the work
-#
-# def flops(case):          # arithmetic operations
-#     return case.axes["M"] * case.axes["N"]
-#
-# def bytes(case):          # bytes that must be read and written at least
-#     return 2 * 4 * case.axes["M"] * case.axes["N"]
-'''
-
-
-def task_skeleton(kernel_source: str) -> str:
-    """A task.py for `kernel_source`: executable as it stands, with "EDIT:" where the user has to say what is meant.
-
-    The entry is the first top-level function that launches a kernel (`kernel[grid](...)`).  Raises TaskError where
-    the source is not Python or has no such function.
-    """
-    tree = _parse_kernel(kernel_source, "kernel")
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not _is_kernel(node)]
-    entries = [function for function in functions if _launches(function)]
-    if not entries:
-        raise TaskError(
-            "the kernel file has no host function that launches a Triton kernel as `kernel[grid](...)`, found "
-            f"{', '.join(f.name for f in functions) or 'no host function'}; add one that launches"
-        )
-    entry, *rest = entries
-    arguments = [*entry.args.posonlyargs, *entry.args.args]
-    required = arguments[: len(arguments) - len(entry.args.defaults)] or arguments
-    names = [argument.arg for argument in required]
-    return _SKELETON.format(
-        entry=entry.name,
-        others=f" (others that launch: {', '.join(f.name for f in rest)})" if rest else "",
-        parameters=", ".join(names),
-        names=", ".join(names),
-        draws="\n".join(f"    {argument.arg} = {_draw_of(argument)}" for argument in required),
-    )
-
-
-def _is_kernel(function: ast.FunctionDef) -> bool:
-    decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
-    return any(ast.unparse(decorator).rpartition(".")[2] == "jit" for decorator in decorators)
-
-
-def _launches(function: ast.FunctionDef) -> bool:
-    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in ast.walk(function))
-
-
-def _draw_of(argument: ast.arg) -> str:
-    annotation = ast.unparse(argument.annotation) if argument.annotation else ""
-    if annotation in ("int", "float", "bool", "str"):
-        return {"int": "1", "float": "1.0", "bool": "False", "str": '""'}[annotation] + "  # EDIT: value"
-    return "torch.randn(M, N, generator=generator, device=generator.device, dtype=dtype)  # EDIT: shape, dtype, values"
