@@ -100,12 +100,11 @@ def with_parameter(function: cst.FunctionDef, name: str, *, constexpr: bool) -> 
     annotation = cst.Annotation(expr("tl.constexpr")) if constexpr else None
     params = list(function.params.params)
     new = cst.Param(cst.Name(name), annotation=annotation)
-    if params:
+    if params:  # the line breaks of a signature over several lines stay where they are
         last = params[-1]
-        if isinstance(last.comma, cst.Comma):  # keeps the line break of a signature over several lines
-            new = new.with_changes(comma=last.comma)
-            before = params[-2].comma if len(params) > 1 and isinstance(params[-2].comma, cst.Comma) else _COMMA
-            params[-1] = last.with_changes(comma=before)
+        new = new.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
+        comma = params[-2].comma if isinstance(last.comma, cst.Comma) and len(params) > 1 else _COMMA
+        params[-1] = last.with_changes(comma=comma, whitespace_after_param=cst.SimpleWhitespace(""))
     return function.with_changes(params=function.params.with_changes(params=[*params, new]))
 
 

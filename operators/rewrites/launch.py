@@ -66,8 +66,8 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
     pairs: Pairs = [(n.call, _untuned(source, n, set(blocks))) for n in launches]
     pairs += [(line, cst.RemoveFromParent()) for _, line in blocks.values() if line is not None]
     pairs += _grid_pairs(source, launches[0], set(blocks))
-    configs = ", ".join(_config_text(c, set(blocks)) for c in _configs(now, rng))
-    text = f"triton.autotune(configs=[{configs}], key={_keys(kernel)})"
+    configs = "".join(f"        {_config_text(c, set(blocks))},\n" for c in _configs(now, rng))
+    text = f"triton.autotune(\n    configs=[\n{configs}    ],\n    key={_keys(kernel)},\n)"
     decorator = cst.Decorator(expr(text))
     pairs.append((kernel.node, lambda f: f.with_changes(decorators=[decorator, *f.decorators])))
     return edited(source, pairs)
@@ -127,11 +127,7 @@ def _only_for_launch(launch: Launch, variable: str, grid: cst.Tuple) -> bool:
     keywords = sum(a.keyword is not None and a.keyword.value == variable for a in launch.call.args)
     bound = [v for v in bindings(host).get(variable, [])]
     alone = len(bound) == 1 and len(uses) == 1 and isinstance(uses[0].value, cst.Name)
-    return (
-        alone
-        and _line_of(host, variable) is not None
-        and _mentions(host, variable) == 2 + keywords + _mentions(grid, variable)
-    )
+    return alone and _mentions(host, variable) == 2 + keywords + _mentions(grid, variable)
 
 
 def _line_of(host: cst.FunctionDef, variable: str) -> cst.CSTNode | None:

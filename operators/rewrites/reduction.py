@@ -12,7 +12,7 @@ import libcst as cst
 from operators.genes import get_genes
 from operators.rewrites.base import ATOMICS, Pairs, Rewrite, assigned, edited, pick, pointers, shuffled, with_body
 from operators.source import (
-    Kernel, Launch, Source, bindings, called, code, dotted, expr, integer, keyword, names, replace, stmts, walk,
+    Kernel, Launch, Source, bindings, called, code, dotted, expr, fresh, integer, keyword, names, replace, stmts, walk,
 )  # fmt: skip
 
 # --- one-dimensional facts -------------------------------------------------------------------------------------------
@@ -176,12 +176,13 @@ def _online_softmax(source: Source, rng: random.Random) -> str | None:
     if site is None:
         return None
     _, (first, second, between, largest, total, x) = site
+    new, shift = fresh(source, f"new_{largest}"), fresh(source, "shift")
     text = (
-        f"new_{largest} = tl.maximum({largest}, tl.max({x}, axis=0))\n"
-        f"shift = tl.where(new_{largest} == -float('inf'), 0.0, new_{largest})\n"
-        f"{total} = {total} * tl.exp({largest} - shift) + tl.sum(tl.exp({x} - shift), axis=0)\n"
-        f"{largest} = new_{largest}\n"
-    ).replace("'", '"')
+        f"{new} = tl.maximum({largest}, tl.max({x}, axis=0))\n"
+        f'{shift} = tl.where({new} == -float("inf"), 0.0, {new})\n'
+        f"{total} = {total} * tl.exp({largest} - {shift}) + tl.sum(tl.exp({x} - {shift}), axis=0)\n"
+        f"{largest} = {new}\n"
+    )
     body = [*list(first.body.body)[:-1], *stmts(text)]
     merged = first.with_changes(body=first.body.with_changes(body=body))
     pairs: Pairs = [(first, [*between, merged]), (second, cst.RemoveFromParent())]
@@ -318,7 +319,7 @@ class _Streamer:
         kernel = self.kernel
         lines = [s for s in kernel.body if not (isinstance(s, cst.SimpleStatementLine) and len(s.body) == 1)]
         once = all(len(v) == 1 for v in bindings(kernel.node).values())
-        if lines or not once or kernel.calls(*ATOMICS) or not _only_lanes(kernel, self.block):
+        if lines or not once or "row_start" in bindings(kernel.node) or kernel.calls(*ATOMICS) or not _only_lanes(kernel, self.block):
             raise _Unknown("not straight-line code that binds each name once")
         if pointers(kernel, "tl.load") & pointers(kernel, "tl.store") or "float64" in code(kernel.node):
             raise _Unknown("in place, or in a precision that float32 sums would lose")
@@ -404,7 +405,8 @@ class _Streamer:
                 shape = self.shapes[name]
                 start = _START[function]
                 if shape:
-                    start = f"tl.full(({', '.join(shape)},), {start}, dtype=tl.float32)"
+                    lengths = shape[0] + "," if len(shape) == 1 else ", ".join(shape)
+                    start = f"tl.full(({lengths}), {start}, dtype=tl.float32)"
                 merge = _MERGE[function]
                 step = f"{name} + {code(call)}" if merge == "+" else f"{merge}({name}, {code(call)})"
                 self.out += stmts(f"{name} = {start}\n")
