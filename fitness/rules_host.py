@@ -6,7 +6,16 @@ import ast
 import builtins
 import re
 
-from fitness.rules_module import FunctionNode, Module, Report, ScopedVisitor, is_main_guard, live
+from fitness.rules_module import (
+    FunctionNode,
+    Module,
+    Report,
+    ScopedVisitor,
+    is_main_guard,
+    is_module_alias,
+    live,
+    mentions,
+)
 from fitness.rules_names import (
     CODE_OPTIONS,
     FRAME_ATTRIBUTES,
@@ -113,7 +122,9 @@ def _check_bindings(module: Module, report: Report) -> None:
     """A function or module name that is bound twice is not what a reader, or the kernel cutter, takes it for."""
     first: set[str] = set()
     for name, node in module.bound:
-        if hasattr(builtins, name):
+        if name.startswith("__") and name != "__all__":
+            report("dunder", node, f"`{name}` may not be defined; {_ADVICE['dunder']}")
+        elif hasattr(builtins, name):
             report("builtin", node, f"`{name}` hides the builtin for the whole file; choose another name")
         fixed = name in module.imports or name in module.kernels or name in module.functions or name in module.classes
         if name in first and fixed:
@@ -124,7 +135,11 @@ def _check_bindings(module: Module, report: Report) -> None:
 def _launches(module: Module, function: FunctionNode) -> bool:
     """Whether a kernel is used (subscripted, assigned, handed on) in code that can run, beyond a bare mention."""
     bare = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Expr)}
-    return any(isinstance(n, ast.Name) and n.id in module.kernels and id(n) not in bare for n in live(function))
+    tables = {
+        name for name, values in module.constants.items() if any(module.kernels.keys() & mentions(v) for v in values)
+    }
+    names = module.kernels.keys() | tables
+    return any(isinstance(n, ast.Name) and n.id in names and id(n) not in bare for n in live(function))
 
 
 class HostRules(ScopedVisitor):
@@ -138,7 +153,7 @@ class HostRules(ScopedVisitor):
 
     def check(self) -> None:
         for statement in self.module.tree.body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            if isinstance(statement, (ast.Import, ast.ImportFrom)) or is_module_alias(statement, self.module):
                 continue
             self.used = not is_main_guard(statement)
             if is_main_guard(statement):
@@ -220,6 +235,11 @@ class HostRules(ScopedVisitor):
 
     visit_Import = visit_ImportFrom = _refuse_import
 
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:
+        for name in node.kwd_attrs:  # reads attributes without an expression that says so
+            self.report("attribute", node, f"a pattern on the attribute `{name}`; compare `.{name}` instead")
+        self.generic_visit(node)
+
     def visit_Expr(self, node: ast.Expr) -> None:
         if not (isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):  # not a docstring
             self.visit(node.value)
@@ -239,7 +259,8 @@ class HostRules(ScopedVisitor):
             if node.id.startswith("__") and node.id != "__all__":
                 self.report("dunder", node, f"`{node.id}` may not be set; {_ADVICE['dunder']}")
         elif node.id in self.module.imports:
-            self._check_path(node, self.module.imports[node.id])
+            if not self._refused(node.id):
+                self._check_path(node, self.module.imports[node.id])
         elif self.module.defines(node.id):
             pass
         elif _DUNDER.fullmatch(node.id):
@@ -260,6 +281,11 @@ class HostRules(ScopedVisitor):
             self._check_value_attribute(node)
             self.visit(node.value)
 
+    def _refused(self, name: str) -> bool:
+        """Whether the import of `name` is reported already: then its uses are not."""
+        path = "" if name in self.local else self.module.imports.get(name, "")
+        return path not in MODULES and path != "" and leaf_rule(path) == "import"
+
     def _check_path(self, node: ast.AST, path: str) -> None:
         if path in MODULES:
             self.report("patch", node, f"the module `{path}` is used as a value; name what is needed of it")
@@ -274,7 +300,11 @@ class HostRules(ScopedVisitor):
 
     def _check_value_attribute(self, node: ast.Attribute) -> None:
         name, root = node.attr, node.value.id if isinstance(node.value, ast.Name) else ""
-        if name in FRAME_ATTRIBUTES:
+        if self._refused(root):
+            return
+        if _DUNDER.fullmatch(name):
+            self.report("dunder", node, f"`.{name}` is private; {_ADVICE['dunder']}")
+        elif name in FRAME_ATTRIBUTES:
             self.report("frame", node, f"`.{name}` reaches into the interpreter; no stack frames or code objects")
         elif name in MEMORY_ATTRIBUTES:
             self.report("memory", node, f"`.{name}` reaches raw memory; pass the tensor itself to the kernel")

@@ -55,6 +55,14 @@ def is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
+def is_module_alias(node: ast.stmt, module: Module) -> bool:
+    """`tl = triton.language`: an import by other means."""
+    match node:
+        case ast.Assign(targets=[ast.Name()], value=value):
+            return module.path(value) in MODULES
+    return False
+
+
 def _bind(module: Module, node: ast.stmt) -> None:
     match node:
         case ast.Import():
@@ -75,8 +83,8 @@ def _bind(module: Module, node: ast.stmt) -> None:
             module.bound.append((node.name, node))
             for item in node.body:
                 module.fields |= {t.id for t in ast.walk(item) if isinstance(t, ast.Name) and not _is_load(t)}
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if module.path(value) in MODULES:
-            _import(module, name, module.path(value) or "", node)  # tl = triton.language
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_module_alias(node, module):
+            _import(module, name, module.path(value) or "", node)
         case ast.Assign() | ast.AugAssign() | ast.AnnAssign(value=ast.expr()):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in (t for top in targets for t in ast.walk(top)):

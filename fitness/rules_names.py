@@ -79,8 +79,8 @@ _MODULE_NAMES: dict[str, frozenset[str]] = {
     "triton.runtime.driver.active": words("get_current_target get_current_device get_active_torch_device"),
     "triton.runtime.driver.active.utils": words("get_device_properties"),
     "torch.cuda": words("""
-        get_device_properties get_device_capability get_device_name current_device device device_count is_available
-        synchronize
+        get_device_properties get_device_capability get_device_name current_device device device_count device_of
+        is_available synchronize
     """),
     "torch.nn": words(""),
     "triton.language.extra": words(""),
@@ -232,6 +232,8 @@ def leaf_rule(path: str) -> str | None:
         return "library" if name in _FUNCTIONAL_LEAKS else "delegate"
     if module in KERNEL_LANGUAGE:
         return "library" if name in _LEAKS else None
+    if module not in _MODULE_NAMES:
+        return "import"
     if name in _MODULE_NAMES[module]:
         return None
     return "library" if module.startswith(("torch", "triton")) else "import"

@@ -5,7 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from fitness.rules_module import COMPREHENSIONS, FunctionNode, Module, Report, ScopedVisitor, is_main_guard
+from fitness.rules_module import (
+    COMPREHENSIONS,
+    FunctionNode,
+    Module,
+    Report,
+    ScopedVisitor,
+    is_main_guard,
+    parameters,
+)
 from fitness.rules_names import TENSOR_VIEWS, TORCH_TENSORS, words
 
 _MUTATORS = words("""
@@ -38,6 +46,7 @@ class StateRules(ScopedVisitor):
     def __init__(self, module: Module, report: Report) -> None:
         super().__init__(module, report)
         self.aliases: frozenset[str] = frozenset()  # local names for things inside globals
+        self.writers = {name for name, function in module.functions.items() if _writes_parameters(function)}
         self.containers = {
             n for n, values in module.constants.items() if any(not _immutable(module, v) for v in values)
         }
@@ -57,8 +66,11 @@ class StateRules(ScopedVisitor):
                 self.visit(statement)
 
     def _check_function(self, node: ast.FunctionDef) -> None:
+        for decorator in node.decorator_list:
+            self.visit(decorator)
         if self.module.kernels.get(node.name) is node:
             return
+        self.visit_signature(node.args)
         for default in (*node.args.defaults, *node.args.kw_defaults):
             if default is not None:
                 self._check_default(default, f"the default of a parameter of `{node.name}`")
@@ -102,7 +114,13 @@ class StateRules(ScopedVisitor):
     visit_Global = visit_Nonlocal = _refuse_declaration
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if not isinstance(node.ctx, ast.Load):
+        if isinstance(node.ctx, ast.Load):
+            if node.attr in _MUTATORS and self.module.path(node, self.local) is None:
+                name = self._outlives(node.value)
+                if name is not None:
+                    message = f"`{name}...{node.attr}` changes what outlives the call; use a local variable"
+                    self.report("state", node, message)
+        else:
             name, text = self._outlives(node), ast.unparse(node)
             if name is not None and name not in self.module.imports and name not in self.module.kernels:
                 self.report("state", node, f"`{text} = ...` keeps state between calls; use local variables")
@@ -118,11 +136,14 @@ class StateRules(ScopedVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
+        shared = [n for a in node.args if (n := self._outlives(a)) and n in self.containers | self.aliases]
         match node.func:
-            case ast.Attribute(value=value, attr=attr) if attr in _MUTATORS and (name := self._outlives(value)):
-                self.report("state", node, f"`{name}...{attr}()` changes what outlives the call; use a local variable")
             case ast.Name(id="next") if node.args and (name := self._outlives(node.args[0])):
                 self.report("state", node, f"`next({name})` counts calls; use arguments")
+            case ast.Name(id=function) if function in self.writers and shared:
+                self.report("state", node, f"`{function}` writes to `{shared[0]}`, which outlives the call; copy it")
+            case ast.Attribute(value=ast.Name(id=kind), attr=attr) if kind in _MAKERS and attr in _MUTATORS and shared:
+                self.report("state", node, f"`{kind}.{attr}` changes `{shared[0]}`, which outlives the call; copy it")
         self.generic_visit(node)
 
     # --- what outlives calls in the first place
@@ -159,6 +180,18 @@ class StateRules(ScopedVisitor):
             if launched or made or asked:
                 self.report("state", node, f"the cache of `{node.name}` would keep tensors between calls; remove it")
                 return
+
+
+def _writes_parameters(function: FunctionNode) -> bool:
+    """Whether the function stores into, or calls a changing method of, one of its parameters."""
+    own = {a.arg for a in parameters(function.args)}
+    for node in ast.walk(function):
+        stored = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        if stored or (isinstance(node, ast.Attribute) and node.attr in _MUTATORS):
+            name = root(node)
+            if name is not None and name.id in own:
+                return True
+    return False
 
 
 def _immutable(module: Module, node: ast.expr) -> bool:
