@@ -1,0 +1,262 @@
+"""The oracle: reproducible inputs, budgets that right kernels meet with room and narrower precisions do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.records import Case
+from fitness.oracle import ROUNDING_RMS, VARIANTS, Expected, compare, expect, make_inputs, variants
+from fitness.task import Task, load_task, run_reference, task_names
+
+TASKS = {name: load_task(name) for name in task_names()}
+SMALL = {name: task.cases[0].on_cpu() for name, task in TASKS.items()}
+
+
+def tensors(arguments: tuple) -> list[torch.Tensor]:
+    return [a for a in arguments if isinstance(a, torch.Tensor)]
+
+
+def expectation(name: str, variant: str = "normal") -> Expected:
+    expected = expect(TASKS[name], SMALL[name], 5, variant)
+    assert expected is not None
+    return expected
+
+
+def good(expected: Expected) -> list[torch.Tensor]:
+    """The exact outputs, rounded to their dtypes."""
+    return [exact.to(dtype) for exact, dtype in zip(expected.outputs, expected.dtypes, strict=True)]
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_inputs_follow_from_seed_case_and_variant_alone(name: str) -> None:
+    task, case = TASKS[name], SMALL[name]
+    seen = []
+    for seed, variant, used in ((5, "normal", case), (6, "normal", case), (5, "heavy", case),
+                                (5, "normal", dataclasses.replace(case, name="other"))):  # fmt: skip
+        torch.rand(3)  # the global generator plays no part
+        first, again = (tensors(make_inputs(task, used, seed, variant)) for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        seen.append(first)
+    assert not any(torch.equal(seen[0][0], other[0]) for other in seen[1:])
+
+
+def test_the_key_is_a_stable_hash() -> None:
+    number = 0x160EEBE06AEEDD17  # sha256 of '[1, "fixed", [["N", 3]], "float32", "normal"]', the first 63 bits
+    (x,) = make_inputs(TASKS["vector_sin"], Case("fixed", {"N": 3}), 1)
+    assert torch.equal(x, 4 * torch.randn(3, generator=torch.Generator().manual_seed(number)))
+
+
+def test_variants_do_what_they_say() -> None:
+    task, case = TASKS["softmax"], Case("x", {"M": 64, "N": 64})
+    x = {variant: make_inputs(task, case, 0, variant)[0] for variant in VARIANTS}
+    assert all(v.shape == (64, 64) and v.dtype == torch.float32 for v in x.values())
+    std = x["normal"].std().item()
+    assert x["large"].std() > 1e3 * std and x["tiny"].std() < 1e-3 * std
+    assert x["heavy"].abs().max() > 4 * x["normal"].abs().max()
+    last = x["last_tile"]
+    assert last[-1].std() > 4 * std and last[:, -1].std() > 4 * std and last[:-1, :-1].std() < 1.5 * std
+
+
+def test_negated_flips_every_other_floating_input() -> None:
+    ones = dataclasses.replace(TASKS["matmul"], inputs=lambda case, generator: (torch.ones(2), 3, torch.ones(2), 1.0))
+    a, n, b, x = make_inputs(ones, SMALL["matmul"], 0, "negated")
+    assert (a == -1).all() and (b == 1).all() and (n, x) == (3, 1.0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_leave_integers_and_numbers_valid(variant: str) -> None:
+    table, _update, slots, rate = make_inputs(TASKS["scatter"], SMALL["scatter"], 0, variant)
+    assert slots.dtype == torch.int64 and slots.min() >= -1 and slots.max() < table.shape[0] and rate == 0.125
+    used = slots[slots >= 0]
+    assert len(used) == len(used.unique())
+
+
+def test_unknown_variant_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown variant 'odd'; expected one of: normal, large"):
+        make_inputs(TASKS["softmax"], SMALL["softmax"], 0, "odd")
+
+
+def test_a_task_without_stress_has_one_variant() -> None:
+    assert variants(TASKS["softmax"]) == VARIANTS
+    assert variants(dataclasses.replace(TASKS["softmax"], stress=False)) == ("normal",)
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_variant_of_the_built_in_tasks_can_be_compared(name: str) -> None:
+    for case in TASKS[name].cases:
+        for variant in VARIANTS:
+            expected = expect(TASKS[name], case.on_cpu(), 5, variant)
+            assert expected is not None
+            ratio, message = compare(expected, expected.structure, good(expected), expected.strides)
+            assert ratio <= 0.5 and message is None
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to TensorFloat-32: 10 bits of significand."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+NARROWER: dict[torch.dtype, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    torch.float32: {"float16": lambda x: x.half().float(), "tf32": tf32, "bfloat16": lambda x: x.bfloat16().float()},
+    torch.float16: {"bfloat16": lambda x: x.bfloat16().float()},
+}
+
+
+def compute(name: str, before: Callable, after: Callable) -> tuple[Expected, str, list[torch.Tensor]]:
+    """The reference in float32 with `before` applied to floating inputs and `after` to outputs."""
+    expected = expectation(name)
+    arguments = make_inputs(TASKS[name], SMALL[name], 5)
+    wide = [before(a.float()) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
+    structure, outputs = run_reference(TASKS[name], wide)
+    return expected, structure, [after(o).to(dtype) for o, dtype in zip(outputs, expected.dtypes, strict=True)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_float32_computation_passes(name: str) -> None:
+    ratio, message = compare(*compute(name, lambda x: x, lambda x: x))
+    assert ratio <= 0.3 and message is None
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_narrower_inputs_or_outputs_fail(name: str) -> None:
+    narrower = NARROWER[expectation(name).dtypes[0]]
+    for narrow in narrower.values():
+        assert compare(*compute(name, narrow, lambda x: x))[0] > 1.3
+        assert compare(*compute(name, lambda x: x, narrow))[0] > 1.3
+
+
+def test_rounding_constant_is_that_of_random_numbers() -> None:
+    x = torch.exp(torch.rand(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 9)
+    relative = (x.half().double() - x) / x
+    assert relative.square().mean().sqrt().item() == pytest.approx(ROUNDING_RMS * 2**-11, rel=0.02)
+
+
+def task_from(folder: Path, reference: str, extra: str = "", dtype: str = "float32") -> Task:
+    (folder / "kernel.py").write_text("def run(x): ...\n")
+    (folder / "task.py").write_text(
+        "import torch\nfrom fitness import Case\nentry = 'run'\n"
+        f"cases = [Case('only', {{'N': 1000}}, dtype='{dtype}')]\n"
+        "def inputs(case, generator):\n"
+        "    return (torch.randn(case.axes['N'], generator=generator).to(getattr(torch, case.dtype)),)\n"
+        f"def reference(x):\n    return {reference}\n{extra}\n"
+    )
+    return load_task(folder)
+
+
+def test_tolerance_widens_the_budget(tmp_path: Path) -> None:
+    strict = task_from(tmp_path, "x.exp()")
+    loose = task_from(tmp_path, "x.exp()", "tolerance = 1e-2")
+    ratios = []
+    for task in (strict, loose):
+        expected = expect(task, task.cases[0], 0)
+        assert expected is not None
+        off = [expected.outputs[0].mul(1.005).float()]
+        ratios.append(compare(expected, "tensor", off)[0])
+    assert ratios[0] > 100 and ratios[1] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_nothing_is_expected_where_the_oracle_is_not_finite_or_overflows(tmp_path: Path) -> None:
+    log = task_from(tmp_path, "(x + 8).log()")
+    assert expect(log, log.cases[0], 0) is not None
+    assert expect(log, log.cases[0], 0, "large") is None
+    cube = task_from(tmp_path, "x * x * x * x", dtype="float16")
+    assert expect(cube, cube.cases[0], 0) is not None
+    assert expect(cube, cube.cases[0], 0, "large") is None  # 48^4 is beyond float16
+
+
+def test_integers_compare_exactly(tmp_path: Path) -> None:
+    task = task_from(tmp_path, "(x > 0, torch.argsort(x))")
+    expected = expect(task, task.cases[0], 0)
+    assert expected is not None and expected.budgets == (None, None)
+    positive, order = good(expected)
+    assert compare(expected, "tuple", [positive, order]) == (0.0, None)
+    order = order.clone()
+    order[-1] += 1
+    ratio, message = compare(expected, "tuple", [positive, order])
+    assert ratio == math.inf and message is not None
+    assert "output 1 is wrong at (999,)" in message and "1 of 1000" in message
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_wrong_values_fail(name: str) -> None:
+    expected = expectation(name)
+
+    def ratio(change: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        outputs = [change(o.clone()) for o in good(expected)]
+        got, message = compare(expected, expected.structure, outputs)
+        assert (message is not None) == (got > 1)
+        return got
+
+    def put(value: float, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: x.view(-1).index_fill(0, torch.tensor([index]), value).view(x.shape)
+
+    assert ratio(torch.zeros_like) > 1
+    assert ratio(torch.ones_like) > 1
+    assert ratio(lambda x: x * 1.01) > 1
+    assert ratio(lambda x: x.roll(1)) > 1
+    assert ratio(put(math.nan, 0)) == math.inf
+    assert ratio(put(math.inf, 1)) == math.inf
+    assert ratio(put(-math.inf, 3)) == math.inf
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_skipped_tail_fails(name: str) -> None:
+    expected = expectation(name)
+    outputs = good(expected)
+    outputs[0].view(-1)[-3:] = 0
+    assert compare(expected, expected.structure, outputs)[0] > 1
+
+
+def test_form_comes_before_values() -> None:
+    expected = expectation("matmul_backward")
+    da, db = good(expected)
+    cases = [
+        ("list", [da, db], "must return 'tuple', got 'list'"),
+        ("tuple", [da], "expected 2 outputs .* got 1"),
+        ("tuple", [da, db[:, :-1]], r"output 1 must have shape \(2, 32, 48\), got \(2, 31, 48\)"),
+        ("tuple", [da.float(), db], "output 0 must be torch.float16, got torch.float32"),
+    ]
+    for structure, outputs, message in cases:
+        ratio, got = compare(expected, structure, outputs)
+        assert ratio == math.inf and re.search(message, got or "")
+
+
+def test_strides_are_compared_where_given() -> None:
+    expected = expectation("softmax")
+    (y,) = good(expected)
+    turned = y.t().contiguous().t()
+    assert compare(expected, "tensor", [turned])[1] is None
+    ratio, message = compare(expected, "tensor", [turned], [turned.stride()])
+    assert ratio == math.inf and message == "output 0 must have strides (256, 1), got (1, 6)"
+
+
+def test_message_names_output_position_and_values() -> None:
+    expected = expectation("layer_norm")
+    (y,) = good(expected)
+    y[2, 7] += 1
+    _, message = compare(expected, "tensor", [y])
+    assert message is not None
+    assert f"worst at (2, 7), expected {expected.outputs[0][2, 7].item():.9g}, got {y[2, 7].item():.9g}" in message
+
+
+def test_empty_outputs_compare(tmp_path: Path) -> None:
+    task = task_from(tmp_path, "x[:0], x")
+    expected = expect(task, task.cases[0], 0)
+    assert expected is not None
+    assert compare(expected, "tuple", good(expected), expected.strides) == (0.0, None)
