@@ -47,20 +47,20 @@ class Layout:
             position = start + buffer.nbytes + GUARD
         self.total = max(position, 1)  # an empty file cannot be mapped
 
-    def create(self, scratch: Path) -> mmap.mmap:
+    def create(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""
-        with open(scratch / FILE_NAME, "w+b") as file:
+        with open(scratch / name, "w+b") as file:
             file.truncate(self.total)
             mm = mmap.mmap(file.fileno(), self.total)
         self.poison(mm)
         return mm
 
-    def attach(self, scratch: Path) -> mmap.mmap:
+    def attach(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
         """The mapped file that `create` made.  Raises ValueError where its size is not that of this layout."""
-        with open(scratch / FILE_NAME, "r+b") as file:
+        with open(scratch / name, "r+b") as file:
             mm = mmap.mmap(file.fileno(), 0)
         if len(mm) != self.total:
-            raise ValueError(f"{FILE_NAME} has {len(mm)} bytes, the plan needs {self.total}")
+            raise ValueError(f"{name} has {len(mm)} bytes, the plan needs {self.total}")
         return mm
 
     def poison(self, mm: Any) -> None:
