@@ -277,9 +277,11 @@ class HostRules(ScopedVisitor):
         path = self.module.path(node, self.local)
         if path is not None:
             self._check_path(node, path)
-        else:
+            return
+        inner = self.module.path(node.value, self.local)
+        if inner is None or inner in MODULES or leaf_rule(inner) in (None, "delegate"):  # else that is the finding
             self._check_value_attribute(node)
-            self.visit(node.value)
+        self.visit(node.value)
 
     def _refused(self, name: str) -> bool:
         """Whether the import of `name` is reported already: then its uses are not."""

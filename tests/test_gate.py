@@ -1,0 +1,461 @@
+"""The gate: honest sources pass without a finding, each cheat of the corpus is found by the rule that it names."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evo.records import STAGES, Verdict
+from fitness.gate import MAX_CHARACTERS, RULES, gate
+
+ROOT = Path(__file__).parent.parent
+TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks").glob("*/task.py"))}
+HACKS = sorted((ROOT / "tests" / "hacks").glob("*.py"))
+HONEST = sorted([*(ROOT / "fitness" / "tasks").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")])
+
+HEAD = """
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+"""
+RUN = """
+def run(x):
+    y = torch.empty_like(x)
+    kernel[(1,)](x, y, x.numel(), BLOCK=16)
+    return y
+"""
+
+
+def check(source: str, entry: str = "run", allow_delegation: bool = False):
+    return gate(source, entry=entry, allow_delegation=allow_delegation)
+
+
+def rules(source: str, **options) -> set[str]:
+    return {finding.rule for finding in check(source, **options)}
+
+
+def host(body: str, before: str = "") -> str:
+    """A source whose entry `run(x)` has this body and then launches honestly."""
+    indented = "\n".join("    " + line for line in body.splitlines())
+    launch = "    y = torch.empty_like(x)\n    kernel[(1,)](x, y, 1, BLOCK=16)\n    return y\n"
+    return f"{HEAD}\n{before}\n\ndef run(x):\n{indented}\n{launch}"
+
+
+def in_kernel(line: str, before: str = "") -> str:
+    return f"{HEAD}\n{before}\n@triton.jit\ndef other(x, n, B: tl.constexpr):\n    {line}\n{RUN}"
+
+
+def snippets(text: str) -> dict[str, str]:
+    """Pieces of code by the comment lines above them."""
+    parts = re.split(r"^# (.+)\n", text, flags=re.MULTILINE)
+    return {name: code.strip() for name, code in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+# --- honest sources ---------------------------------------------------------------------------------------------------
+
+
+def task_facts(task: str) -> dict[str, object]:
+    """Literal assignments of a task.py, without importing it."""
+    facts = {}
+    for node in ast.parse((TASKS[task] / "task.py").read_text()).body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.targets[0], ast.Name)
+        ):
+            facts[node.targets[0].id] = node.value.value
+    return facts
+
+
+@pytest.mark.parametrize("path", HONEST, ids=lambda p: p.parent.name if p.stem == "kernel" else p.stem)
+def test_seeds_and_variants_pass(path):
+    task = path.parent.name if path.stem == "kernel" else path.stem.partition("__")[0]
+    facts = task_facts(task)
+    allowed = bool(facts.get("allow_delegation", False))
+    assert gate(path.read_text(), entry=str(facts["entry"]), allow_delegation=allowed) == []
+
+
+HOST_CODE = snippets("""
+# sizes
+M, N = x.shape
+n = M * N // 2 + x.stride(0) - x.numel() % 4
+assert n >= 0 and x.dim() == 2, f'{n}'
+
+# views
+z = x.contiguous().view(-1).reshape(x.shape).transpose(0, 1).t()
+z = z.unsqueeze(0).expand(2, -1, -1)[0]
+
+# identity
+bias = None
+if bias is not None and x is not bias:
+    raise ValueError('no bias')
+
+# same metadata
+z = torch.empty_like(x)
+assert x.shape == z.shape and x.device == z.device
+assert x.dtype == torch.float32
+
+# allocation
+z = torch.zeros((x.shape[0] + 1, 2 * x.shape[1]), dtype=torch.float32, device=x.device)
+z.zero_()
+
+# casts
+z = x.to(torch.float16)
+z = z.float().half()
+w = x.new_empty(4)
+
+# slices
+z = x[:, : x.shape[1] // 2]
+w = torch.empty_like(x)
+w[0] = 0.0
+w[:, 1:].copy_(x[:, 1:])
+
+# scalars
+scale = 1.0 / math.sqrt(x.shape[-1])
+warps = min(max(x.shape[1] // 256, 1), 8)
+high = torch.finfo(x.dtype).max * 0.5
+
+# devices
+with torch.cuda.device(x.device):
+    sms = torch.cuda.get_device_properties(x.device).multi_processor_count * 2
+
+# branches
+if x.is_contiguous():
+    z = x
+else:
+    z = x.contiguous()
+for k in range(3):
+    z = z.view(z.shape)
+
+# name reuse
+z = x.view(-1)
+z = z.numel()
+z = z * 2 + 1
+
+# unknown helper
+def half(v):
+    return v * 0.5
+z = half(x.shape[0])
+
+# containers
+parts = list(x.chunk(2))
+parts.append(x)
+parts.sort(key=len)
+options = {'num_warps': 4}
+options['k'] = 1
+
+# comprehension
+total = sum(part.numel() * 2 for part in x.split(4))
+shape = tuple(n + 1 for n in x.shape)
+
+# match
+match x.dim():
+    case 1:
+        n = x.shape[0]
+    case _:
+        n = x.numel()
+
+# lambda grid
+grid = lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)
+kernel[grid](x, x, 1, BLOCK=16)
+
+# nested grid
+def grid(meta):
+    return (triton.cdiv(x.numel(), meta['BLOCK']), 1)
+kernel[grid](x, x, 1, BLOCK=16)
+
+# partial launch
+run_it = kernel[(1,)]
+run_it(x, x, 1, BLOCK=16, num_warps=4, num_stages=2)
+
+# a local called like a builtin
+input = x.view(-1)
+id = input.numel()
+type = id + 1
+""")
+
+
+@pytest.mark.parametrize("name", HOST_CODE)
+def test_honest_host_code_passes(name):
+    assert check(host(HOST_CODE[name])) == []
+
+
+TOP_LEVEL = snippets("""
+# configurations
+def configs():
+    return [triton.Config({'BLOCK': b}, num_warps=w)
+            for b in (16, 32) for w in (4, 8)]
+CONFIGS = configs()
+
+# properties
+DEVICE = torch.device('cuda')
+SMS = torch.cuda.get_device_properties(0).multi_processor_count
+
+# driver
+DRIVER = triton.runtime.driver.active.utils.get_device_properties(0)['multiprocessor_count']
+
+# constants
+LOG2E: tl.constexpr = 1.4427
+SIZES = (16, 32)
+TYPES = {torch.float16: tl.float16}
+TOTAL = sum(s for s in SIZES)
+
+# language alias
+lang = triton.language
+EPS = lang.constexpr(1e-6)
+
+# record
+class Shape(NamedTuple):
+    rows: int
+    columns: int = 1
+
+def area(s):
+    return s.rows * s.columns
+
+# cached number
+@functools.lru_cache
+def sms(device):
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+# reference
+def reference(x):
+    try:
+        return torch.softmax(x, dim=-1) @ x.exp()
+    except ValueError:
+        return x
+
+# script
+def helper():
+    return 1
+
+if __name__ == '__main__':
+    print(torch.softmax(torch.ones(3), 0), helper())
+
+# exports
+__all__ = ['run']
+
+# table
+TABLE = {16: {'BLOCK': 16}}
+def pick(n):
+    chosen = dict(TABLE.get(n, TABLE[16]))
+    chosen['n'] = n
+    return chosen
+""")
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_honest_top_levels_pass(name):
+    assert check(host("pass", TOP_LEVEL[name])) == []
+
+
+def test_a_kernel_behind_a_table_helper_or_decorators_counts_as_launched():
+    table = "KERNELS = {'a': kernel}\ndef run(x):\n    KERNELS['a'][(1,)](x, x, 1, BLOCK=16)\n    return x\n"
+    helper = "def start(k, x):\n    k[(1,)](x, x, 1, BLOCK=16)\ndef run(x):\n    start(kernel, x)\n    return x\n"
+    tuned = HEAD.replace(
+        "@triton.jit", "@triton.autotune(configs=[triton.Config({'BLOCK': 16})], key=['n'])\n@triton.jit"
+    )
+    guessed = HEAD.replace("@triton.jit", "@triton.heuristics({'BLOCK': lambda args: 16})\n@triton.jit(debug=False)")
+    for source in (HEAD + table, HEAD + helper, tuned + RUN, guessed + RUN):
+        assert check(source) == []
+
+
+KERNEL_CODE = [
+    "y = tl.load(x, eviction_policy='evict_last').to(tl.float32).sum(axis=0)",
+    "for i in tl.range(0, n, B, num_stages=2):\n        tl.store(x + i, tl.extra.cuda.libdevice.tanh(1.0))",
+    "tl.static_assert(B % 16 == 0)\n    m = min(n, B) + max(len((1, 2)), int(1.0))",
+    "acc = tl.zeros((B,), dtype=x.dtype.element_ty)\n    if n > 4 and B == 16:\n        acc += tl.where(acc > 0, acc, 0.0)",
+    "m = triton.cdiv(n, B) + triton.next_power_of_2(B) + LIMIT",
+    "while n > 0:\n        n -= B\n    a, b = tl.split(tl.join(n, n))",
+]
+
+
+@pytest.mark.parametrize("line", KERNEL_CODE)
+def test_honest_kernel_code_passes(line):
+    assert check(in_kernel(line, "LIMIT: tl.constexpr = 4")) == []
+
+
+def test_libdevice_under_every_import():
+    for line in (
+        "from triton.language.extra import libdevice",
+        "from triton.language.extra.cuda import libdevice",
+        "import triton.language.extra.libdevice as libdevice",
+    ):
+        assert check(line + in_kernel("y = libdevice.tanh(n)")) == []
+    assert check("from triton.language.extra.libdevice import tanh" + in_kernel("y = tanh(n)")) == []
+
+
+# --- delegation -------------------------------------------------------------------------------------------------------
+
+DELEGATIONS = [
+    "z = x.view(-1) * 2",
+    "z = -x.contiguous()",
+    "z = x.contiguous() > 0",
+    "z = torch.empty_like(x)\nz += x",
+    "z = x.t() @ x",
+    "z = torch.empty_like(x).max()",
+    "z = torch.cat([x, x])",
+    "z = [v.softmax(-1) for v in [x]]",
+    "z = abs(x.contiguous())",
+    "z = x.contiguous()[x.view(-1)]",
+    "z = torch.nn.functional.gelu(x)",
+    "z = x.exp_()",
+    "z = max(x.contiguous(), x)",
+    "if x.shape[0] > 1:\n    z = x.view(-1)\nelse:\n    z = x.reshape(-1)\nw = z / 2",
+]
+
+
+@pytest.mark.parametrize("body", DELEGATIONS)
+def test_delegation_is_found_where_it_is_not_allowed(body):
+    line = host(body).splitlines().index("    " + body.splitlines()[-1]) + 1
+    findings = check(host(body))
+    assert [(f.rule, f.line) for f in findings] == [("delegate", line)]
+    assert "kernel" in findings[0].message
+    assert check(host(body), allow_delegation=True) == []
+
+
+def test_what_is_no_plumbing_stays_out_of_bounds_with_delegation():
+    for body in ("torch.load('x')", "torch.ops.aten.mm(x, x)", "torch.os.getcwd()", "s = torch.cuda.Stream()"):
+        assert rules(host(body), allow_delegation=True) == {"library"}
+    assert rules(host("x.exp().data_ptr()"), allow_delegation=True) == {"memory"}
+
+
+def test_code_that_the_entry_does_not_reach_may_use_torch():
+    assert check(host("pass", "def unused(x):\n    return x.softmax(-1) * torch.exp(x)")) == []
+    assert rules(host("unused(x)", "def unused(x):\n    return torch.exp(x)")) == {"delegate"}
+    assert rules(host("pass", "def used(x):\n    return torch.exp(x)\nTABLE = (used,)")) == {"delegate"}
+
+
+# --- single rules -----------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_those_of_the_source_and_messages_say_what_to_do():
+    source = host("eval('1')")
+    (finding,) = check(source)
+    assert source.splitlines()[finding.line - 1].strip() == "eval('1')"
+    assert finding.rule == "builtin" and "`eval`" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        ("dunder", host("f = '{0.__class__}'.format(x)")),
+        ("dunder", host("pass", "def __getattr__(name):\n    return 1")),
+        ("dunder", host("pass", "__builtins__ = {}")),
+        ("attribute", host("match kernel:\n    case functools.partial(__globals__=g):\n        pass")),
+        ("builtin", host("pass", "open = 3")),
+        ("builtin", host("z = [open for open in open('f')]")),
+        ("patch", host("[0 for torch.softmax in [1]]")),
+        ("patch", host("for torch.softmax in [1]:\n    pass")),
+        ("patch", host("t, u = torch, 1")),
+        ("state", host("known = CACHE['a']\nknown.append(1)", "CACHE = {'a': []}")),
+        ("state", host("put(CACHE, 1)", "CACHE = []\ndef put(where, what):\n    where.append(what)")),
+        ("state", host("push(1)", "CACHE = []\npush = CACHE.append")),
+        ("state", host("dict.update(CACHE, a=1)", "CACHE = {}")),
+        ("state", host("del CACHE[0]", "CACHE = [1]")),
+        ("state", host("for c in CACHE:\n    c[0] = 1", "CACHE = [[1]]")),
+        ("state", host("pass", "COUNT = map(abs, range(9))")),
+        ("state", host("pass", "COUNT = (i for i in range(9))")),
+        ("definition", host("pass", "class Box:\n    def method(self):\n        pass")),
+        ("definition", host("pass", "def kernel():\n    pass")),
+        ("definition", host("other = triton.jit(len)")),
+        ("decorator", host("pass", "@functools.wraps(len)\ndef f(x):\n    return x")),
+        ("import", host("import math as m")),
+        ("top-level", host("pass", "for i in range(3):\n    pass")),
+        ("launch", host("kernel.run(x, grid=(1,))")),
+        ("inline-asm", host("kernel[(1,)](x, x, 1, BLOCK=16, ptx_options='-O0')")),
+        ("autotune", HEAD.replace("@triton.jit", "@triton.jit(repr=lambda s: 'k')") + RUN),
+        ("kernel", in_kernel("y = print(n)")),
+        ("kernel", in_kernel("y = x.handle")),
+        ("kernel", in_kernel("y = math.sqrt(2.0)")),
+        ("kernel", in_kernel("y = lambda v: v")),
+        ("kernel", in_kernel("y = tl.core.builtin")),
+        ("dunder", in_kernel("y = tl.load.__globals__")),
+        ("frame", in_kernel("y = x.f_back")),
+        ("patch", in_kernel("tl.exp = n")),
+        ("patch", in_kernel("y = tl")),
+    ],
+)  # fmt: skip
+def test_rule(rule, source):
+    assert rule in rules(source)
+
+
+def test_sizes():
+    assert rules("#" * (MAX_CHARACTERS + 1)) == {"size"}
+    assert rules(host("z = " + "+".join("1" * 150))) == {"size"}
+    assert rules("x = " + "-" * 100_000 + "1") <= {"size", "syntax"} != set()
+    assert rules("x = " + "(" * 5000 + ")" * 5000) <= {"size", "syntax"} != set()
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x0c", "\r", "\u2028", "\u202e", "\u200b", "\ufeff", "\ud800"])
+def test_odd_characters(character):
+    assert [(f.rule, f.line) for f in check(HEAD + RUN + f"# {character}")] == [
+        ("encoding", (HEAD + RUN).count("\n") + 1)
+    ]
+
+
+def test_line_ends_and_coding_lines():
+    honest = HEAD + RUN
+    assert check(honest.replace("\n", "\r\n")) == []
+    assert check("# -*- coding: utf-8 -*-" + honest) == []
+    assert check("#!/usr/bin/env python\n# vim: set fileencoding=latin-1 :" + honest)[0].rule == "encoding"
+    assert check("# näive σ" + honest) == []
+
+
+def test_a_source_that_is_not_python_has_one_finding_with_its_line():
+    (finding,) = check("x = 1\ny = (\n")
+    assert (finding.rule, finding.line) == ("syntax", 2)
+
+
+def test_the_gate_imports_neither_torch_nor_triton():
+    code = "import sys, fitness.gate; sys.exit(bool({'torch', 'triton', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+# --- the corpus -------------------------------------------------------------------------------------------------------
+
+
+def header(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+): (.+)$", path.read_text(encoding="utf-8").split('"""')[1], re.MULTILINE))
+
+
+def test_the_corpus_is_complete_and_its_headers_are_valid():
+    headers = {path.stem: header(path) for path in HACKS}
+    assert len(headers) >= 55
+    for name, found in headers.items():
+        assert found["task"] in TASKS, name
+        assert set(found["verdict"].split("|")) <= {v.value for v in Verdict} - {"ok", "duplicate"}, name
+        assert set(found["stage"].split("|")) <= set(STAGES), name
+        assert found["why"] and ("rule" in found) == (found["stage"] == "gate"), name
+    generated_here = {"size"}
+    assert {h["rule"] for h in headers.values() if "rule" in h} | generated_here == set(RULES)
+
+
+@pytest.mark.parametrize("path", HACKS, ids=lambda p: p.stem)
+def test_each_hack_is_found_by_its_rule_or_left_to_its_stage(path):
+    expected = header(path)
+    source = path.read_bytes().decode("utf-8")
+    facts = task_facts(expected["task"])
+    findings = gate(source, entry=str(facts["entry"]), allow_delegation=bool(facts.get("allow_delegation")))
+    if expected["stage"] == "gate":
+        assert expected["rule"] in {f.rule for f in findings}
+    else:
+        assert findings == []  # so that the later stage is tested
+    assert all(0 <= f.line <= source.count("\n") + 1 and f.rule in RULES for f in findings)
+
+
+def test_rules_are_described_in_a_line_each():
+    assert all(0 < len(text) <= 120 and "\n" not in text for text in RULES.values())
