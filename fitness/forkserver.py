@@ -128,7 +128,7 @@ class _Server:
                 elif key.fd == self._wake:
                     os.read(self._wake, 4096)
                 elif key.fd in self._by_fd:
-                    self._drain(self._by_fd[key.fd], key.fd)
+                    self._take(self._by_fd[key.fd], key.fd)
             self._reap()
 
     def end(self) -> None:
@@ -154,25 +154,22 @@ class _Server:
             self._selector.register(fd, selectors.EVENT_READ)
             self._by_fd[fd] = child
 
-    def _drain(self, child: _Child, fd: int) -> None:
-        """Take over what lies in one of the child's pipes; stop listening at its end."""
-        while True:
-            try:
-                piece = os.read(fd, 1 << 20)
-            except BlockingIOError:
-                return
-            if not piece:
-                self._forget(fd)
-                return
-            if fd == child.words:
-                child.tail = (child.tail + piece)[-WORDS_BYTES:]
-            elif len(child.data) + len(piece) <= RESULT_BYTES:
-                child.data += piece
-            else:
-                child.kill("overflow")
-                return
-            if time.monotonic() >= child.deadline:
-                return  # an endless writer must not keep the loop here
+    def _take(self, child: _Child, fd: int) -> bool:
+        """Take over a piece of what lies in one of the child's pipes; False where there is nothing, or too much."""
+        try:
+            piece = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self._forget(fd)
+        elif fd == child.words:
+            child.tail = (child.tail + piece)[-WORDS_BYTES:]
+        elif len(child.data) + len(piece) <= RESULT_BYTES:
+            child.data += piece
+        else:
+            child.kill("overflow")
+            return False
+        return bool(piece)
 
     def _forget(self, fd: int) -> None:
         if self._by_fd.pop(fd, None) is not None:
@@ -187,9 +184,9 @@ class _Server:
             child.kill("")
             _, status = os.waitpid(pid, 0)
             for fd in (child.result, child.words):
-                if fd in self._by_fd:
-                    self._drain(child, fd)
-                    self._forget(fd)
+                while fd in self._by_fd and self._take(child, fd):
+                    pass  # to the end of the pipe, or of what is in it
+                self._forget(fd)
             del self._children[pid]
             self._report(child, status)
 
@@ -222,6 +219,7 @@ def _run_child(
         scratch = Path(request["scratch"])
         _settle_in(scratch)
         layers = confine(PROFILE.get(request["job"], "strict"), scratch, Limits(**request["limits"]))
+        os.closerange(3, result)  # what setting up the layers left open
         _write(result, json.dumps(layers).encode() + b"\n")
         _write(result, _outcome(module, json.loads(payload), scratch))
         code = 0

@@ -120,7 +120,7 @@ class _Process:
     def __init__(self, target: str, jobs: Sequence[str]) -> None:
         self.warm_s, self.layers, self.log_tail = 0.0, {}, ""  # type: ignore[var-annotated]
         self.finished, self.dead = 0, False
-        self._ready = threading.Event()
+        self._ready, self._started = threading.Event(), False
         self._sending, self._state = threading.Lock(), threading.Lock()
         self._pending: dict[int, Future[tuple[dict[str, Any], bytes]]] = {}
         self._ids = itertools.count()
@@ -153,6 +153,11 @@ class _Process:
         if not self._ready.wait(START_S):
             self.kill()
             raise EvoError(f"expected the zygote to be ready within {START_S:.0f} s; is the machine overloaded?")
+        if not self._started:
+            raise EvoError(
+                "expected the zygote (python -m fitness.forkserver) to start, but it ended; "
+                f"its last output:\n{self.log_tail or '(none)'}"
+            )
 
     def ask(self, header: dict[str, Any], body: bytes) -> Future[tuple[dict[str, Any], bytes]]:
         """Send a request.  The future gets the answer, or ConnectionError where the zygote dies before it."""
@@ -195,6 +200,7 @@ class _Process:
     def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
         if "ready" in header:
             self.warm_s, self.layers = header["ready"], header["layers"]
+            self._started = True
             self._ready.set()
             return
         with self._state:

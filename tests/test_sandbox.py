@@ -1,0 +1,240 @@
+"""Confinement, tried from inside: every test forks, confines the child, and has it try something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fitness import sandbox
+from fitness.jobs import Limits
+
+ROOT = Path(__file__).parent.parent
+LAYERS = sandbox.available_layers()
+
+
+def inside(code: str, scratch: Path, profile: str = "strict", limits: str = "Limits()", before: str = "") -> Any:
+    """What `code` leaves in `answer` in a confined process; the name of the exception where it raises one."""
+    program = f"""
+import json, os, sys
+from pathlib import Path
+from fitness.jobs import Limits
+from fitness.sandbox import confine, preload
+preload()
+scratch = Path({str(scratch)!r})
+{before}
+pid = os.fork()
+if pid:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) % 256)
+layers = confine({profile!r}, scratch, {limits})
+answer = None
+try:
+    exec({textwrap.dedent(code)!r})
+except BaseException as error:
+    answer = type(error).__name__
+os.write(1, json.dumps(answer).encode())
+os._exit(0)
+"""
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=sandbox.clean_environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return json.loads(run.stdout) if run.stdout else f"exit {run.returncode}: {run.stderr}"
+
+
+def needs(*layers: str) -> pytest.MarkDecorator:
+    missing = {name: LAYERS[name] for name in layers if LAYERS[name] != sandbox.ACTIVE}
+    return pytest.mark.skipif(bool(missing), reason=f"this machine lacks {missing}")
+
+
+def test_each_layer_is_active_or_has_a_reason() -> None:
+    assert set(LAYERS) >= {"userns", "netns", "rlimits", "landlock", "seccomp", "no_new_privs"}
+    assert all(LAYERS.values())
+    assert LAYERS["rlimits"] == LAYERS["no_new_privs"] == sandbox.ACTIVE  # every Linux has these
+
+
+def test_confine_returns_the_active_layers(tmp_path: Path) -> None:
+    assert inside("answer = layers", tmp_path) == [name for name, state in LAYERS.items() if state == sandbox.ACTIVE]
+
+
+def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="strict, compiler"):
+        sandbox.confine("lax", tmp_path, Limits())
+
+
+def test_the_environment_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert "secret" not in sandbox.clean_environment().values()
+
+
+@needs("landlock")
+@pytest.mark.parametrize("profile", sandbox.PROFILES)
+def test_writes_only_in_the_scratch_folder(tmp_path: Path, profile: str) -> None:
+    scratch, outside = tmp_path / "scratch", tmp_path / "outside"
+    scratch.mkdir()
+    outside.mkdir()
+    (outside / "file").write_text("untouched")
+    (scratch / "link").symlink_to(outside / "file")
+    code = f"""
+    tries = [
+        lambda: open(scratch / "own", "w").write("x"),
+        lambda: (scratch / "folder").mkdir(),
+        lambda: open("/dev/null", "w").write("x"),
+        lambda: open({str(outside / "file")!r}, "w"),
+        lambda: open(scratch / "link", "w"),
+        lambda: open({str(outside / "new")!r}, "w"),
+        lambda: os.unlink({str(outside / "file")!r}),
+        lambda: os.rename({str(outside / "file")!r}, scratch / "stolen"),
+        lambda: os.truncate({str(outside / "file")!r}, 0),
+        lambda: open({str(outside / "file")!r}).read(),
+        lambda: os.listdir({str(outside)!r}),
+        lambda: open("/etc/shadow").read(),
+        lambda: os.mkfifo(scratch / "pipe"),
+    ]
+    answer = []
+    for attempt in tries:
+        try:
+            attempt()
+            answer.append("ok")
+        except OSError as error:
+            answer.append(type(error).__name__)
+    """
+    answer = inside(code, scratch, profile)
+    assert answer[:3] == ["ok"] * 3
+    assert (
+        set(answer[3:]) == {"PermissionError"}
+        or answer[3:] == ["PermissionError"] * 4 + ["OSError"] + ["PermissionError"] * 5
+    )
+    assert (outside / "file").read_text() == "untouched" and len(list(outside.iterdir())) == 1
+
+
+@needs("seccomp")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket\nsocket.socket()",
+        "import socket\nsocket.socketpair()",
+        "import socket\nsocket.socket(socket.AF_UNIX)",
+        "os.kill(os.getppid(), 0)",
+        "os.kill(-1, 0)",
+        "os.kill(0, 0)",
+        "os.setsid()",
+        "os.memfd_create('x')",
+        "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    ],
+)
+@pytest.mark.parametrize("profile", sandbox.PROFILES)
+def test_denied_system_calls(tmp_path: Path, code: str, profile: str) -> None:
+    assert inside(code, tmp_path, profile) == "PermissionError"
+
+
+@needs("seccomp")
+def test_more_denied_system_calls(tmp_path: Path) -> None:
+    code = """
+    import ctypes, errno
+    libc = ctypes.CDLL(None, use_errno=True)
+    calls = {"ptrace": (0, 0, 0, 0), "unshare": (0x10000000,), "mount": (None, b"/", None, 0, None)}
+    calls |= {"process_vm_readv": (os.getppid(), None, 0, None, 0, 0)}
+    answer = {name: (getattr(libc, name)(*a), errno.errorcode[ctypes.get_errno()]) for name, a in calls.items()}
+    """
+    assert inside(code, tmp_path) == {
+        name: [-1, "EPERM"] for name in ("ptrace", "unshare", "mount", "process_vm_readv")
+    }
+
+
+@needs("seccomp")
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("os.fork()", "PermissionError"),
+        ("import subprocess\nsubprocess.run(['/bin/true'])", "PermissionError"),
+        ("os.execv('/bin/true', ['true'])", "PermissionError"),
+        ("os.posix_spawn('/bin/true', ['true'], {})", "PermissionError"),
+        ("import threading\nthreading.Thread(target=print).start()", "RuntimeError"),
+    ],
+)
+def test_strict_makes_no_process_and_no_thread(tmp_path: Path, code: str, error: str) -> None:
+    assert inside(code, tmp_path) == error
+
+
+def test_the_compiler_may_start_programs(tmp_path: Path) -> None:
+    code = "import subprocess\nanswer = subprocess.run(['/bin/echo', 'hello'], capture_output=True, text=True).stdout"
+    assert inside(code, tmp_path, "compiler") == "hello\n"
+
+
+@needs("seccomp")
+def test_what_a_compiler_starts_is_confined_too(tmp_path: Path) -> None:
+    code = """
+    import subprocess
+    tries = "import socket\\ntry: socket.socket()\\nexcept OSError as e: print(type(e).__name__)"
+    answer = subprocess.run([sys.executable, "-S", "-c", tries], capture_output=True, text=True).stdout
+    """
+    assert inside(code, tmp_path, "compiler") == "PermissionError\n"
+
+
+@needs("userns", "capabilities")
+def test_root_has_no_privilege(tmp_path: Path) -> None:
+    code = """
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    answer = [int(status[k], 16) for k in ("CapEff", "CapPrm", "CapInh")] + [status["NoNewPrivs"].strip()]
+    """
+    assert inside(code, tmp_path) == [0, 0, 0, "1"]
+
+
+@needs("netns")
+def test_there_is_no_network(tmp_path: Path) -> None:
+    assert inside("answer = os.readlink('/proc/self/ns/net')", tmp_path) != os.readlink("/proc/self/ns/net")
+
+
+def test_limits(tmp_path: Path) -> None:
+    code = """
+    import resource
+    answer = {}
+    try:
+        bytearray(1 << 30)
+    except MemoryError:
+        answer["memory"] = True
+    import signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with open(scratch / "big", "wb", buffering=0) as file:
+        file.seek((10 << 20) - 1)
+        file.write(b"x")
+        try:
+            file.write(b"x")
+        except OSError as error:
+            answer["file"] = error.strerror
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
+    except ValueError:
+        answer["raise"] = "refused"
+    answer["core"] = resource.getrlimit(resource.RLIMIT_CORE)
+    """
+    limits = "Limits(memory_bytes=512 << 20, file_bytes=10 << 20, cpu_s=5)"
+    expected = {"memory": True, "file": "File too large", "raise": "refused", "core": [0, 0]}
+    assert inside(code, tmp_path, limits=limits) == expected
+
+
+def test_signals_to_itself_still_work(tmp_path: Path) -> None:
+    assert inside("os.abort()", tmp_path).startswith("exit 250")  # -SIGABRT, modulo 256
+
+
+def test_a_missing_layer_is_reported_and_the_others_stay(tmp_path: Path) -> None:
+    before = """
+import builtins
+real = builtins.__import__
+def without(name, *args):
+    if name in ("landlock", "pyseccomp"):
+        raise RuntimeError("Unable to find libseccomp")
+    return real(name, *args)
+builtins.__import__ = without
+"""
+    layers = inside("answer = layers", tmp_path, before=before)
+    assert "rlimits" in layers and not {"landlock", "seccomp"} & set(layers)
+    assert set(layers) == {n for n, s in LAYERS.items() if s == sandbox.ACTIVE} - {"landlock", "seccomp"}

@@ -1,0 +1,295 @@
+"""The zygote with real children that behave badly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evo.errors import EvoError
+from evo.records import Verdict
+from fitness.jobs import JobResult, Limits
+from fitness.zygote import Zygote, classify
+
+JOB = "tests.zygote_job"  # no torch, so these start in a moment
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("sm_90", jobs=(JOB,)) as process:
+        yield process
+
+
+def run(zygote: Zygote, scratch: Path, code: str, **limits: float) -> JobResult:
+    return zygote.run(JOB, {"code": textwrap.dedent(code)}, scratch=scratch, limits=Limits(**limits))  # type: ignore[arg-type]
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive
+
+
+# --- how a job can end -----------------------------------------------------------------------------------------------
+
+
+def test_value(zygote: Zygote, tmp_path: Path) -> None:
+    result = run(zygote, tmp_path, "answer = {'pi': [3.14, None, 'x']}")
+    assert (result.status, result.value, result.verdict) == ("ok", {"pi": [3.14, None, "x"]}, None)
+    assert set(result.layers) == {name for name, state in zygote.layers.items() if state == "active"}
+
+
+def test_an_exception_has_its_type_and_line(zygote: Zygote, tmp_path: Path) -> None:
+    result = run(zygote, tmp_path, "def f():\n    raise KeyError('k')\n\nf()")
+    assert (result.status, result.verdict, result.line) == ("error", Verdict.RUNTIME_ERROR, 2)
+    assert result.message == "KeyError: 'k'"
+
+
+def test_a_job_error_keeps_verdict_and_line(zygote: Zygote, tmp_path: Path) -> None:
+    code = """
+    from evo.records import Verdict
+    from fitness.jobs import JobError
+    raise JobError(Verdict.UNSUPPORTED, "needs a value", 17)
+    """
+    result = run(zygote, tmp_path, code)
+    assert (result.status, result.verdict, result.message, result.line) == (
+        "error", Verdict.UNSUPPORTED, "needs a value", 17,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "raise KeyboardInterrupt", "def f(): f()\nf()"])
+def test_what_looks_like_an_exit_is_an_error(zygote: Zygote, tmp_path: Path, code: str) -> None:
+    result = run(zygote, tmp_path, code)
+    assert (result.status, result.verdict) == ("error", Verdict.RUNTIME_ERROR)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import time\ntime.sleep(1000)",
+        "import signal\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "while True: print('x' * 1000)",
+    ],
+)
+def test_wall_clock(zygote: Zygote, tmp_path: Path, code: str) -> None:
+    result = run(zygote, tmp_path, code, wall_s=0.3)
+    assert (result.status, result.verdict) == ("timeout", Verdict.TIMEOUT)
+    assert "0.3 s" in result.message
+
+
+def test_cpu_time_even_where_the_warning_is_ignored(zygote: Zygote, tmp_path: Path) -> None:
+    code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    result = run(zygote, tmp_path, code, cpu_s=1)
+    assert (result.status, result.verdict) == ("timeout", Verdict.TIMEOUT)
+    assert "CPU" in result.message
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = bytearray(1 << 30)",
+        "x = []\nwhile True: x.append(bytes(1 << 20))",
+        "import mmap\nmmap.mmap(-1, 1 << 30)",
+    ],
+)
+def test_memory(zygote: Zygote, tmp_path: Path, code: str) -> None:
+    result = run(zygote, tmp_path, code, memory_bytes=256 << 20)
+    assert (result.status, result.verdict) == ("memory", Verdict.OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os\nos._exit(0)", "exited with code 0 and no valid result"),
+        ("import os\nos._exit(3)", "exited with code 3"),
+        ("import os, sys\nprint('last words', flush=True)\nos._exit(3)", "last words"),
+        ("import os\nos.abort()", "SIGABRT"),
+        ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
+        ("import os\nfor fd in range(3, 50):\n    try: os.write(fd, b'garbage')\n    except OSError: pass", "no valid"),
+        (
+            "import os\nfor fd in range(3, 50):\n    try: os.write(fd, b'[' * 200000)\n    except OSError: pass\nos._exit(0)",
+            "no valid",
+        ),
+        (
+            "import os\nfor fd in range(3, 50):\n"
+            "    try:\n        while True: os.write(fd, bytes(1 << 20))\n    except OSError: pass",
+            "more than 64 MiB",
+        ),
+    ],
+)
+def test_crash(zygote: Zygote, tmp_path: Path, code: str, words: str) -> None:
+    result = run(zygote, tmp_path, code)
+    assert (result.status, result.verdict, result.value) == ("crash", Verdict.RUNTIME_ERROR, None), result
+    assert words in result.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"value": 3}',
+        b'{"value": {}, "more": 1}',
+        b'{"error": {}}',
+        b'{"error": {"verdict": "ok", "message": "", "line": 0}}',
+        b'{"error": {"verdict": "infrastructure", "message": "", "line": 0}}',
+        b'{"error": {"verdict": "wrong", "message": "", "line": "x"}}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b"9" * 10_000,
+    ],
+)
+def test_a_forged_result_is_a_crash(body: bytes) -> None:
+    answer = {"layers": [], "seconds": 0.1, "signal": 0, "exit": 0, "killed": "", "words": ""}
+    result = classify(answer, body, Limits())
+    assert (result.status, result.verdict, result.value) == ("crash", Verdict.RUNTIME_ERROR, None)
+
+
+# --- confinement seen from a job -------------------------------------------------------------------------------------
+
+
+def test_no_secret_of_the_driver_is_in_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    (tmp_path / "token").write_text("sk-secret")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = f"""
+    import os
+    seen = repr(dict(os.environ))
+    for path in ("/proc/self/environ", f"/proc/{{os.getppid()}}/environ", "/proc/{os.getpid()}/environ",
+                 {str(tmp_path / "token")!r}, "/etc/passwd"):
+        try:
+            seen += open(path).read()
+        except OSError as error:
+            seen += type(error).__name__
+    answer = {{"seen": seen}}
+    """
+    with Zygote("sm_90", jobs=(JOB,)) as zygote:
+        result = run(zygote, scratch, code)
+        landlock = zygote.layers["landlock"] == "active"
+    assert result.value is not None
+    assert "OPENAI" not in result.value["seen"]
+    assert not landlock or ("sk-secret" not in result.value["seen"] and "root:" not in result.value["seen"])
+
+
+def test_a_child_starts_in_its_scratch_folder_with_its_own_session(zygote: Zygote, tmp_path: Path) -> None:
+    code = """
+    import os, tempfile
+    open("here", "w").write("x")
+    tempfile.NamedTemporaryFile(delete=False).write(b"y")
+    answer = {"own": os.getsid(0) == os.getpid(), "fds": sorted(map(int, os.listdir("/proc/self/fd")))}
+    """
+    result = run(zygote, tmp_path, code)
+    assert result.value is not None and result.value["own"]
+    assert (tmp_path / "here").exists() and len(list(tmp_path.glob("tmp*"))) == 1
+    assert len(result.value["fds"]) <= 5  # stdin, stdout, stderr, the result, and the folder just listed
+
+
+# --- concurrency, death and shutdown ---------------------------------------------------------------------------------
+
+
+def test_many_threads_get_their_own_answers(zygote: Zygote, tmp_path: Path) -> None:
+    def one(i: int) -> int:
+        result = run(zygote, tmp_path, f"answer = {{'i': {i}, 'ballast': 'x' * {i * 20_000}}}")
+        assert result.value is not None and len(result.value["ballast"]) == i * 20_000
+        return int(result.value["i"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(40))) == list(range(40))
+
+
+def test_a_slow_job_does_not_hold_up_others(zygote: Zygote, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(run, zygote, tmp_path, "import time\ntime.sleep(1000)", wall_s=3)
+        results = [run(zygote, tmp_path, "answer = {}") for _ in range(3)]
+        assert [r.status for r in results] == ["ok"] * 3 and not slow.done()
+        assert slow.result().status == "timeout"
+
+
+def test_after_its_death_jobs_are_infrastructure_and_the_next_one_works(tmp_path: Path) -> None:
+    with Zygote("sm_90", jobs=(JOB,)) as zygote, ThreadPoolExecutor(1) as pool:
+        assert run(zygote, tmp_path, "answer = {}").status == "ok"
+        slow = pool.submit(run, zygote, tmp_path, "import time\nopen('began', 'w')\ntime.sleep(1000)", wall_s=60)
+        _wait_for(tmp_path / "began")
+        pid = zygote._process._popen.pid
+        children = descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+        result = slow.result()
+        assert (result.verdict, result.value) == (Verdict.INFRASTRUCTURE, None)
+        assert "SIGKILL" in result.message
+        wait_until_gone(children)
+        assert run(zygote, tmp_path, "answer = {}").status == "ok"
+
+
+def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with Zygote("sm_90", jobs=("tests.no_such_job",)) as zygote, pytest.raises(EvoError, match="no_such_job"):
+        zygote.run("tests.no_such_job", {}, scratch=tmp_path, limits=Limits())
+
+
+def test_an_unknown_job_is_named(zygote: Zygote, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tests\.zygote_job, got 'other'"):
+        zygote.run("other", {}, scratch=tmp_path, limits=Limits())
+
+
+def test_close_ends_everything(tmp_path: Path) -> None:
+    zygote = Zygote("sm_90", jobs=(JOB,))
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(run, zygote, tmp_path, "import time\nopen('began', 'w')\ntime.sleep(1000)", wall_s=60)
+        _wait_for(tmp_path / "began")
+        process, home = zygote._process._popen, zygote._process._home
+        children = [psutil.Process(process.pid), *descendants(process.pid)]
+        assert len(children) == 2
+        zygote.close()
+        wait_until_gone(children)
+        assert slow.result().verdict is Verdict.INFRASTRUCTURE
+    assert not home.exists()
+    zygote.close()  # twice does no harm
+
+
+DRIVER = f"""
+import sys, threading, time
+from pathlib import Path
+from fitness.jobs import Limits
+from fitness.zygote import Zygote
+zygote = Zygote("sm_90", jobs=("{JOB}",))
+code = {{"code": "import time\\nopen('began', 'w')\\ntime.sleep(1000)"}}
+arguments = {{"scratch": Path(sys.argv[1]), "limits": Limits(wall_s=500)}}
+threading.Thread(target=zygote.run, args=("{JOB}", code), kwargs=arguments).start()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_driver_leaves_no_process(tmp_path: Path, how: signal.Signals) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT)
+    _wait_for(tmp_path / "began")
+    children = descendants(driver.pid)
+    assert len(children) == 2  # the zygote and its child
+    driver.send_signal(how)
+    driver.wait()
+    wait_until_gone(children)
+
+
+def _wait_for(path: Path) -> None:
+    waited = threading.Event()
+    for _ in range(600):
+        if path.exists():
+            return
+        waited.wait(0.05)
+    raise AssertionError(f"{path.name} did not appear")
