@@ -29,7 +29,7 @@ def gemv_kernel(a_ptr, x_ptr, y_ptr, B, M, K, BLOCK_B: tl.constexpr, BLOCK_M: tl
 def gemv_batched(a, x):
     B, M, K = a.shape
     y = torch.empty((B, M), device=a.device, dtype=a.dtype)
-    BLOCK_B, BLOCK_M = 2, 4
+    BLOCK_B, BLOCK_M = 2, 8
     grid = (triton.cdiv(M, BLOCK_M), triton.cdiv(B, BLOCK_B))
     gemv_kernel[grid](
         a, x, y, B, M, K, BLOCK_B=BLOCK_B, BLOCK_M=BLOCK_M, BLOCK_K=triton.next_power_of_2(K), num_warps=4

@@ -6,9 +6,9 @@ from fitness import Case
 
 entry = "gemv_batched"
 cases = [
-    Case("square", {"B": 16, "M": 2048, "K": 2048}, cpu_axes={"B": 4, "M": 16, "K": 128}),
-    Case("long", {"B": 8, "M": 1024, "K": 4096}, cpu_axes={"B": 2, "M": 12, "K": 256}),
-    Case("many", {"B": 256, "M": 512, "K": 256}, cpu_axes={"B": 6, "M": 8, "K": 64}),
+    Case("square", {"B": 4, "M": 4096, "K": 4096}, cpu_axes={"B": 3, "M": 32, "K": 256}),
+    Case("batch", {"B": 32, "M": 1024, "K": 2048}, cpu_axes={"B": 6, "M": 24, "K": 128}),
+    Case("many", {"B": 256, "M": 512, "K": 256}, cpu_axes={"B": 8, "M": 16, "K": 64}),
     Case("odd", {"B": 5, "M": 333, "K": 777}, role="holdout", cpu_axes={"B": 3, "M": 13, "K": 77}),
 ]
 
