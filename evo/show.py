@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.budget import SEED_OPERATOR
-from evo.records import Evaluation, Proposal, Trial
+from evo.records import Evaluation, Proposal, Timing, Trial
 from evo.result import best_source, diff, speedup_text
 from evo.store import RunReader
 
@@ -32,12 +32,12 @@ def show_run(run: RunReader, console: Console) -> None:
     best = run.best()
     if best is not None and best.fitness is not None:
         say(f"best: {speedup_text(best.fitness)}, trial {best.index}", "green")
-    console.print(_table("verdicts", ("verdict", "trials"), verdicts.items()))
+    _print_table(console, "verdicts", ("verdict", "trials"), verdicts.items())
     credit = ((o.name, o.trials, o.ok, o.improved, _times(o.best)) for o in run.operators() if o.name != SEED_OPERATOR)
-    console.print(_table("operators", ("operator", "trials", "ok", "beat all parents", "best"), credit))
+    _print_table(console, "operators", ("operator", "trials", "ok", "beat all parents", "best"), credit)
     if best is not None:
-        console.print(_lineage(run, best.index))
-    console.print(_facts("environment", {"versions": run.info.versions, **run.info.environment}))
+        _print_lineage(run, best.index, console)
+    _print_facts(console, "environment", {"versions": run.info.versions, **run.info.environment})
 
 
 def show_trial(run: RunReader, index: int, console: Console) -> None:
@@ -56,7 +56,7 @@ def show_trial(run: RunReader, index: int, console: Console) -> None:
     source = best_source(found) if isinstance(found, Trial) else proposal.candidate.source
     frozen = isinstance(found, Trial) and found.evaluation.frozen_source
     console.rule("source" + (" (with the chosen autotune configuration)" if frozen else ""))
-    console.print(Syntax(source, "python", line_numbers=True, background_color="default"))
+    _print_code(console, source, "python", line_numbers=True)
     _show_diff(run, proposal, console)
 
 
@@ -72,7 +72,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
         say(f"duplicate of candidate {evaluation.duplicate_of}")
     if evaluation.findings:
         rows = ((f.rule, f.line or "", f.message) for f in evaluation.findings)
-        console.print(_table("findings", ("rule", "line", "message"), rows))
+        _print_table(console, "findings", ("rule", "line", "message"), rows)
     if evaluation.check:
         check = evaluation.check
         say(
@@ -80,41 +80,42 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
             f"(rms {check.budget:.3g})"
         )
     if evaluation.builds:
-        console.print(_builds(evaluation))
+        _print_builds(evaluation, console)
     for timing in evaluation.timings:
-        console.print(_timing(timing.case, evaluation))
-    console.print(_facts("seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()}))
-    console.print(_facts("environment", evaluation.environment))
+        _print_timing(timing, console)
+    _print_facts(console, "seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()})
+    _print_facts(console, "environment", evaluation.environment)
 
 
-def _builds(evaluation: Evaluation) -> Table:
+def _print_builds(evaluation: Evaluation, console: Console) -> None:
     rows = (
         (b.kernel, b.registers, b.spill_bytes, b.shared_bytes, b.num_warps, f"{b.occupancy:.0%}", b.sass_hash[:12])
         for b in evaluation.builds
     )
     columns = ("kernel", "registers", "spill bytes", "shared bytes", "warps", "occupancy", "machine code")
-    return _table("builds", columns, rows)
+    _print_table(console, "builds", columns, rows)
 
 
-def _timing(case: str, evaluation: Evaluation) -> Table:
-    timing = next(t for t in evaluation.timings if t.case == case)
+def _print_timing(timing: Timing, console: Console) -> None:
     kind = "estimated" if timing.estimated else "measured"
     ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
     low, high = timing.ci95
-    title = f"case {case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
+    title = f"case {timing.case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
     rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
-    return _table(title, ("term", "µs"), rows)
+    _print_table(console, title, ("term", "µs"), rows)
 
 
-def _lineage(run: RunReader, index: int) -> Table:
+def _print_lineage(run: RunReader, index: int, console: Console) -> None:
+    line = run.lineage(index)
     rows = []
-    for trial in reversed(run.lineage(index)):
+    for trial in reversed(line):
         speedup = _times(trial.fitness.speedup if trial.fitness else None)
         also = ", ".join(map(str, trial.proposal.parents[1:]))
         rows.append((trial.index, trial.proposal.operator, speedup, trial.proposal.note, also))
-    estimated = any(t.fitness and t.fitness.estimated for t in run.lineage(index))
+    estimated = any(t.fitness and t.fitness.estimated for t in line)
     speedup_column = "speedup (estimated)" if estimated else "speedup"
-    return _table("lineage of the best", ("trial", "operator", speedup_column, "note", "other parents"), rows)
+    columns = ("trial", "operator", speedup_column, "note", "other parents")
+    _print_table(console, "lineage of the best", columns, rows)
 
 
 def _show_diff(run: RunReader, proposal: Proposal, console: Console) -> None:
@@ -126,7 +127,15 @@ def _show_diff(run: RunReader, proposal: Proposal, console: Console) -> None:
         old = (other.proposal if isinstance(other, Trial) else other).candidate.source
         patch = diff(old, proposal.candidate.source, f"trial {base}", f"trial {proposal.index}")
         console.rule(f"diff to {name}")
-        console.print(Syntax(patch, "diff", background_color="default"))
+        _print_code(console, patch, "diff")
+
+
+def _print_code(console: Console, text: str, language: str, *, line_numbers: bool = False) -> None:
+    """In colour on a terminal; elsewhere as it is, to be copied or piped on."""
+    if console.is_terminal:
+        console.print(Syntax(text, language, line_numbers=line_numbers, word_wrap=True, background_color="default"))
+    else:
+        console.print(Text(text), soft_wrap=True)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -136,19 +145,21 @@ def _printer(console: Console) -> Any:
     return lambda text, style="": console.print(Text(text, style=style), soft_wrap=True)
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+def _print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    return table
+    console.print()
+    _printer(console)(title, "bold")  # not the table's own title, which is cut to the table's width
+    console.print(table)
 
 
-def _facts(title: str, facts: Mapping[str, Any]) -> Table:
+def _print_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
     """A table of names and values; mappings inside become lists of pairs."""
     rows = ((k, _pairs(v) if isinstance(v, Mapping) else v) for k, v in facts.items())
-    return _table(title, ("name", "value"), rows)
+    _print_table(console, title, ("name", "value"), rows)
 
 
 def _pairs(mapping: Mapping[str, Any]) -> str:

@@ -1,0 +1,60 @@
+"""The command line with an instant evaluator: `python -m tests.cli_support SLEEP_S ARGUMENT ...` is evo with one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import evo.cli
+import evo.versions
+import operators.registry
+from analysis.benchmarks.instant import SEED_SOURCE, score
+from evo.errors import TaskError
+from evo.records import Case
+from tests.engine_support import ALL_OPERATORS, SlowEvaluator
+
+LOG = Path("evaluated.log")  # written by slow evaluators
+BROKEN = "broken"  # a task whose seed is wrong
+
+
+class CliEvaluator(SlowEvaluator):
+    """Notes whether it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class BrokenEvaluator(CliEvaluator):
+    def prepare(self) -> Any:
+        raise TaskError("task broken: expected a right seed kernel, got verdict wrong; mend kernel.py")
+
+
+def load(name: str) -> Any:
+    cases = (Case("square", {"M": 64}), Case("odd", {"M": 7}, role="holdout"))
+    return SimpleNamespace(name=Path(name).name, hash="hash", seed_source=SEED_SOURCE, cases=cases)
+
+
+def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> list[CliEvaluator]:
+    """Puts the instant parts in place of the real ones; the evaluators that are opened, as they are."""
+    opened: list[CliEvaluator] = []
+
+    def open_evaluator(task: Any, target: str) -> CliEvaluator:
+        opened.append(BrokenEvaluator() if task.name == BROKEN else CliEvaluator(sleep_s, LOG if sleep_s else None))
+        return opened[-1]
+
+    setattr_(evo.cli, "load_task", load)
+    setattr_(evo.cli, "open_evaluator", open_evaluator)
+    setattr_(evo.cli, "scorer", lambda: score)
+    setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
+    setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)
+    return opened
+
+
+if __name__ == "__main__":
+    install(setattr, float(sys.argv[1]))
+    sys.exit(evo.cli.main(sys.argv[2:]))

@@ -1,0 +1,397 @@
+"""evo.cli, with an instant evaluator; what is real is tested end to end elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import evo
+from analysis.benchmarks.instant import SEED_SOURCE
+from evo.cli import main
+from evo.store import RunReader
+from tests.cli_support import LOG, CliEvaluator, install
+from tests.engine_support import facts
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator]:
+    """Evaluators that were opened; the working directory is empty."""
+    monkeypatch.chdir(tmp_path)
+    return install(monkeypatch.setattr)
+
+
+def run(*arguments: str) -> int:
+    """The exit code, also where argparse leaves by itself."""
+    try:
+        return main(list(arguments))
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        return left.code
+
+
+def evo_process(*arguments: str, sleep_s: float = 0.0, cwd: Path = ROOT, **more: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.cli_support", str(sleep_s), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+# --- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_run_ends_with_the_best_kernel_and_its_figures(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "softmax", "--budget", "40", "--workers", "1", "--run-dir", "out") == 0
+    out = capsys.readouterr().out
+    result = json.loads((tmp_path / "out/best/result.json").read_text())
+    kernel = (tmp_path / "out/best/kernel.py").read_text()
+    assert result["improved"] and result["speedup"] > 1.1 and result["estimated"] is True
+    assert kernel != SEED_SOURCE
+    patch = (tmp_path / "out/best/diff.patch").read_text()
+    assert patch in out
+    assert patch.startswith("--- seed/kernel.py\n+++ best/kernel.py\n")
+    assert f"best: {result['speedup']:.2f}x [" in out
+    assert "estimated against the seed" in out and "no GPU measured it" in out
+    assert f"evo show out {result['trial']}" in out
+    assert "[40/40]" in out and "ETA" in out
+    assert [e.closed for e in opened] == [True]
+    with RunReader(tmp_path / "out") as stored:
+        assert stored.info.config.workers == 1
+        assert stored.info.environment == {"evaluator": "instant"}
+
+
+def test_run_numbers_its_folders(opened: list[CliEvaluator], tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("run", "softmax", "--budget", "1") == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["softmax-001", "softmax-002"]
+
+
+def test_same_seed_same_run(opened: list[CliEvaluator], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert run("run", "--budget", "15", "--seed", "3", "--workers", "1", "--run-dir", name) == 0
+    assert facts(tmp_path / "a") == facts(tmp_path / "b")
+
+
+def test_options_reach_the_run(opened: list[CliEvaluator], tmp_path: Path) -> None:
+    options = [
+        "--strategy=hillclimb",
+        "--operators=nudge,mix",
+        "--islands=2",
+        "--workers=2",
+        "--seed=9",
+        "--target=h100",
+    ]
+    assert run("run", "softmax", "--budget", "6", "--run-dir", "out", *options) == 0
+    with RunReader(tmp_path / "out") as stored:
+        config = stored.info.config
+        assert {t.proposal.operator for t in stored.trials()} <= {"seed", "nudge", "mix"}
+    assert (config.strategy, config.operators, config.islands) == ("hillclimb", ("nudge", "mix"), 2)
+    assert (config.workers, config.seed, config.target, config.task) == (2, 9, "h100", "softmax")
+
+
+def test_a_run_that_found_nothing_says_so(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.test_engine import Exhausting
+
+    monkeypatch.setattr(evo.cli, "open_evaluator", lambda task, target: Exhausting())
+    assert run("run", "--budget", "3", "--run-dir", "out") == 0
+    assert "nothing faster than the seed was found" in capsys.readouterr().out
+    assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE
+    assert json.loads((tmp_path / "out/best/result.json").read_text())["improved"] is False
+
+
+def test_a_broken_task_leaves_nothing_behind(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "broken", "--run-dir", "out") == 2
+    assert capsys.readouterr().err == (
+        "evo: task broken: expected a right seed kernel, got verdict wrong; mend kernel.py\n"
+    )
+    assert not (tmp_path / "out").exists()
+    assert opened[0].closed
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+def test_resume_goes_further(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("run", "--budget", "10", "--workers", "1", "--run-dir", "parts") == 0
+    assert run("resume", "parts", "--budget", "25") == 0
+    assert "resuming parts at 10 of 25 candidates" in capsys.readouterr().out
+    assert run("run", "--budget", "25", "--workers", "1", "--run-dir", "whole") == 0
+    assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+def test_resume_of_a_complete_run_writes_the_result_again(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "--budget", "10", "--run-dir", "out") == 0
+    kernel = (tmp_path / "out/best/kernel.py").read_text()
+    (tmp_path / "out/best/kernel.py").unlink()
+    assert run("resume", "out") == 0
+    assert "all 10 candidates are evaluated; `evo resume out --budget N` goes further" in capsys.readouterr().out
+    assert (tmp_path / "out/best/kernel.py").read_text() == kernel
+    assert len(opened) == 1
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    process = evo_process("run", "--budget", "500", "--run-dir", "out", sleep_s=0.01, cwd=tmp_path)
+    while not (tmp_path / LOG).exists() or len((tmp_path / LOG).read_text().splitlines()) < 5:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping when what is being evaluated is done" in err
+    assert "ended: interrupted" in out
+    assert "go on: evo resume out" in out
+    assert (tmp_path / "out/best/kernel.py").exists()
+    with RunReader(tmp_path / "out") as stored:
+        assert 3 <= sum(stored.verdicts().values()) < 500
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    process = evo_process("run", "--budget", "5", "--run-dir", "out", sleep_s=60, cwd=tmp_path)
+    while not (tmp_path / LOG).exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "Ctrl-C again" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; go on by `evo resume out`" in err
+    assert "Traceback" not in err
+
+
+# --- evaluate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> tuple[str, str]:
+    """A right kernel and a wrong one."""
+    (tmp_path / "right.py").write_text(SEED_SOURCE)
+    for number in range(1000):
+        source = SEED_SOURCE.replace("(100, 100, 100)", f"({number}, 0, 0)")
+        (tmp_path / "wrong.py").write_text(source)
+        if not run_verdict(source):
+            break
+    return "right.py", "wrong.py"
+
+
+def run_verdict(source: str) -> bool:
+    from analysis.benchmarks.instant import InstantEvaluator
+    from evo.records import Candidate, Verdict
+
+    return InstantEvaluator().evaluate(Candidate(source), seed=0, known={}).verdict is Verdict.OK
+
+
+def test_evaluate_prints_one_object_a_kernel(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], kernels: tuple[str, str]
+) -> None:
+    assert run("evaluate", "softmax", *kernels, kernels[0], "--json") == 1
+    right, wrong, again = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    keys = ["kernel", "verdict", "stage", "message", "findings", "speedup", "ci95", "estimated"]
+    assert list(right) == list(wrong) == keys
+    assert right == again == {
+        "kernel": "right.py", "verdict": "ok", "stage": "done", "message": "", "findings": [],
+        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True,
+    }  # fmt: skip
+    assert wrong == {
+        "kernel": "wrong.py", "verdict": "wrong", "stage": "verify", "message": "wrong result", "findings": [],
+        "speedup": None, "ci95": None, "estimated": False,
+    }  # fmt: skip
+    assert opened[0].closed
+
+
+def test_evaluate_is_content_when_all_are_ok(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], kernels: tuple[str, str]
+) -> None:
+    assert run("evaluate", "softmax", kernels[0]) == 0
+    assert capsys.readouterr().out == "right.py: ok, 1.00x [0.90, 1.10] estimated against the seed\n"
+    assert run("evaluate", "softmax", kernels[1]) == 1
+    assert capsys.readouterr().out == "wrong.py: wrong at stage verify: wrong result\n"
+
+
+# --- misuse ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("run --budget 0", "budget: expected an integer from 1 to 10000000, got 0; set --budget"),
+        ("run --budget many", "invalid int value: 'many'"),
+        ("run --workers 0", "workers: expected"),
+        ("run --islands -1", "islands: expected"),
+        ("run --seed -1", "seed: expected"),
+        ("run --strategy anneal", "expected one of evolve, random, hillclimb, got 'anneal'"),
+        ("run --operators mutate,nothing", "'nothing'"),
+        ("run --operators mix,mix", "expected each name once, got mix twice"),
+        ("run --operators=", "expected operators among"),
+        ("run --target sm_1", "unknown target 'sm_1'; expected one of: sm_90"),
+        ("run --run-dir taken", "holds one; go on with it by `evo resume taken`"),
+        ("run --run-dir file/run", "choose another --run-dir"),
+        ("evaluate softmax nowhere.py", "expected a kernel file in UTF-8 at nowhere.py"),
+        ("evaluate softmax binary.py", "expected a kernel file in UTF-8 at binary.py"),
+        ("evaluate softmax .", "expected a kernel file in UTF-8 at ."),
+        ("evaluate softmax", "KERNEL.py"),
+        ("evaluate softmax kernel.py --workers 0", "workers: expected at least 1, got 0"),
+        ("evaluate softmax kernel.py --seed -5", "seed: expected"),
+        ("evaluate broken kernel.py", "expected a right seed kernel"),
+        ("resume nowhere", "expected a run in nowhere, found no run.sqlite"),
+        ("resume taken --budget 1", "expected at least the 2 candidates spent, got 1"),
+        ("show nowhere", "expected a run in nowhere"),
+        ("show taken 99", "expected a trial from 0 to 2 in taken, got 99"),
+        ("tasks new taken nowhere.py", "expected a kernel file"),
+        ("tasks new made notes.txt", "expected a host function"),
+        ("dance", "invalid choice"),
+        ("", "COMMAND"),
+    ],
+)
+def test_misuse_is_one_message_and_code_2(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str, words: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "kernel.py").write_text(SEED_SOURCE)
+    (tmp_path / "notes.txt").write_text("x = 1\n")
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    assert run("run", "--budget", "2", "--run-dir", "taken") == 0
+    capsys.readouterr()
+    assert run(*arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert "Traceback" not in err + out
+
+
+def test_a_task_that_changed_is_refused(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("run", "--budget", "2", "--run-dir", "out") == 0
+    from tests.cli_support import load
+
+    def changed(name: str) -> object:
+        task = load(name)
+        task.hash = "other"
+        return task
+
+    monkeypatch.setattr(evo.cli, "load_task", changed)
+    assert run("resume", "out", "--budget", "9") == 2
+    assert "has changed since the run started" in capsys.readouterr().err
+
+
+# --- show, tasks, the rest -------------------------------------------------------------------------------------------
+
+
+def test_show_sums_up_a_run(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("run", "--budget", "40", "--run-dir", "out") == 0
+    capsys.readouterr()
+    assert run("show", "out") == 0
+    out = capsys.readouterr().out
+    with RunReader(tmp_path / "out") as stored:
+        best, verdicts = stored.best(), stored.verdicts()
+    assert best is not None and best.fitness is not None
+    assert "40 of 40 candidates evaluated, 0 pending" in out
+    assert f"best: {best.fitness.speedup:.2f}x [" in out and "estimated" in out
+    for verdict in verdicts:
+        assert verdict in out
+    for words in ("lineage of the best", "the task's seed kernel", best.proposal.operator, "environment", "instant"):
+        assert words in out
+
+
+def test_show_tells_all_about_a_trial(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "--budget", "40", "--run-dir", "out") == 0
+    capsys.readouterr()
+    with RunReader(tmp_path / "out") as stored:
+        best = stored.best()
+        failed = next(t for t in stored.trials() if t.fitness is None)
+    assert best is not None
+    assert run("show", "out", str(best.index)) == 0
+    out = capsys.readouterr().out
+    genes = best.proposal.candidate.source.partition("GENES=")[2].splitlines()[0]
+    words = ["verdict: ok", "def softmax_kernel", genes, "registers", "memory", "latency", "case square", "estimated"]
+    words += [
+        best.proposal.note,
+        "cost: ",
+        "diff to parent",
+        "diff to the seed",
+        "+    softmax_kernel",
+        "seconds by stage",
+    ]
+    for word in words:
+        assert word in out, word
+    assert run("show", "out", str(failed.index)) == 0
+    out = capsys.readouterr().out
+    assert f"verdict: {failed.evaluation.verdict}" in out and failed.evaluation.message in out
+    assert run("show", "out", "0") == 0
+    assert "diff to" not in capsys.readouterr().out
+
+
+def test_show_works_while_a_run_is_pending(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.engine_support import create, proposal
+
+    with create(Path("out")) as store:
+        store.proposed(proposal(0, operator="seed"))
+        assert run("show", "out") == 0
+        assert "0 of 40 candidates evaluated, 1 pending" in capsys.readouterr().out
+        assert run("show", "out", "0") == 0
+        assert "not evaluated yet" in capsys.readouterr().out
+
+
+def test_tasks_are_listed(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("tasks") == 0
+    out = capsys.readouterr().out
+    assert "softmax: " in out
+    assert "    square (tune): M=64, float32" in out
+
+
+def test_a_new_task_is_made_from_a_kernel_and_never_over_another(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "kernel.py").write_text(SEED_SOURCE)
+    assert run("tasks", "new", "mine", "kernel.py") == 0
+    assert 'entry = "softmax"' in (tmp_path / "mine/task.py").read_text()
+    assert (tmp_path / "mine/kernel.py").read_text() == SEED_SOURCE
+    assert "evo run mine" in capsys.readouterr().out
+    assert run("tasks", "new", "mine", "kernel.py") == 2
+    assert "mine has task.py and kernel.py; choose another" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"evo {evo.__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom evo.cli import main\n"
+        "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'triton', 'deap', 'rich', 'numpy', 'libcst', 'sqlite3'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "--budget N" in process.stdout
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    process = evo_process("tasks", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 1
+    assert err == ""

@@ -1,0 +1,134 @@
+"""evo.progress and evo.result."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from evo.errors import StoreError
+from evo.progress import PLAIN_S, Progress, Tally
+from evo.records import Fitness, Verdict
+from evo.result import best_source, diff, speedup_text, write_best
+from evo.store import RunInfo
+from tests.engine_support import config, failed_trial, ok_trial
+
+
+class FakeClock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(clock: FakeClock, budget: int = 10) -> tuple[Progress, io.StringIO]:
+    out = io.StringIO()
+    return Progress(config(budget=budget), Console(file=out, width=80), clock), out
+
+
+def test_a_tally_counts_trials_and_time() -> None:
+    clock = FakeClock()
+    tally = Tally(10, clock)
+    assert tally.add(ok_trial(0, 1.0, operator="seed"), replayed=False)
+    assert (tally.spent, tally.rate(), tally.pace()) == (0, None, "")
+    clock.now += 4.0
+    assert tally.add(ok_trial(1, 2.0), replayed=False)
+    assert not tally.add(ok_trial(2, 2.0), replayed=False)
+    assert not tally.add(failed_trial(3), replayed=False)
+    assert (tally.spent, tally.rate()) == (3, 0.75)
+    assert tally.pace() == "0.8/s, ETA 0:00:09"
+    assert tally.verdict_text() == "3 ok, 1 wrong"
+    assert tally.best_text() == "best: 2.00x [1.80, 2.20] estimated, trial 1 (mutate: )"
+
+
+def test_replayed_trials_do_not_count_for_the_rate() -> None:
+    clock = FakeClock()
+    tally = Tally(100, clock)
+    for index in range(50):
+        tally.add(ok_trial(index), replayed=True)
+    clock.now += 1.0
+    assert tally.rate() is None
+    tally.add(ok_trial(50), replayed=False)
+    assert (tally.spent, tally.rate()) == (51, 1.0)
+
+
+def test_plain_lines_are_throttled_but_for_news() -> None:
+    clock = FakeClock()
+    progress, out = plain(clock, budget=6)
+    with progress:
+        progress.absorbed(ok_trial(0, 1.0, operator="seed"), replayed=False)
+        progress.absorbed(failed_trial(1), replayed=False)  # too soon
+        progress.absorbed(ok_trial(2, 3.0), replayed=False)  # a new best
+        clock.now += PLAIN_S
+        progress.absorbed(failed_trial(3, Verdict.TIMEOUT, "30 s\nsecond line"), replayed=False)
+        progress.absorbed(failed_trial(4), replayed=False)  # too soon
+        progress.absorbed(failed_trial(5), replayed=False)  # too soon
+        progress.absorbed(failed_trial(6), replayed=False)  # the last
+    title, *lines, verdicts = out.getvalue().splitlines()
+    assert title == "instant, evolve, seed 0, sm_90, 1 workers"
+    assert [line.split()[2] for line in lines] == ["0", "2", "3", "6"]
+    assert lines[1].startswith("[2/6] trial 2 mutate: ok, 3.00x [2.70, 3.30] estimated; best: 3.00x")
+    assert "timeout, 30 s; best: 3.00x" in lines[2] and "second line" not in lines[2]
+    assert verdicts == "verdicts: 4 wrong, 2 ok, 1 timeout"
+
+
+def test_replayed_trials_print_nothing() -> None:
+    progress, out = plain(FakeClock())
+    with progress:
+        progress.absorbed(ok_trial(0), replayed=True)
+    assert "trial" not in out.getvalue()
+
+
+def test_a_terminal_gets_a_panel() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with Progress(config(budget=4), console, FakeClock()) as progress:
+        progress.absorbed(ok_trial(0, 1.0, operator="seed"), replayed=False)
+        progress.absorbed(ok_trial(1, 2.5, note="BLOCK 4 to 256"), replayed=False)
+        progress.absorbed(failed_trial(2), replayed=False)
+    drawn = out.getvalue()
+    for words in ("2/4 candidates", "2.50x [2.25, 2.75] estimated", "BLOCK 4 to 256", "2 ok", "1 wrong"):
+        assert words in drawn
+
+
+def test_an_estimate_is_always_called_one() -> None:
+    assert speedup_text(Fitness(2.0, (1.5, 2.5), {}, estimated=True)) == "2.00x [1.50, 2.50] estimated"
+    assert speedup_text(Fitness(2.0, (1.5, 2.5), {}, estimated=False)) == "2.00x [1.50, 2.50]"
+
+
+def test_a_diff_needs_no_final_newline() -> None:
+    assert diff("a\nb", "a\nc", "old", "new") == "--- old\n+++ new\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+    assert diff("a", "a\n", "old", "new") == ""
+
+
+def info() -> RunInfo:
+    return RunInfo(config(), "hash", {"evo": "1"}, {})
+
+
+def test_the_best_is_written_with_its_frozen_configuration(tmp_path: Path) -> None:
+    seed, best = ok_trial(0, operator="seed"), ok_trial(4, 2.0, note="halved")
+    best = dataclasses.replace(best, evaluation=dataclasses.replace(best.evaluation, frozen_source="x = 'frozen'\n"))
+    patch = write_best(tmp_path, info(), seed, best)
+    assert best_source(best) == (tmp_path / "best/kernel.py").read_text() == "x = 'frozen'\n"
+    assert (tmp_path / "best/diff.patch").read_text() == patch
+    assert "-x = 0\n+x = 'frozen'\n" in patch
+    result = json.loads((tmp_path / "best/result.json").read_text())
+    assert (result["trial"], result["speedup"], result["frozen"], result["improved"]) == (4, 2.0, True, True)
+    assert result["estimated"] is True and result["ci95"] == [1.8, 2.2]
+
+
+def test_without_a_better_one_the_seed_is_written_as_it_was(tmp_path: Path) -> None:
+    seed = ok_trial(0, operator="seed")
+    seed = dataclasses.replace(seed, evaluation=dataclasses.replace(seed.evaluation, frozen_source="x = 'frozen'\n"))
+    assert write_best(tmp_path, info(), seed, seed) == ""
+    assert (tmp_path / "best/kernel.py").read_text() == "x = 0\n"
+
+
+def test_a_result_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "best").write_text("in the way")
+    with pytest.raises(StoreError, match="expected to write"):
+        write_best(tmp_path, info(), ok_trial(0), ok_trial(1))
