@@ -1,0 +1,572 @@
+"""How long a plan takes on the target, in microseconds, from what its launches do (`fitness/trace.py`) and how they were
+compiled (`fitness/compile.py`).  The model is described in docs/estimate.md; it is arithmetic on its arguments, so equal
+arguments give equal estimates.
+
+Constants marked "measured" were read off CUDA graphs of small kernels on an NVIDIA H200 (Triton 3.6); "vendor" is the data
+sheet or the CUDA C++ Programming Guide; "guess" is neither.  Rates are scaled to other targets by multiprocessors and clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evo.records import Build
+from fitness import screen
+from fitness.plan import ITEMSIZE, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
+from fitness.spans import LINE, SECTOR
+from fitness.target import Target
+from fitness.trace import LaunchTrace, Traffic
+
+# --- constants -------------------------------------------------------------------------------------------------------
+
+LAUNCH_US = 0.6  # measured: an empty kernel after another in a CUDA graph
+PROGRAMS_PER_MULTIPROCESSOR_US = 12.5  # measured: empty programs started a microsecond and multiprocessor
+DRAM_EFFICIENCY = 0.89  # measured: copies reach 4.2 to 4.3 of 4.8 TB/s
+DRAM_SCATTERED = 2.0  # measured on gathers: an isolated sector of 32 bytes costs DRAM as much as 64
+L2_BYTES_PER_CLOCK = 48.0  # measured: what one multiprocessor gets from L2 (its port is 64 bytes wide), matrix products
+L1_BYTES = 256 * 1024  # vendor: L1 and shared memory of a multiprocessor together
+SHARED_BYTES_PER_CLOCK = 128.0  # vendor
+SCATTERED_STORE_CLOCKS = 5.0  # measured: a multiprocessor's clocks for a store that fills part of a sector
+ATOMIC_CLOCKS = 10.0  # measured: the same for an atomic to a sector of its own
+ATOMIC_SAME_US = 1.76e-3  # measured: one atomic after the other to the same address
+DRAM_LATENCY_US = 0.60  # measured on chains of loads
+L2_LATENCY_US = 0.27  # public microbenchmarks of the H100 (about 200 to 260 clocks, plus the way back)
+PROGRAM_START_US = 0.3  # measured: a program's life beside loads and arithmetic
+LOADS_AHEAD = 4  # measured: loads in flight in a plain loop (the compiler unrolls it)
+DEFAULT_STAGES = 3  # Triton's num_stages
+REDUCTION_US = 0.06  # guess: shuffles within a warp ...
+BARRIER_US = 0.10  # guess: ... and, with several warps, the way through shared memory
+CLOCKS_PER_INSTRUCTION = 2.0  # guess: of one warp alone, half the operations depend on the one before
+SCHEDULERS = 4  # vendor: warps that a multiprocessor issues from each clock
+WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s
+WGMMA_EFFICIENCY_TF32 = 0.2  # measured: float32 operands have to be transposed through registers
+MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak
+LIBRARY_EFFICIENCY = 0.7  # guess: of the peak, for work delegated to a library
+OVERLAP = 5.0  # measured: exponent of the norm that joins the terms; infinity would be perfect overlap
+
+# Instructions an element needs beyond one, and how many of them go to the special function unit.  Guesses after the PTX
+# that Triton emits.  Index arithmetic is mostly folded, hoisted or shared between the elements of a vector.
+_INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
+    "float": (1, 0), "half": (1, 0), "double": (2, 0), "fused": (0, 0), "compare": (1, 0), "select": (1, 0),
+    "convert": (1, 0), "integer": (1, 0), "integer_64": (2, 0), "integer_product": (1, 0), "integer_product_64": (4, 0),
+    "integer_division": (20, 1), "integer_division_64": (70, 1), "index": (0.25, 0), "index_64": (0.5, 0),
+    "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.25), "index_division_64": (20, 0.25),
+    "exp": (2, 1), "exp2": (1, 1), "log": (4, 1), "log2": (3, 1), "sin": (24, 0), "cos": (24, 0), "sqrt": (2, 1),
+    "sqrt_rn": (8, 1), "rsqrt": (1, 1), "erf": (20, 1), "div": (4, 1), "div_rn": (10, 1), "frem": (20, 1),
+    "library": (20, 1),
+}  # fmt: skip
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "uint8": "int8"}
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution")
+
+# Standard deviation of log(estimate / measured time) over the measured kernels; see docs/estimate.md.
+MODEL_LOG_SD = 0.25
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """One step of a plan.  `terms` overlap in time: `total_us` is less than their sum and not less than the largest."""
+
+    name: str  # kernel, "fill", "copy" or the delegated operator
+    total_us: float
+    terms: Mapping[str, float]
+
+    @property
+    def bottleneck(self) -> str:
+        return max(self.terms, key=self.terms.__getitem__)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A plan.  `terms` are sums over the steps, in microseconds; within a step they overlap."""
+
+    total_us: float
+    terms: Mapping[str, float]
+    bottleneck: str
+    per_launch: tuple[StepEstimate, ...]  # every step, Fill and Copy too
+
+
+def estimate(
+    plan: LaunchPlan,
+    choice: Sequence[int],
+    builds: Sequence[Sequence[Any]],
+    traces: Sequence[Sequence[LaunchTrace]],
+    target: Target,
+) -> Estimate:
+    """The time of one call of the entry, caches cold.
+
+    choice: configuration of each launch; builds, traces: by launch and configuration (builds as `evo.records.Build` or as
+    the dicts of `fitness.compile`).  Raises ValueError where a chosen configuration does not fit on the target.
+    """
+    cache = _Cache(target.l2_bytes)
+    steps: list[StepEstimate] = []
+    launches = iter(zip(choice, builds, traces, strict=True))
+    for step in plan.steps:
+        match step:
+            case Launch():
+                chosen, by_config, trace = next(launches)
+                found = _launch(step.configs[chosen], by_config[chosen], trace[chosen], target, cache)
+                if found is None:
+                    raise ValueError(f"configuration {chosen} of {step.kernel!r} does not fit on {target.device_name}")
+                steps.append(found)
+            case Fill():
+                steps.append(_memory_step("fill", [], [step.dst], target, cache))
+            case Copy():
+                steps.append(_memory_step("copy", [step.src], [step.dst], target, cache))
+            case Op():
+                steps.append(_delegated(step, target, cache))
+    terms: dict[str, float] = {}
+    for found in steps:
+        for name, us in found.terms.items():
+            terms[name] = terms.get(name, 0.0) + us
+    total = math.fsum(s.total_us for s in steps)
+    return Estimate(total, terms, max(terms, key=terms.__getitem__) if terms else "", tuple(steps))
+
+
+def config_times(
+    plan: LaunchPlan, builds: Sequence[Sequence[Any]], traces: Sequence[Sequence[LaunchTrace]], target: Target
+) -> list[list[float | None]]:
+    """Microseconds of every configuration of every launch by itself; None where it does not fit on the target."""
+    times: list[list[float | None]] = []
+    for launch, by_config, trace in zip(plan.launches, builds, traces, strict=True):
+        found = [
+            _launch(config, build, t, target, _Cache(target.l2_bytes))
+            for config, build, t in zip(launch.configs, by_config, trace, strict=True)
+        ]
+        times.append([None if f is None else f.total_us for f in found])
+    return times
+
+
+def choose_configs(
+    plan: LaunchPlan, builds: Sequence[Sequence[Any]], traces: Sequence[Sequence[LaunchTrace]], target: Target
+) -> list[int]:
+    """The configuration with the least estimate for each launch (the first one where none fits)."""
+    times = config_times(plan, builds, traces, target)
+    return [min(range(len(t)), key=lambda i: math.inf if t[i] is None else t[i]) for t in times]  # type: ignore[return-value]
+
+
+def interval(ratio: float) -> tuple[float, float]:
+    """95% interval of an estimated ratio of times: how far the model errs, halved where both kernels are much alike.
+
+    The errors of two kernels for one task have much in common (the nearer the ratio is to 1, the more), so the width
+    grows with the ratio: none at 1, that of two independent errors from a factor of e on.
+    """
+    independent = 1.96 * math.sqrt(2) * MODEL_LOG_SD
+    width = independent * min(1.0, abs(math.log(ratio)))
+    return ratio * math.exp(-width), ratio * math.exp(width)
+
+
+def traces_from_json(raw: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[LaunchTrace]]:
+    """The value of key "launches" of `fitness.trace.job`."""
+    return [[LaunchTrace.from_dict(t) for t in by_config] for by_config in raw]
+
+
+# --- one launch ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """What the terms need to know about a launch on the device."""
+
+    trace: LaunchTrace
+    target: Target
+    warps: int  # of a program
+    stages: int
+    wgmma: bool
+    registers: int  # of a thread
+    spill_bytes: int  # of a thread
+    shared_bytes: int  # of a program
+    resident: int  # programs a multiprocessor holds
+
+    @property
+    def threads(self) -> int:
+        return self.warps * screen.WARP
+
+    @property
+    def clocks_us(self) -> float:
+        """Clocks of one multiprocessor in a microsecond."""
+        return self.target.clock_hz / 1e6
+
+    @property
+    def together(self) -> float:
+        """Programs on the device at a time."""
+        return max(1, min(self.trace.programs, self.resident * self.target.multiprocessors))
+
+    @property
+    def on_busiest(self) -> int:
+        """Programs that the busiest multiprocessor runs."""
+        return -(-self.trace.programs // self.target.multiprocessors)
+
+    @property
+    def active_warps(self) -> float:
+        """Warps on a multiprocessor at a time."""
+        return self.warps * min(self.resident, self.on_busiest)
+
+
+def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cache: _Cache) -> StepEstimate | None:
+    """One launch, None where it does not fit on the target."""
+    b = dataclasses.asdict(build) if isinstance(build, Build) else build
+    if screen.out_of_resources(b, target):
+        return None
+    resident, _ = screen.occupancy(b["registers"], b["shared_bytes"], b["num_warps"], target)
+    if resident == 0:
+        return None
+    large = any(row[0] >= 64 for row in trace.dots) and b["num_warps"] % SCHEDULERS == 0
+    on = _Launched(
+        trace=trace,
+        target=target,
+        warps=b["num_warps"],
+        stages=int(config.options.get("num_stages") or DEFAULT_STAGES),
+        wgmma=bool(b["ptx_features"]["wgmma"]) if "ptx_features" in b else large and target.arch >= 90,
+        registers=b["registers"],
+        spill_bytes=b["spill_bytes"],
+        shared_bytes=b["shared_bytes"],
+        resident=resident,
+    )
+    if trace.programs == 0:
+        return StepEstimate(trace.kernel, LAUNCH_US, {"launch": LAUNCH_US})
+    memory = _memory(on, cache)
+    terms = {
+        "schedule": trace.programs / (PROGRAMS_PER_MULTIPROCESSOR_US * target.multiprocessors),
+        **{k: memory[k] for k in ("dram", "l2", "scattered", "atomics")},
+        "issue": _on_multiprocessors(on, _instructions(on)),
+        "special": _on_multiprocessors(on, _special(on)),
+        "tensor": _on_multiprocessors(on, _tensor_clocks(on)),
+        "shared": _on_multiprocessors(on, _shared_clocks(on)),
+        "latency": _latency(on, memory["latency_us"]),
+    }
+    total = LAUNCH_US + _joined(terms.values())
+    return StepEstimate(trace.kernel, total, {"launch": LAUNCH_US, **{k: v for k, v in terms.items() if v > 0}})
+
+
+def _joined(terms: Iterable[float]) -> float:
+    """Terms that overlap, though not perfectly."""
+    return math.fsum(t**OVERLAP for t in terms) ** (1 / OVERLAP)
+
+
+def _on_multiprocessors(on: _Launched, clocks: float) -> float:
+    """Microseconds of the busiest multiprocessor, if each program keeps it busy for so many clocks."""
+    return on.on_busiest * clocks / on.clocks_us
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+class _Cache:
+    """What earlier steps left in L2: the buffers touched last, as far as they fit."""
+
+    def __init__(self, size: float) -> None:
+        self._size = size
+        self._held: OrderedDict[int, float] = OrderedDict()
+
+    def held(self, buffer: int, footprint: float) -> float:
+        """Part of a footprint on `buffer` that is there."""
+        return min(1.0, self._held.get(buffer, 0.0) / footprint) if footprint else 0.0
+
+    def touch(self, buffer: int, footprint: float) -> None:
+        self._held[buffer] = max(self._held.pop(buffer, 0.0), footprint)
+        while self._held and math.fsum(self._held.values()) > self._size:
+            self._held.popitem(last=False)
+
+
+def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
+    """The terms dram, l2, scattered and atomics, and "latency_us", the latency of a load."""
+    target, trace = on.target, on.trace
+    grid = trace.programs
+    working = math.fsum(t.resident(on.together, grid) for t in trace.traffic)
+    everything = math.fsum(t.distinct for t in trace.traffic)
+    dram = l2 = stores = atomics = contended = first = 0.0
+    for t in trace.traffic:
+        asked = _asked_of_l2(on, t)
+        l2 += asked
+        now = _missing(working, target.l2_bytes)
+        later = _missing(everything, target.l2_bytes)
+        waves = max(1.0, grid / on.together)
+        per_wave = min(asked, max(t.distinct, t.resident(on.together, grid) * waves))
+        new = t.distinct * (1 - cache.held(t.buffer, t.distinct))
+        again = (per_wave - t.distinct) * later + (asked - per_wave) * now
+        isolated = 1 + (DRAM_SCATTERED - 1) * min(1.0, max(0.0, (t.sectors / t.requested - 4) / 4))
+        if t.kind == "load":
+            fetched = new + again * isolated
+            first += fetched
+            dram += fetched
+        else:
+            dram += t.distinct + again * (2 if t.kind == "atomic" else 1)
+        if t.kind == "atomic":
+            atomics += t.sectors / SECTOR
+            contended = max(contended, t.requested / max(t.written, 1.0))
+        elif t.kind == "store":
+            stores += max(0.0, t.sectors - t.requested) / SECTOR
+        cache.touch(t.buffer, t.distinct)
+    spilled = _spill_bytes(on)
+    loads = math.fsum(t.sectors for t in trace.traffic if t.kind == "load")
+    part = min(1.0, first / loads) if loads else 0.0
+    share = on.on_busiest / grid  # of the busiest multiprocessor
+    return {
+        "dram": 1e6 * dram / (DRAM_EFFICIENCY * target.dram_bytes_per_s),
+        "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / on.clocks_us,
+        "scattered": share * stores * SCATTERED_STORE_CLOCKS / on.clocks_us,
+        "atomics": max(share * atomics * ATOMIC_CLOCKS / on.clocks_us, contended * ATOMIC_SAME_US),
+        "latency_us": part * DRAM_LATENCY_US + (1 - part) * L2_LATENCY_US,
+    }
+
+
+def _missing(footprint: float, capacity: float) -> float:
+    """Part of repeated accesses to a footprint that miss a cache of this capacity: all of them at twice its size."""
+    return min(1.0, max(0.0, footprint / capacity - 1))
+
+
+def _asked_of_l2(on: _Launched, t: Traffic) -> float:
+    """Bytes that L1 passes on: each footprint once where it fits into L1, every access where it does not."""
+    if t.kind != "load":
+        return t.sectors
+    room = (L1_BYTES - on.resident * on.shared_bytes) / max(1.0, on.active_warps / on.warps)
+    missed = _missing(t.once / on.trace.programs, max(room, 1.0))
+    return t.once + (t.sectors - t.once) * missed
+
+
+def _spill_bytes(on: _Launched) -> float:
+    """Bytes of spilled registers that L1 cannot hold: each stored and loaded once."""
+    spilled = on.spill_bytes * on.threads
+    resident = spilled * on.active_warps / on.warps
+    return 2 * spilled * on.trace.programs * _missing(resident, (L1_BYTES - on.resident * on.shared_bytes) / 2 + 1)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _per_thread(on: _Launched, elements: float) -> float:
+    """Elements of a block that a thread works on.  A block smaller than the program is computed several times over."""
+    return max(1.0, elements / on.threads)
+
+
+def _warp_instructions(on: _Launched) -> float:
+    """Instructions of one warp of a program."""
+    total = 0.0
+    for kind, elements, count in on.trace.ops:
+        # What there is one of is kept in one place whatever its class, so no vector shares the work.
+        discount = 1.0 if elements > 1 or not kind.startswith("index") else 4.0
+        total += count * _per_thread(on, elements) * _INSTRUCTIONS[kind][0] * discount
+    for _, elements, itemsize, vector, count in on.trace.accesses:
+        each = _per_thread(on, elements)
+        total += count * each / max(1.0, min(vector / itemsize, each)) * 3  # address, mask, access
+    for _, elements, results, count in on.trace.reductions:
+        total += count * 10 * max(1.0, results / on.warps / 4)
+    for m, n, k, a, _, precision, count in on.trace.dots:
+        if a == "fp32" and precision == "ieee":
+            total += count * m * n * k / on.threads * 1.25
+        elif not on.wgmma:
+            total += count * (40 + 2 * _mma_fragments(on, m, n, k))
+        else:
+            total += count * 30
+    return total + on.spill_bytes / 4 * 2
+
+
+def _mma_fragments(on: _Launched, m: int, n: int, k: int) -> float:
+    """mma.sync m16n8k16 instructions of one warp."""
+    return max(1.0, m * n / (16 * 8) / on.warps) * max(1.0, k / 16)
+
+
+def _instructions(on: _Launched) -> float:
+    """Clocks in which a multiprocessor issues the instructions of one program."""
+    return _warp_instructions(on) * on.warps / min(SCHEDULERS, on.active_warps)
+
+
+def _special(on: _Launched) -> float:
+    """Clocks that the special function units of a multiprocessor need for one program."""
+    total = 0.0
+    for kind, elements, count in on.trace.ops:
+        total += count * _per_thread(on, elements) * on.threads * _INSTRUCTIONS[kind][1]
+    return total / on.target.special_lanes / min(1.0, on.active_warps / SCHEDULERS)
+
+
+def _tensor_clocks(on: _Launched) -> float:
+    """Clocks that the tensor cores of a multiprocessor need for one program."""
+    total = 0.0
+    for m, n, k, a, _, precision, count in on.trace.dots:
+        if a == "fp32" and precision == "ieee" or a == "fp64":
+            continue  # counted as instructions
+        dtype = "float8" if a.startswith("fp8") else _DTYPES.get(a, "float16")
+        peak = on.target.tensor_flops[dtype] / on.target.multiprocessors / on.target.clock_hz
+        passes = 3 if precision == "tf32x3" else 1
+        if on.wgmma:
+            # 64 x n x 16 take n/2 clocks of computing, and 16 + n/4 to read both operands from shared memory.
+            columns = min(n, 256)
+            shape = (columns / 2) / max(columns / 2, 16 + columns / 4)
+            rate = peak * shape * (WGMMA_EFFICIENCY_TF32 if a == "fp32" else WGMMA_EFFICIENCY)
+            flops = 2.0 * max(m, 64) * n * k
+        else:
+            rate = peak * MMA_EFFICIENCY * min(1.0, on.active_warps / SCHEDULERS)
+            flops = 2.0 * _mma_fragments(on, m, n, k) * on.warps * 16 * 8 * 16
+        total += count * passes * flops / rate
+    return total
+
+
+def _shared_clocks(on: _Launched) -> float:
+    """Clocks of shared memory for the operands of matrix products: written once, read by each warp (group)."""
+    total = 0.0
+    for m, n, k, a, b, _, count in on.trace.dots:
+        size_a, size_b = (_itemsize(x) for x in (a, b))
+        written = m * k * size_a + k * n * size_b
+        if on.wgmma:
+            read = math.ceil(m / 64) * (64 * k * size_a + k * n * size_b)
+        else:
+            rows = min(on.warps, max(1, m // 16))  # warps stand in a column first
+            columns = max(1, on.warps // rows)
+            read = columns * m * k * size_a + rows * n * k * size_b
+        total += count * (written + read)
+    return total / SHARED_BYTES_PER_CLOCK
+
+
+def _itemsize(dtype: str) -> int:
+    return ITEMSIZE.get(_DTYPES.get(dtype, dtype), 8 if dtype == "fp64" else 1)
+
+
+# --- latency ---------------------------------------------------------------------------------------------------------
+
+
+def _latency(on: _Launched, load_us: float) -> float:
+    """How long the programs take one after the other: waits for loads, barriers, and instructions of a single warp.
+
+    This is Little's law seen from the program: what is in flight is what the resident programs wait for.
+    """
+    path = PROGRAM_START_US + _warp_instructions(on) * CLOCKS_PER_INSTRUCTION / on.clocks_us
+    for kind, where, count in on.trace.rounds:
+        path += count * load_us / _loads_ahead(on, kind, where)
+    for _, _, _, count in on.trace.reductions:
+        path += count * (REDUCTION_US + (BARRIER_US if on.warps > 1 else 0.0))
+    waves = max(1.0, on.trace.programs / on.together)
+    return path * (waves + on.trace.busiest - 1)
+
+
+def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
+    """Rounds of loads in flight at a time."""
+    if where.startswith("stages"):
+        return max(1, int(where.split()[1]) - 1)
+    if where == "straight":
+        return 1
+    if kind == "dot":  # Triton pipelines the loops of matrix products
+        return max(1, on.stages - 1)
+    return LOADS_AHEAD if kind == "plain" else 1
+
+
+# --- steps that are not launches -------------------------------------------------------------------------------------
+
+
+def _memory_step(
+    name: str, read: Sequence[TensorRef], written: Sequence[TensorRef], target: Target, cache: _Cache, us: float = 0.0
+) -> StepEstimate:
+    """A step limited by memory, or by `us` of computing."""
+    moved = 0.0
+    for ref in read:
+        span = _window(ref)
+        moved += span * (1 - cache.held(ref.buffer, span))
+        cache.touch(ref.buffer, span)
+    for ref in written:
+        moved += _window(ref)
+        cache.touch(ref.buffer, _window(ref))
+    terms = {"launch": LAUNCH_US, "dram": 1e6 * moved / (DRAM_EFFICIENCY * target.dram_bytes_per_s)}
+    if us:
+        terms["tensor"] = us
+    return StepEstimate(name, LAUNCH_US + _joined([terms["dram"], us]), terms)
+
+
+def _window(ref: TensorRef) -> float:
+    """Bytes of the sectors that a window touches; an expanded dimension (stride 0) counts once."""
+    moving = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if s != 0 and n > 1]
+    if ref.numel == 0:
+        return 0.0
+    elements = math.prod(n for n, _ in moving)
+    itemsize = ITEMSIZE[ref.dtype]
+    smallest = min((s for _, s in moving), default=1)
+    return float(elements * min(SECTOR, itemsize * smallest))
+
+
+def _delegated(op: Op, target: Target, cache: _Cache) -> StepEstimate:
+    """A library's kernel by a roofline: operands once, and for matrix products their arithmetic."""
+    inputs = [a for a in op.args if isinstance(a, TensorRef)]
+    flops = 0.0
+    if any(op.name.split(".")[1:2] == [p] for p in _PRODUCTS) and op.outputs and len(inputs) >= 2:
+        inner = inputs[-2].shape[-1] if inputs[-2].shape else 1
+        flops = 2.0 * op.outputs[0].numel * inner
+    dtype = op.outputs[0].dtype if op.outputs else "float32"
+    rate = target.tensor_flops.get(dtype, target.tensor_flops["float32"]) * LIBRARY_EFFICIENCY
+    return _memory_step(op.name, inputs, op.outputs, target, cache, 1e6 * flops / rate)
+
+
+# --- is all the work there? ------------------------------------------------------------------------------------------
+
+WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
+MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
+
+
+def coverage(
+    plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]], case_bytes: float | None
+) -> str | None:
+    """A message where the plan seems to leave out work at these sizes, None where it does not.
+
+    Every buffer that holds an output must be written (up to sampling) to the extent of that output, by launches, fills,
+    copies or operators; and where the task says how many bytes the problem must move, a fair part must be moved.
+    """
+    written: dict[int, float] = {}
+    moved = 0.0
+    truncated = False
+    launches = iter(zip(choice, traces, strict=True))
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            chosen, by_config = next(launches)
+            truncated |= by_config[chosen].truncated
+            for t in by_config[chosen].traffic:
+                moved += t.written
+                if t.kind != "load":
+                    written[t.buffer] = written.get(t.buffer, 0.0) + t.written
+        else:
+            refs = step.outputs if isinstance(step, Op) else (step.dst,)
+            for ref in refs:
+                written[ref.buffer] = written.get(ref.buffer, 0.0) + ref.nbytes
+            moved += math.fsum(r.nbytes for r in refs)
+            moved += math.fsum(r.nbytes for r in _read(step))
+    if truncated:
+        return None
+    return _unwritten(plan, written) or _unmoved(moved, case_bytes)
+
+
+def _read(step: Any) -> list[TensorRef]:
+    if isinstance(step, Copy):
+        return [step.src]
+    return [a for a in step.args if isinstance(a, TensorRef)] if isinstance(step, Op) else []
+
+
+def _unwritten(plan: LaunchPlan, written: Mapping[int, float]) -> str | None:
+    for i, ref in enumerate(plan.outputs):
+        if ref.numel == 0 or plan.buffers[ref.buffer].input is not None:  # an input returned as it is
+            continue
+        share = written.get(ref.buffer, 0.0) / ref.nbytes
+        if share < WRITTEN_SHARE:
+            return (
+                f"output {i} has {ref.nbytes} bytes, but the launches write only about {share:.0%} of them; "
+                "write all of the output at every size"
+            )
+    return None
+
+
+def _unmoved(moved: float, case_bytes: float | None) -> str | None:
+    if case_bytes is None or moved >= MOVED_SHARE * case_bytes:
+        return None
+    return (
+        f"the problem has to read and write {case_bytes:.3g} bytes, but the launches touch only about "
+        f"{moved:.3g}; read all of the input at every size"
+    )
+
+
+__all__ = [
+    "LINE", "Estimate", "StepEstimate", "choose_configs", "config_times", "coverage", "estimate", "interval",
+    "traces_from_json",
+]  # fmt: skip
