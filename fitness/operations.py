@@ -126,7 +126,22 @@ class Builder(InterpreterBuilder):
     ) -> TensorHandle:
         if val.dtype.scalar.name == "bf16" and op == triton_interpreter._ir.ATOMIC_OP.FADD:
             return self._atomic_add_bfloat16(ptr, val, mask)
+        if op == triton_interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
+            bits = super().create_atomic_rmw(op, ptr, self._as_bits(val), mask, sem, scope)
+            return TensorHandle(bits.data.view(val.data.dtype), val.dtype.scalar)
         return super().create_atomic_rmw(op, ptr, val, mask, sem, scope)
+
+    def create_atomic_cas(
+        self, ptr: TensorHandle, cmp: TensorHandle, val: TensorHandle, sem: Any, scope: Any
+    ) -> TensorHandle:
+        if cmp.data.dtype.kind != "f":
+            return super().create_atomic_cas(ptr, cmp, val, sem, scope)
+        bits = super().create_atomic_cas(ptr, self._as_bits(cmp), self._as_bits(val), sem, scope)
+        return TensorHandle(bits.data.view(cmp.data.dtype), cmp.dtype.scalar)
+
+    def _as_bits(self, value: TensorHandle) -> TensorHandle:
+        """Floats as integers of the same width: exchanging and comparing concern bits only."""
+        return self.create_bitcast(value, tl.core.get_int_dtype(value.data.itemsize * 8, signed=False))
 
     def _atomic_add_bfloat16(self, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle) -> TensorHandle:
         """One lane after the other, rounded after each, as the memory system does it."""
