@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 import triton
+from triton.runtime import interpreter
 
 from evo.records import Case
 from fitness.oracle import compare, expect, make_inputs, variants
@@ -31,6 +32,17 @@ class OneConfig:
     def __call__(self, configs, *args, **kwargs):
         self.most = max(self.most, len(configs))
         return self.autotune([configs[min(self.index, len(configs) - 1)]], *args, **kwargs)
+
+
+def mend_interpreter() -> None:
+    """Triton 3.6 takes int() of arrays with one element as loop bounds, which NumPy 2.4 refuses; 3.8 squeezes them."""
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+
+    interpreter._patch_lang_tensor = patch
 
 
 def load(path: str, chooser: OneConfig) -> ModuleType:
@@ -74,6 +86,7 @@ def check(task: Task, module: ModuleType, case: Case) -> dict:
 
 
 def main(pairs: list[str]) -> None:
+    mend_interpreter()
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=3)
     for name, path in (pair.split("=", 1) for pair in pairs):
         task = load_task(name)
