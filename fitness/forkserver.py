@@ -8,9 +8,9 @@ A job is a module `fitness.<name>` (a name with a dot is the module itself) with
     def job(payload: dict, scratch: Path) -> dict: ...     # in a child of its own; the result is JSON
     def warm(target_name: str) -> None: ...                # optional; once, in the zygote, before the first fork
 
-Frames on the socket are a JSON header and a body (`send_frame`).  A request carries id, job, scratch, limits and the
-payload as body.  The answer carries id, how the child ended, its last words on stdout/stderr, the active layers and, as
-body, what it wrote as its result: bytes of an untrusted process, which the receiver has to judge.
+Frames on the socket are a JSON header and a body (`send_frame`).  A request carries id, job, profile, scratch, limits
+and the payload as body.  The answer carries id, how the child ended, its last words on stdout/stderr, the active layers
+and, as body, what it wrote as its result: bytes of an untrusted process, which the receiver has to judge.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from fitness.sandbox import available_layers, confine, die_with_parent, preload
 
 RESULT_BYTES = 64 << 20  # a plan of a few hundred launches takes some hundred kilobytes
 WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind
-PROFILE = {"compile": "compiler"}  # every other job runs "strict"
 _FRAME = struct.Struct("!II")
 
 
@@ -218,7 +217,7 @@ def _run_child(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         scratch = Path(request["scratch"])
         _settle_in(scratch)
-        layers = confine(PROFILE.get(request["job"], "strict"), scratch, Limits(**request["limits"]))
+        layers = confine(request["profile"], scratch, Limits(**request["limits"]))
         os.closerange(3, result)  # what setting up the layers left open
         _write(result, json.dumps(layers).encode() + b"\n")
         _write(result, _outcome(module, json.loads(payload), scratch))

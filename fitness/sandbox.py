@@ -6,6 +6,7 @@ cannot be had is reported with its reason, never skipped in silence:
 | layer | keeps out |
 |---|---|
 | userns | privileges of the caller: the child has none, even where the caller is root |
+| mounts | only where Landlock is missing: writes outside the scratch folder, by a read-only view of all mounts |
 | netns, ipcns | network interfaces (loopback too), System V and POSIX message queues of others |
 | capabilities | what root could do where a user namespace is not to be had |
 | rlimits | memory, CPU time, file size, open files, processes, core dumps |
@@ -34,6 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fitness.jobs import Limits
+from fitness.mounts import only_writable
 
 PROFILES = ("strict", "compiler")
 ACTIVE = "active"
@@ -112,8 +114,9 @@ def clean_environment() -> dict[str, str]:
 
 
 def preload() -> None:
-    """Do what is the same for every child once, before the first fork.  Raises nothing: `confine` reports what is missing."""
+    """Do what is the same for every child once, before the first fork.  `confine` reports what is missing."""
     _readable()
+    _landlock_abi()
     for package in ("landlock", "pyseccomp"):
         with contextlib.suppress(ImportError, RuntimeError):
             importlib.import_module(package)
@@ -137,11 +140,13 @@ def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
             enter()
             layers[name] = ACTIVE
         except (OSError, RuntimeError, ImportError) as error:  # what the kernel and the two packages raise
-            layers[name] = f"{type(error).__name__}: {error}"
+            layers[name] = f"{type(error).__name__}: {error}".splitlines()[0]
 
     attempt("userns", lambda: _unshare(_CLONE_NEWUSER))
     attempt("netns", lambda: _unshare(_CLONE_NEWNET))
     attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
+    if not _landlock_abi():
+        attempt("mounts", lambda: only_writable(scratch))
     attempt("capabilities", _drop_capabilities)
     attempt("rlimits", lambda: _set_rlimits(limits, layers["userns"] == ACTIVE))
     # Changing credentials clears the parent-death signal, so it is set after them.
@@ -226,6 +231,17 @@ def _restrict_files(scratch: Path) -> None:
     rules.allow("/dev/null", rules=rights.READ_FILE | rights.WRITE_FILE)
     rules.allow(scratch, rules=_writable(rights))
     rules.apply()
+
+
+def _landlock_abi() -> int:
+    """0 where the kernel has none."""
+    try:
+        import landlock
+
+        ctypes.set_errno(0)
+        return int(landlock.landlock_abi_version())
+    except (ImportError, OSError):
+        return 0
 
 
 def _writable(rights: type) -> object:

@@ -33,6 +33,7 @@ from fitness.jobs import JobResult, Limits
 from fitness.sandbox import clean_environment
 
 JOBS = ("record", "compile", "interpret", "trace")
+PROFILES = {"compile": "compiler"}  # of the sandbox; every other job runs in "strict"
 START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
 GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
 
@@ -61,7 +62,12 @@ class Zygote:
         """
         if job not in self._jobs:
             raise ValueError(f"this zygote runs {', '.join(self._jobs)}, got {job!r}")
-        header = {"job": job, "scratch": str(scratch.resolve(strict=True)), "limits": asdict(limits)}
+        header = {
+            "job": job,
+            "profile": PROFILES.get(job, "strict"),
+            "scratch": str(scratch.resolve(strict=True)),
+            "limits": asdict(limits),
+        }
         process = self._living()
         process.wait_ready()
         try:

@@ -26,9 +26,9 @@ import json, os, sys
 from pathlib import Path
 from fitness.jobs import Limits
 from fitness.sandbox import confine, preload
-preload()
 scratch = Path({str(scratch)!r})
 {before}
+preload()
 pid = os.fork()
 if pid:
     os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) % 256)
@@ -113,6 +113,37 @@ def test_writes_only_in_the_scratch_folder(tmp_path: Path, profile: str) -> None
         or answer[3:] == ["PermissionError"] * 4 + ["OSError"] + ["PermissionError"] * 5
     )
     assert (outside / "file").read_text() == "untouched" and len(list(outside.iterdir())) == 1
+
+
+@needs("userns", "seccomp")
+def test_without_landlock_all_mounts_but_the_scratch_folder_are_read_only(tmp_path: Path) -> None:
+    before = """
+import errno, pyseccomp
+rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+for landlock in (444, 445, 446):
+    rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), landlock)
+rules.load()
+"""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = f"""
+    answer = {{"layers": layers}}
+    open(scratch / "own", "w").write("x")
+    open("relative", "w").write("x")
+    open("/dev/null", "w").write("x")
+    for path in ({str(tmp_path / "new")!r}, "/tmp/new", "/dev/shm/new", "/proc/self/comm"):
+        try:
+            open(path, "w")
+            answer[path] = "written"
+        except OSError as error:
+            answer[path] = error.strerror
+    """
+    answer = inside(code, scratch, before=before + "os.chdir(scratch)")
+    layers = answer.pop("layers")
+    if "mounts" not in layers:
+        pytest.skip("mounts of this machine cannot be changed in a user namespace")
+    assert "landlock" not in layers and set(answer.values()) == {"Read-only file system"}
+    assert sorted(p.name for p in scratch.iterdir()) == ["own", "relative"]
 
 
 @needs("seccomp")
@@ -230,11 +261,14 @@ def test_a_missing_layer_is_reported_and_the_others_stay(tmp_path: Path) -> None
 import builtins
 real = builtins.__import__
 def without(name, *args):
-    if name in ("landlock", "pyseccomp"):
+    if name == "landlock":
+        raise ImportError("No module named 'landlock'")
+    if name == "pyseccomp":
         raise RuntimeError("Unable to find libseccomp")
     return real(name, *args)
 builtins.__import__ = without
 """
     layers = inside("answer = layers", tmp_path, before=before)
     assert "rlimits" in layers and not {"landlock", "seccomp"} & set(layers)
-    assert set(layers) == {n for n, s in LAYERS.items() if s == sandbox.ACTIVE} - {"landlock", "seccomp"}
+    active = {name for name, state in LAYERS.items() if state == sandbox.ACTIVE}
+    assert set(layers) - {"mounts"} == active - {"landlock", "seccomp", "mounts"}

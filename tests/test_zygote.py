@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from evo.errors import EvoError
 from evo.records import Verdict
 from fitness.jobs import JobResult, Limits
-from fitness.zygote import Zygote, classify
+from fitness.zygote import PROFILES, Zygote, classify
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
 ROOT = Path(__file__).parent.parent
@@ -111,6 +112,9 @@ def test_memory(zygote: Zygote, tmp_path: Path, code: str) -> None:
     assert (result.status, result.verdict) == ("memory", Verdict.OUT_OF_MEMORY)
 
 
+EVERY_FD = "import os\nfor fd in range(3, 50):\n    try: "
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -119,16 +123,9 @@ def test_memory(zygote: Zygote, tmp_path: Path, code: str) -> None:
         ("import os, sys\nprint('last words', flush=True)\nos._exit(3)", "last words"),
         ("import os\nos.abort()", "SIGABRT"),
         ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
-        ("import os\nfor fd in range(3, 50):\n    try: os.write(fd, b'garbage')\n    except OSError: pass", "no valid"),
-        (
-            "import os\nfor fd in range(3, 50):\n    try: os.write(fd, b'[' * 200000)\n    except OSError: pass\nos._exit(0)",
-            "no valid",
-        ),
-        (
-            "import os\nfor fd in range(3, 50):\n"
-            "    try:\n        while True: os.write(fd, bytes(1 << 20))\n    except OSError: pass",
-            "more than 64 MiB",
-        ),
+        (EVERY_FD + "os.write(fd, b'garbage')\n    except OSError: pass", "no valid"),
+        (EVERY_FD + "os.write(fd, b'[' * 50_000)\n    except OSError: pass\nos._exit(0)", "no valid"),
+        (EVERY_FD + "exec('while True: os.write(fd, bytes(1 << 20))')\n    except OSError: pass", "more than 64 MiB"),
     ],
 )
 def test_crash(zygote: Zygote, tmp_path: Path, code: str, words: str) -> None:
@@ -159,6 +156,52 @@ def test_a_forged_result_is_a_crash(body: bytes) -> None:
     answer = {"layers": [], "seconds": 0.1, "signal": 0, "exit": 0, "killed": "", "words": ""}
     result = classify(answer, body, Limits())
     assert (result.status, result.verdict, result.value) == ("crash", Verdict.RUNTIME_ERROR, None)
+
+
+# --- process groups --------------------------------------------------------------------------------------------------
+
+BOMB = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1000)"
+ORPHAN = """
+import os, time
+if os.fork() == 0:
+    open("began", "w").write(str(os.getpid()))
+    time.sleep(1000)
+while not os.path.exists("began"):
+    time.sleep(0.01)
+"""
+
+
+def test_a_fork_bomb_does_not_get_off_the_ground(zygote: Zygote, tmp_path: Path) -> None:
+    if zygote.layers["seccomp"] != "active":
+        pytest.skip("without seccomp only the limit on processes holds it")
+    result = run(zygote, tmp_path, BOMB)
+    assert (result.status, result.verdict) == ("error", Verdict.RUNTIME_ERROR)
+
+
+def test_a_timeout_ends_the_whole_group(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROFILES, JOB, "compiler")  # the one that may have processes
+    result = run(zygote, tmp_path, ORPHAN + "time.sleep(1000)", wall_s=0.5)
+    assert (result.status, result.verdict) == ("timeout", Verdict.TIMEOUT)
+    wait_until_gone(forked_from(zygote))
+
+
+def test_what_a_finished_job_leaves_behind_is_killed(
+    zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROFILES, JOB, "compiler")
+    assert run(zygote, tmp_path, ORPHAN).status == "ok"
+    assert (tmp_path / "began").exists()
+    wait_until_gone(forked_from(zygote))
+
+
+def forked_from(zygote: Zygote) -> list[psutil.Process]:
+    """Living processes that were forked from the zygote, orphans too: they share its command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != zygote._process._popen.pid and str(zygote._process._home) in process.cmdline():
+                found.append(process)
+    return found
 
 
 # --- confinement seen from a job -------------------------------------------------------------------------------------
