@@ -40,6 +40,8 @@ _FILL = {
     "fill": "value", "fill_": "value", "scalar_tensor": "s",
 }  # fmt: skip
 _COPY = {"clone": "self", "_to_copy": "self", "copy": "src", "copy_": "src", "lift_fresh_copy": "self"}
+# Where and how an operator puts its results; the windows of its outputs say that.
+_PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 # What changes a tensor's storage under its feet.
 _MOVING = {"resize_", "resize_as_", "set_", "set_data", "_resize_output_"}
 
@@ -156,19 +158,18 @@ class Recorder(TorchDispatchMode):
         for tensor in created:
             self._register(tensor, on_host)
         if name not in _ALLOCATE:
-            self._add_step(func, name, args, kwargs, written + [o for o in outputs if not _is_in(o, written)])
+            self._add_step(func, name, args, kwargs, outputs)
 
-    def _add_step(self, func: Any, name: str, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
-        simple = len(targets) == 1
-        if simple and name in _FILL:
+    def _add_step(self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
+        """What an operator did to `outputs`, the tensors it returned (those it wrote to are among them)."""
+        if name in _FILL:
             value = _FILL[name] if isinstance(_FILL[name], int) else _argument(func, args, kwargs, str(_FILL[name]))
-            self._fill(targets[0], value)
-        elif simple and name in _COPY:
-            self._copy(targets[0], _argument(func, args, kwargs, _COPY[name]))
+            self._fill(outputs[0], value)
+        elif name in _COPY:
+            self._copy(outputs[0], _argument(func, args, kwargs, _COPY[name]))
         else:
-            refs = tuple(self.ref(t) for t in targets)
-            kept = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}
-            encoded = self._encode(args), {k: self._encode(v) for k, v in kept.items()}
+            refs = tuple(self.ref(t) for t in outputs)
+            encoded = self._encode(args), {k: self._encode(v) for k, v in kwargs.items() if k not in _PLACEMENT}
             self.add(Op(str(func), *encoded, refs, line_of_call()))
 
     def _fill(self, target: torch.Tensor, value: Any) -> None:
@@ -187,17 +188,15 @@ class Recorder(TorchDispatchMode):
             self.add(Copy(self.ref(target), _broadcast(self.ref(source), tuple(target.shape))))
 
     def _encode(self, value: Any) -> Any:
-        """An operator's argument for a plan: tensors as windows, dtypes as {"torch": name}."""
+        """An operator's argument for a plan: tensors as windows, dtypes as {"dtype": torch's name}."""
         if isinstance(value, torch.Tensor):
             return self.ref(value)
         if isinstance(value, (tuple, list)):
             return tuple(self._encode(v) for v in value)
-        if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
-            return {"torch": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
-        if isinstance(value, torch.device):
-            return None
         raise self.fail(Verdict.UNSUPPORTED, f"an operator with an argument of type {type(value).__name__}")
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -268,10 +267,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for v in value.values():
             yield from _tensors(v)
-
-
-def _is_in(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
-    return any(tensor is other for other in others)
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -398,6 +398,14 @@ def test_other_work_is_an_op_with_its_line(record: Record, expression: str, oper
     assert op.outputs == plan.outputs
 
 
+def test_arguments_of_an_op(record: Record) -> None:
+    plan = record("def run(x):\n    return torch.sum(x[1:], (0,), dtype=torch.float64)\n", tensor(4, 4))
+    (op,) = plan.delegated
+    window = TensorRef(0, "float32", (3, 4), (4, 1), 4)
+    assert op.args == (window, (0,)) and op.kwargs == {"dtype": {"dtype": "float64"}}
+    assert op.outputs == (TensorRef(1, "float64", (4,), (1,)),)
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 LAUNCH = "scale[(1,)](x, x, 4, 1.0, BLOCK=4)"
