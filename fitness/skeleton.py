@@ -26,7 +26,7 @@ def inputs(case, generator):
     M, N = case.axes["M"], case.axes["N"]
     dtype = getattr(torch, case.dtype)
 {draws}
-    return ({names},)
+    return ({names})
 
 
 def reference({parameters}):
@@ -76,7 +76,7 @@ def task_skeleton(kernel_source: str) -> str:
         entry=entry.name,
         others=f" (others that launch: {', '.join(f.name for f in rest)})" if rest else "",
         parameters=", ".join(names),
-        names=", ".join(names),
+        names=", ".join(names) + ("," if len(names) == 1 else ""),
         draws="\n".join(f"    {argument.arg} = {_draw_of(argument)}" for argument in required),
     )
 

@@ -32,7 +32,7 @@ def task_of(stem: str) -> str:
 def results() -> dict[str, list[dict]]:
     """What run_host.py says about every file: one item per configuration and case."""
     pairs = [f"{task_of(stem)}={path}" for stem, path in FILES.items()]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, ROOT / "tests/run_host.py", *pairs], env=environment, capture_output=True, text=True
     )
