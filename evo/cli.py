@@ -361,11 +361,13 @@ def _show(arguments: argparse.Namespace) -> int:
     from evo.show import show_run, show_trial
     from evo.store import RunReader
 
+    # Where there is no terminal to fit, lines may be long: better for grep than folded cells.
+    console = Console(width=None if sys.stdout.isatty() else 160)
     with RunReader(arguments.folder) as run:
         if arguments.trial is None:
-            show_run(run, Console())
+            show_run(run, console)
         else:
-            show_trial(run, arguments.trial, Console())
+            show_trial(run, arguments.trial, console)
     return 0
 
 

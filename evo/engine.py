@@ -24,7 +24,7 @@ Score = Callable[[Evaluation], Fitness | None]
 
 
 class Evaluator(Protocol):
-    """Judges candidates.  `evaluate` is called from several threads at once, the rest from one."""
+    """Judges candidates.  `evaluate` and `screen` are called from several threads at once, the rest from one."""
 
     @property
     def environment(self) -> Mapping[str, Any]: ...
@@ -80,7 +80,7 @@ class Engine:
         self._observers, self._stop = observers, stop
         self._archive = Archive()
         self._budget = Budget(config.budget)
-        self._scheduler = Scheduler(config, operators, self._archive, stored_screen(store, evaluator.screen))
+        self._scheduler = Scheduler(config, operators, self._archive, stored_screen(store, self._screen))
         self._pool = _Pool(self._evaluate, config.workers)
 
     def run(self) -> Outcome:
@@ -115,7 +115,10 @@ class Engine:
     def _fill_pool(self) -> None:
         """Asks for as much as the workers can take, or as can be made of what is known now."""
         while self._pool.wants_more() and self._budget.left() and not self._stop():
-            proposal = self._scheduler.ask()
+            try:
+                proposal = self._scheduler.ask()
+            except _Stopped:  # asking changes nothing, so a question can be dropped
+                break
             if proposal is None:
                 break
             self._propose(proposal)
@@ -147,6 +150,20 @@ class Engine:
                 break
         return evaluation
 
+    def _screen(self, sources: Sequence[str]) -> list[float | None]:
+        """One source a worker: an operator asks for several, and the driver would wait for one after the other."""
+
+        def one(source: str) -> float | None:
+            if self._stop():
+                raise _Stopped
+            return self._evaluator.screen([source])[0]
+
+        return self._pool.map(one, sources)
+
+
+class _Stopped(Exception):
+    """The run is to stop; no more screening."""
+
 
 class _Pool:
     """Threads that evaluate, and the queue their results come back through, in the order they are done."""
@@ -167,6 +184,10 @@ class _Pool:
         self.busy += 1
         future = self._executor.submit(self._evaluate, proposal)
         future.add_done_callback(lambda f: self._done.put((proposal, f)))
+
+    def map(self, function: Callable[[str], float | None], sources: Sequence[str]) -> list[float | None]:
+        """The results in the order of `sources`."""
+        return list(self._executor.map(function, sources))
 
     def next_done(self) -> tuple[Proposal, Evaluation] | None:
         """Waits for a result; None where the evaluation was dropped.  Raises what the evaluator raised."""

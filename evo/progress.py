@@ -67,8 +67,7 @@ class Tally:
     def best_text(self) -> str:
         if self.best is None or self.best.fitness is None:
             return "best: none yet"
-        proposal = self.best.proposal
-        return f"best: {speedup_text(self.best.fitness)}, trial {proposal.index} ({proposal.operator}: {proposal.note})"
+        return f"best: {speedup_text(self.best.fitness)}, trial {self.best.index}"
 
     def verdict_text(self) -> str:
         return ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())
@@ -116,7 +115,8 @@ class Progress:
         verdicts = Text(", ").join(
             Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow")) for verdict, n in tally.verdicts.most_common()
         )
-        return Group(Text(self._title, style="bold"), head, Text(tally.best_text(), style="green"), verdicts)
+        how = f" ({tally.best.proposal.operator}: {tally.best.proposal.note})" if tally.best else ""
+        return Group(Text(self._title, style="bold"), head, Text(tally.best_text() + how, style="green"), verdicts)
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:

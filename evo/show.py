@@ -157,13 +157,19 @@ def _print_table(console: Console, title: str, columns: Iterable[str], rows: Ite
 
 
 def _print_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
-    """A table of names and values; mappings inside become lists of pairs."""
-    rows = ((k, _pairs(v) if isinstance(v, Mapping) else v) for k, v in facts.items())
+    """A table of names and values."""
+    rows = ((k, _plain(v)) for k, v in facts.items())
     _print_table(console, title, ("name", "value"), rows)
 
 
 def _pairs(mapping: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}: {v:g}" if isinstance(v, float) else f"{k}: {v}" for k, v in mapping.items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _pairs(value)
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _times(speedup: float | None) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,11 @@ def test_more_budget_goes_on_like_a_longer_run(tmp_path: Path) -> None:
 
 
 def test_several_workers_evaluate_at_once_and_each_proposal_once(tmp_path: Path) -> None:
-    barrier = threading.Barrier(3, timeout=30)
+    barrier, calls = threading.Barrier(3, timeout=30), itertools.count()
 
     class Together(SlowEvaluator):
         def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-            if len(self.evaluated) < 3:
+            if next(calls) < 3:
                 barrier.wait()  # passes only if three evaluations are under way
             return super().evaluate(candidate, seed=seed, known=known)
 
@@ -181,3 +182,37 @@ def test_duplicates_point_to_a_known_candidate_and_cost_budget(tmp_path: Path) -
     ok = {t.proposal.candidate.id for t in trials if t.evaluation.verdict is Verdict.OK}
     assert duplicates, "the evaluator made none, so nothing was tested"
     assert all(t.evaluation.duplicate_of in ok for t in duplicates)
+
+
+def test_stopping_does_not_wait_for_screenings(tmp_path: Path) -> None:
+    """A question that is being answered is dropped, and asked again on resume."""
+    stop = threading.Event()
+
+    class Stopping(SlowEvaluator):
+        def screen(self, sources: Sequence[str]) -> list[float | None]:
+            if len(self.screened) == 5:
+                stop.set()
+            return super().screen(sources)
+
+    evaluator = Stopping()
+    with create(tmp_path / "parts", operators=("screening",)) as store:
+        assert search(store, evaluator, stop=stop.is_set).reason == "interrupted"
+        assert len(evaluator.screened) == 6
+    with resume(tmp_path / "parts") as store:
+        search(store)
+    with create(tmp_path / "whole", operators=("screening",)) as store:
+        search(store)
+    assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+def test_screenings_of_one_question_run_at_once(tmp_path: Path) -> None:
+    barrier, calls = threading.Barrier(3, timeout=30), itertools.count()
+
+    class Together(SlowEvaluator):
+        def screen(self, sources: Sequence[str]) -> list[float | None]:
+            if next(calls) < 3:
+                barrier.wait()  # passes only if three screenings are under way
+            return super().screen(sources)
+
+    with create(tmp_path, operators=("screening",), workers=3, budget=3) as store:
+        assert search(store, Together()).spent == 3
