@@ -24,7 +24,7 @@ def header(path: Path) -> dict[str, str]:
         text = ast.get_docstring(ast.parse(text)) or text
     except SyntaxError:
         pass
-    return dict(re.findall(r"^#?\s*(\w+):\s*(.+?)\s*$", text[:1500], re.MULTILINE))
+    return dict(re.findall(r"^(?:#|\"\"\")?\s*(\w+):\s*(.+?)\s*$", text[:1500], re.MULTILINE))
 
 
 def judge(evaluators, path: Path, *, use_gate: bool):

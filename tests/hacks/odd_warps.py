@@ -1,6 +1,6 @@
 """task: softmax
-verdict: compile_error
-stage: record|compile
+verdict: runtime_error
+stage: record
 why: three warps: Triton takes powers of two
 """
 
