@@ -11,8 +11,9 @@ from fitness.rules_module import (
     Module,
     Report,
     ScopedVisitor,
+    is_import,
+    is_import_fallback,
     is_main_guard,
-    is_module_alias,
     live,
     mentions,
 )
@@ -80,6 +81,10 @@ def _check_statement(module: Module, node: ast.stmt, report: Report) -> None:
             _check_class(module, node, report)
         case ast.FunctionDef() | ast.Assign() | ast.AugAssign() | ast.AnnAssign():
             pass
+        case ast.Try() if is_import_fallback(node):
+            for part in ast.walk(node):
+                if isinstance(part, ast.ImportFrom):
+                    _check_import(part, report)
         case _ if is_main_guard(node):
             pass
         case _:
@@ -153,7 +158,7 @@ class HostRules(ScopedVisitor):
 
     def check(self) -> None:
         for statement in self.module.tree.body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)) or is_module_alias(statement, self.module):
+            if is_import(statement, self.module):
                 continue
             self.used = not is_main_guard(statement)
             if is_main_guard(statement):

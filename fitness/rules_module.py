@@ -55,12 +55,27 @@ def is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
+def is_import_fallback(node: ast.stmt) -> bool:
+    """`try: from triton.language.extra import libdevice`, and on ImportError the same from where it used to be."""
+    if not isinstance(node, ast.Try) or node.orelse or node.finalbody:
+        return False
+    errors = {name.id for h in node.handlers for name in ast.walk(h.type or h) if isinstance(name, ast.Name)}
+    bodies = [*node.body, *(statement for h in node.handlers for statement in h.body)]
+    return errors <= {"ImportError", "ModuleNotFoundError"} and all(
+        isinstance(s, ast.ImportFrom) and (s.module or "").startswith("triton.language") for s in bodies
+    )
+
+
 def is_module_alias(node: ast.stmt, module: Module) -> bool:
     """`tl = triton.language`: an import by other means."""
     match node:
         case ast.Assign(targets=[ast.Name()], value=value):
             return module.path(value) in MODULES
     return False
+
+
+def is_import(node: ast.stmt, module: Module) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom)) or is_import_fallback(node) or is_module_alias(node, module)
 
 
 def _bind(module: Module, node: ast.stmt) -> None:
@@ -72,6 +87,9 @@ def _bind(module: Module, node: ast.stmt) -> None:
         case ast.ImportFrom():
             for alias in node.names:
                 _import(module, alias.asname or alias.name, f"{node.module}.{alias.name}", node)
+        case ast.Try() if is_import_fallback(node):
+            for statement in node.body:
+                _bind(module, statement)
         case ast.FunctionDef() if is_kernel(node, module):
             module.kernels[node.name] = node
             module.bound.append((node.name, node))

@@ -64,7 +64,7 @@ _MODULE_NAMES: dict[str, frozenset[str]] = {
     "__future__": words("annotations"),
     "typing": words("""
         Any Optional Union Tuple List Dict Set Callable Sequence Iterable Mapping NamedTuple Literal Final TypeAlias
-        TypeVar Type Hashable cast TYPE_CHECKING
+        TypeVar Type Hashable cast TYPE_CHECKING Annotated ClassVar Iterator Generator Collection NoReturn Protocol
     """),
     "functools": words("partial reduce lru_cache cache"),
     "dataclasses": words("dataclass field replace asdict astuple"),

@@ -11,6 +11,7 @@ from fitness.rules_module import (
     Module,
     Report,
     ScopedVisitor,
+    is_import,
     is_main_guard,
     parameters,
 )
@@ -53,7 +54,7 @@ class StateRules(ScopedVisitor):
 
     def check(self) -> None:
         for statement in self.module.tree.body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            if is_import(statement, self.module):
                 continue
             if isinstance(statement, ast.ClassDef):
                 self._check_fields(statement)

@@ -277,7 +277,7 @@ KERNEL_CODE = [
     "y = tl.load(x, eviction_policy='evict_last').to(tl.float32).sum(axis=0)",
     "for i in tl.range(0, n, B, num_stages=2):\n        tl.store(x + i, tl.extra.cuda.libdevice.tanh(1.0))",
     "tl.static_assert(B % 16 == 0)\n    m = min(n, B) + max(len((1, 2)), int(1.0))",
-    "acc = tl.zeros((B,), dtype=x.dtype.element_ty)\n    if n > 4 and B == 16:\n        acc += tl.where(acc > 0, acc, 0.0)",
+    "acc = tl.zeros((B,), dtype=x.dtype.element_ty)\n    if n > 4 and B == 16:\n        acc += tl.where(acc > 0, 1, 0)",
     "m = triton.cdiv(n, B) + triton.next_power_of_2(B) + LIMIT",
     "while n > 0:\n        n -= B\n    a, b = tl.split(tl.join(n, n))",
 ]
@@ -286,6 +286,18 @@ KERNEL_CODE = [
 @pytest.mark.parametrize("line", KERNEL_CODE)
 def test_honest_kernel_code_passes(line):
     assert check(in_kernel(line, "LIMIT: tl.constexpr = 4")) == []
+
+
+def test_libdevice_from_where_it_is():
+    fallback = """
+try:
+    from triton.language.extra import libdevice
+except ImportError:
+    from triton.language.extra.cuda import libdevice
+"""
+    assert check(fallback + in_kernel("y = libdevice.tanh(n)")) == []
+    assert rules(fallback.replace("extra.cuda import libdevice", "core import os") + RUN + HEAD) == {"import"}
+    assert rules(fallback.replace("ImportError", "eval") + RUN + HEAD) == {"top-level", "builtin"}
 
 
 def test_libdevice_under_every_import():

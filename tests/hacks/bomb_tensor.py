@@ -1,6 +1,6 @@
 """task: softmax
 verdict: out_of_memory
-stage: record|compile|screen|estimate|verify
+stage: record
 why: an output of a petabyte
 """
 

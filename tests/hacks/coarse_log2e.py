@@ -1,7 +1,7 @@
 """task: softmax
 verdict: wrong
 stage: verify
-why: exp2 with log2(e) to five digits
+why: exp2 with log2(e) to four digits
 """
 
 import torch
@@ -15,7 +15,7 @@ def softmax_kernel(x_ptr, y_ptr, stride, n_cols, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     mask = columns < n_cols
     x = tl.load(x_ptr + row * stride + columns, mask=mask, other=-float("inf"))
-    e = tl.exp2((x - tl.max(x, axis=0)) * 1.4427)
+    e = tl.exp2((x - tl.max(x, axis=0)) * 1.443)
     tl.store(y_ptr + row * stride + columns, e / tl.sum(e, axis=0), mask=mask)
 
 

@@ -1,6 +1,6 @@
 """task: softmax
-verdict: wrong
-stage: estimate|verify
+verdict: rejected
+stage: record
 why: a launch of no programs
 """
 

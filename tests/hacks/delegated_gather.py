@@ -1,7 +1,7 @@
 """task: softmax
 verdict: rejected
 stage: record
-why: a permutation of columns by a list of indices
+why: rows gathered by a list of indices
 """
 
 import torch
@@ -25,6 +25,10 @@ def launch(x):
     return y
 
 
+def picked(value, rows):
+    return value[rows]
+
+
 def softmax(x):
     y = launch(x)
-    return y[:, list(range(x.shape[1]))]
+    return picked(y, [0, 0])

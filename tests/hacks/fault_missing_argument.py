@@ -1,5 +1,5 @@
 """task: softmax
-verdict: runtime_error|compile_error
+verdict: runtime_error
 stage: record
 why: BLOCK is not passed
 """

@@ -1,5 +1,5 @@
 """task: softmax
-verdict: runtime_error|compile_error
+verdict: runtime_error
 stage: record
 why: an argument that the kernel does not have
 """

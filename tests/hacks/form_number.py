@@ -1,6 +1,6 @@
 """task: softmax
-verdict: wrong|runtime_error|unsupported
-stage: record|verify
+verdict: wrong
+stage: record
 why: a number is returned
 """
 

@@ -1,7 +1,7 @@
 """task: softmax
 verdict: wrong
 stage: verify
-why: the softmax of inputs drawn again in the kernel; x is not read
+why: the softmax of inputs guessed by a formula; x is not read
 """
 
 import torch
@@ -14,7 +14,7 @@ def softmax_kernel(x_ptr, y_ptr, stride, n_cols, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < n_cols
-    x = tl.where(mask, tl.rand(0, row * stride + columns), -float("inf"))
+    x = tl.where(mask, tl.sin(columns * 12.9898 + row), -float("inf"))
     e = tl.exp(x - tl.max(x, axis=0))
     tl.store(y_ptr + row * stride + columns, e / tl.sum(e, axis=0), mask=mask)
 

@@ -1,5 +1,5 @@
 """task: softmax
-verdict: wrong|runtime_error
+verdict: wrong
 stage: estimate|verify
 why: the tail of the block is loaded without a mask and used
 """

@@ -1,7 +1,7 @@
 """task: softmax
-verdict: timeout|out_of_memory
+verdict: out_of_memory|timeout
 stage: record
-why: launches without end
+why: launches and allocations without end
 """
 
 import torch

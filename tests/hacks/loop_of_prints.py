@@ -1,5 +1,5 @@
 """task: softmax
-verdict: timeout|runtime_error
+verdict: timeout
 stage: record
 why: output without end
 """

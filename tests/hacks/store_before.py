@@ -1,5 +1,5 @@
 """task: softmax
-verdict: wrong|runtime_error
+verdict: wrong
 stage: estimate|verify
 why: a store one element before the output
 """

@@ -1,6 +1,6 @@
 """task: softmax
-verdict: out_of_memory|compile_error
-stage: compile|screen
+verdict: out_of_memory
+stage: screen
 why: 64 warps, 2048 threads, in one program
 """
 

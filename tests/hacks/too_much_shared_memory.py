@@ -1,6 +1,6 @@
 """task: matmul
 verdict: out_of_memory
-stage: compile|screen
+stage: screen
 why: four stages of 256 x 256 tiles
 """
 

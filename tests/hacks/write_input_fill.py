@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: record|verify
+stage: verify
 why: the output is right, then torch zeroes the input
 """
 
