@@ -3,10 +3,9 @@
 Started by `fitness.zygote.Zygote` as `python -m fitness.forkserver SOCKET_FD HOME TARGET JOB ...`.  It ends when the
 other end of the socket closes, whatever the reason, and takes every child with it.
 
-A job is a module `fitness.<name>` (a name with a dot is the module itself) with
+A job is a module `fitness.<name>` (a name with a dot is the module itself) with a function
 
-    def job(payload: dict, scratch: Path) -> dict: ...     # in a child of its own; the result is JSON
-    def warm(target_name: str) -> None: ...                # optional; once, in the zygote, before the first fork
+    def job(payload: dict, scratch: Path) -> dict: ...     # runs in a child of its own; the result is JSON
 
 Frames on the socket are a JSON header and a body (`send_frame`).  A request carries id, job, profile, scratch, limits
 and the payload as body.  The answer carries id, how the child ended, its last words on stdout/stderr, the active layers
@@ -37,6 +36,7 @@ from evo.records import Verdict
 from fitness.jobs import JobError, Limits
 from fitness.lines import line_of_error
 from fitness.sandbox import available_layers, confine, die_with_parent, preload
+from fitness.warmup import warm_up
 
 RESULT_BYTES = 64 << 20  # a plan of a few hundred launches takes some hundred kilobytes
 WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind
@@ -278,9 +278,7 @@ def main(arguments: list[str]) -> None:
     sock = socket.socket(fileno=int(arguments[0]))
     home, target, names = Path(arguments[1]), arguments[2], arguments[3:]
     modules = {name: job_module(name) for name in names}
-    for module in modules.values():
-        if hasattr(module, "warm"):
-            module.warm(target)
+    warm_up({name: module.job for name, module in modules.items()}, target)
     preload()
     gc.collect()
     gc.freeze()  # the collector of a child would otherwise copy every page of the zygote by touching it

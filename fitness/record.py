@@ -8,7 +8,6 @@ checks it (`fitness.plan.from_json`).
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -125,26 +124,3 @@ def _outputs(result: Any, recorder: Recorder) -> tuple[tuple[TensorRef, ...], st
         if recorder.on_host(item):
             raise JobError(Verdict.WRONG, "returned a tensor in host memory, expected one on the device")
     return tuple(recorder.ref(item) for item in items), structure
-
-
-_WARM = """
-import torch, triton, triton.language as tl
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
-def run(x):
-    x = x[:, :2].contiguous().to(torch.float16)
-    y = torch.empty_like(x)
-    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel(), BLOCK=128)
-    return torch.zeros_like(y), y
-"""
-
-
-def warm(target_name: str) -> None:
-    """Take the first use of fake tensors, dispatch modes and Triton's options out of every child."""
-    argument = {"tensor": {"shape": [4, 4], "strides": [4, 1], "dtype": "float32"}}
-    call = {"name": "warm", "args": [argument]}
-    with tempfile.TemporaryDirectory() as scratch:
-        job({"source": _WARM, "entry": "run", "target": target_name, "calls": [call]}, Path(scratch))
-    del sys.modules[MODULE]
