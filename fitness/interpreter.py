@@ -32,11 +32,8 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction, mangle_type
 
 from fitness.kernels import BUILTINS
-from fitness.numerics import encode
-from fitness.numerics import numpy_dtype as _get_np_dtype
-from fitness.operations import BlockCondition, Builder, unwrap
-from fitness.operations import reduce as _reduce
-from fitness.operations import scan as _scan
+from fitness.numerics import encode, numpy_dtype
+from fitness.operations import BlockCondition, Builder, reduce, scan, unwrap
 
 Program = tuple[int, int, int]
 
@@ -48,7 +45,7 @@ _REPLACED = {
 
 
 def _scalar(value: int | bool, dtype: tl.dtype) -> tl.tensor:
-    return tl.tensor(TensorHandle(np.array([value], _get_np_dtype(dtype)), dtype), dtype)
+    return tl.tensor(TensorHandle(np.array([value], numpy_dtype(dtype)), dtype), dtype)
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **_: Any) -> Iterator[tl.tensor]:
@@ -199,7 +196,7 @@ class Interpreter:
         replaced = {
             "interpreter_builder": self.builder,
             "interpreter_semantic": self.semantic,
-            "_get_np_dtype": _get_np_dtype,  # the same, without making a dictionary on every call
+            "_get_np_dtype": numpy_dtype,  # the same, without making a dictionary on every call
         }
         for name, value in replaced.items():
             stack.callback(setattr, triton_interpreter, name, getattr(triton_interpreter, name))
@@ -234,8 +231,8 @@ class Interpreter:
         for module in (tl, tl.core):
             yield module, "range", _range
             yield module, "static_range", _static_range
-            yield module, "reduce", _reduce
-            yield module, "associative_scan", _scan
+            yield module, "reduce", reduce
+            yield module, "associative_scan", scan
             yield module, "static_print", lambda *args, **kwargs: None
             if hasattr(module, "condition"):
                 yield module, "condition", lambda arg, **kwargs: arg
@@ -277,10 +274,10 @@ class Interpreter:
         return self._rewritten[fn]
 
     def _space(self, original: dict[str, Any]) -> dict[str, Any]:
-        """The globals of rewritten functions: those of the original with Triton's builtins made callable."""
+        """The globals of rewritten functions: those of the original, with Triton's builtins callable as patched."""
         if id(original) not in self._spaces:
             allowed = {name: getattr(builtins, name) for name in BUILTINS}
-            allowed |= {"range": _range, "min": _least, "max": _greatest, "print": lambda *args, **kwargs: None}
+            allowed |= {"range": tl.range, "min": _least, "max": _greatest, "print": lambda *args, **kwargs: None}
             space = {name: self._global(value) for name, value in original.items()}
             space |= {
                 "__builtins__": allowed, "__to_tensor": self._to_tensor, "__unwrap": unwrap, "__and": _and, "__or": _or,

@@ -223,18 +223,20 @@ def _as_type(block: tl.tensor, dtype: tl.dtype) -> tl.tensor:
     return make_block(encode(decode(block.handle.data, block.dtype), dtype), dtype)
 
 
-_FAST = {  # combine functions of tl.standard that numpy knows, for values that numpy can hold
+_KNOWN = {  # combine functions of triton.language.standard that numpy has
     "_sum_combine": np.add, "_prod_combine": np.multiply, "_xor_combine": np.bitwise_xor, "_or_combine": np.bitwise_or,
     "_elementwise_max": np.fmax, "_elementwise_min": np.fmin,
 }  # fmt: skip
 
 
-def _ufunc(blocks: Blocks, combine: Any) -> np.ufunc | None:
-    """The numpy function that does the same; none for float16 sums, which the device rounds after every step."""
-    name = next((n for n in _FAST if combine is getattr(tl.standard, n, None)), None)
-    kind = blocks[0].handle.data.dtype.kind
-    known = name is not None and blocks[0].dtype.name in ("fp32", "fp64") if kind == "f" else name is not None
-    return _FAST[name] if known and name and blocks[0].dtype.name != "bf16" else None
+def _ufunc(block: tl.tensor, combine: Any) -> np.ufunc | None:
+    """The numpy function that does the same, for integers, float32 and float64.
+
+    Narrower floats are combined pairwise instead, as the device rounds them after every step.
+    """
+    if not block.dtype.is_int() and block.dtype.name not in ("fp32", "fp64"):
+        return None
+    return next((f for name, f in _KNOWN.items() if combine is getattr(tl.standard, name, None)), None)
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:
@@ -247,7 +249,7 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
     else:
         axis = axis + dims if axis < 0 else axis
         flat = blocks
-    function = _ufunc(flat, combine_fn)
+    function = _ufunc(flat[0], combine_fn)
     if function is not None:
         reduced = function.reduce(flat[0].handle.data, axis=axis or 0, keepdims=True, dtype=flat[0].handle.data.dtype)
         results: Blocks = (make_block(reduced, flat[0].dtype),)
@@ -271,7 +273,7 @@ def scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any)
     axis = axis + blocks[0].handle.data.ndim if axis < 0 else axis
     turn = (lambda t: make_block(np.flip(t.handle.data, axis), t.dtype)) if back else (lambda t: t)
     turned = tuple(turn(t) for t in blocks)
-    function = _ufunc(turned, combine_fn)
+    function = _ufunc(turned[0], combine_fn)
     if function is not None:
         data = turned[0].handle.data
         results: Blocks = (make_block(function.accumulate(data, axis, dtype=data.dtype), turned[0].dtype),)
