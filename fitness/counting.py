@@ -70,6 +70,7 @@ class Counter:
         ("lines", kind): cache lines asked of L1, one per execution and line
         ("bytes" | "sectors", kind, buffer): bytes the program asks for, and bytes in the sectors that hold them, per
             execution (the same sector counts again the next time)
+        ("again", kind, buffer): the part of these that the access before, of that kind to that buffer, asked for too
         ("reduce", elements, results), ("scan", elements, results)
         ("dot", m, n, k, dtype of a, dtype of b, precision)
         ("rounds", kind, where): times the program waits for loads; kind is what follows before the next wait ("dot",
@@ -78,11 +79,13 @@ class Counter:
     cut_off: the program was stopped
     """
 
-    def __init__(self, known: Mapping[int, np.ndarray]) -> None:
-        """`known`: the bytes (uint8) of buffers whose values matter."""
+    def __init__(self, known: Mapping[int, np.ndarray], *, brief: bool = False) -> None:
+        """`known`: the bytes (uint8) of buffers whose values matter; `brief`: only the footprint is wanted."""
         self._known = known
+        self._loop_cost, self._loop_iterations = (0.0, 3) if brief else (LOOP_COST, LOOP_ITERATIONS)
         self.counts: dict[Key, float] = defaultdict(float)
         self.footprint: list[tuple[str, int, Spans]] = []
+        self._last: dict[tuple[str, int], Spans] = {}
         self.cost = 0.0
         self.cut_off = False
         self._round = 0
@@ -155,9 +158,19 @@ class Counter:
         self.counts["access", kind, pointers.data.size, itemsize, vector] += 1
         self.counts["lines", kind] += spans.blocks(LINE).size // LINE
         self.counts["bytes", kind, buffer] += addresses.size * itemsize
-        self.counts["sectors", kind, buffer] += spans.blocks(SECTOR).size
+        self._count_sectors(kind, buffer, spans)
         self.footprint.append((kind, buffer, spans))
         return addresses
+
+    def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
+        sectors = spans.blocks(SECTOR)
+        self.counts["sectors", kind, buffer] += sectors.size
+        before = self._last.get((kind, buffer))
+        # Whole sectors are seldom asked for twice in a row; parts of sectors are, by a loop along the short side.
+        if before is not None and sectors.size > spans.size:
+            again = sectors.size + before.size - Spans.union((sectors, before)).size
+            self.counts["again", kind, buffer] += again
+        self._last[kind, buffer] = sectors
 
     def load(self, pointers: TensorHandle, mask: np.ndarray | None, other: TensorHandle | None) -> TensorHandle:
         self.access("load", pointers, mask)
@@ -199,7 +212,7 @@ class Counter:
         for done, value in enumerate(values):
             if done == 1:  # what is loaded ahead of the loop is waited for in its first iteration
                 first = dict(self.counts)
-            if done >= LOOP_ITERATIONS and self.cost - cost > LOOP_COST:
+            if done >= self._loop_iterations and self.cost - cost > self._loop_cost:
                 self._extrapolate(first, marks, done - 1, count - done)
                 break
             self._where = f"stages {stages}" if stages else "loop"
@@ -235,9 +248,11 @@ class CountingInterpreter(Interpreter):
         """`known`: buffer -> its bytes (uint8), where values matter."""
         super().__init__(_CountingBuilder(known))
 
-    def count(self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program) -> Counter:
-        """What `program` does.  Tensors among `args` are to be `Pointer`s."""
-        counter = self.builder.counter = Counter(self.builder.known)  # type: ignore[attr-defined]
+    def count(
+        self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
+    ) -> Counter:
+        """What `program` does.  Tensors among `args` are to be `Pointer`s; `brief` as of `Counter`."""
+        counter = self.builder.counter = Counter(self.builder.known, brief=brief)  # type: ignore[attr-defined]
         with contextlib.suppress(CutOff):
             self.launch(kernel, args, grid, [program])
         counter.finish()

@@ -1,9 +1,10 @@
-"""How long a plan takes on the target, in microseconds, from what its launches do (`fitness/trace.py`) and how they were
-compiled (`fitness/compile.py`).  The model is described in docs/estimate.md; it is arithmetic on its arguments, so equal
-arguments give equal estimates.
+"""How long a plan takes on the target, in microseconds, from what its launches do (`fitness/trace.py`) and how they
+were compiled (`fitness/compile.py`).  The model is described in docs/estimate.md; it is arithmetic on its arguments, so
+equal arguments give equal estimates.
 
-Constants marked "measured" were read off CUDA graphs of small kernels on an NVIDIA H200 (Triton 3.6); "vendor" is the data
-sheet or the CUDA C++ Programming Guide; "guess" is neither.  Rates are scaled to other targets by multiprocessors and clock.
+Constants marked "measured" were read off CUDA graphs of small kernels on an NVIDIA H200 (Triton 3.6); "vendor" is the
+data sheet or the CUDA C++ Programming Guide; "guess" is neither.  Rates are scaled to other targets by multiprocessors
+and clock.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evo.records import Build
 from fitness import screen
 from fitness.plan import ITEMSIZE, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
-from fitness.spans import LINE, SECTOR
+from fitness.spans import SECTOR
 from fitness.target import Target
-from fitness.trace import LaunchTrace, Traffic
+from fitness.trace import WINDOW, LaunchTrace, Traffic
 
 # --- constants -------------------------------------------------------------------------------------------------------
 
@@ -30,24 +31,27 @@ DRAM_EFFICIENCY = 0.89  # measured: copies reach 4.2 to 4.3 of 4.8 TB/s
 DRAM_SCATTERED = 2.0  # measured on gathers: an isolated sector of 32 bytes costs DRAM as much as 64
 L2_BYTES_PER_CLOCK = 48.0  # measured: what one multiprocessor gets from L2 (its port is 64 bytes wide), matrix products
 L1_BYTES = 256 * 1024  # vendor: L1 and shared memory of a multiprocessor together
+L1_USABLE = 0.5  # measured: rows that three passes read again, next to what is stored
+L2_USABLE = 0.5  # measured on gathers: its halves may both hold a line
 SHARED_BYTES_PER_CLOCK = 128.0  # vendor
-SCATTERED_STORE_CLOCKS = 5.0  # measured: a multiprocessor's clocks for a store that fills part of a sector
+SCATTERED_STORE_CLOCKS = 6.0  # measured: a multiprocessor's clocks for a store that fills part of a sector
 ATOMIC_CLOCKS = 10.0  # measured: the same for an atomic to a sector of its own
 ATOMIC_SAME_US = 1.76e-3  # measured: one atomic after the other to the same address
-DRAM_LATENCY_US = 0.60  # measured on chains of loads
+DRAM_LATENCY_US = 0.50  # measured on chains of loads
 L2_LATENCY_US = 0.27  # public microbenchmarks of the H100 (about 200 to 260 clocks, plus the way back)
 PROGRAM_START_US = 0.3  # measured: a program's life beside loads and arithmetic
 LOADS_AHEAD = 4  # measured: loads in flight in a plain loop (the compiler unrolls it)
 DEFAULT_STAGES = 3  # Triton's num_stages
 REDUCTION_US = 0.06  # guess: shuffles within a warp ...
-BARRIER_US = 0.10  # guess: ... and, with several warps, the way through shared memory
-CLOCKS_PER_INSTRUCTION = 2.0  # guess: of one warp alone, half the operations depend on the one before
+BARRIER_US = 0.06  # measured on softmax: ... and, with several warps, the way through shared memory,
+BARRIER_WARP_US = 0.008  # for which all warps wait
+CLOCKS_PER_INSTRUCTION = 3.0  # guess: of one warp alone, half the operations depend on the one before
+SPILL_CLOCKS = 60.0  # measured: of one warp, for a spilled register to go out or come back
 SCHEDULERS = 4  # vendor: warps that a multiprocessor issues from each clock
 WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s
-WGMMA_EFFICIENCY_TF32 = 0.2  # measured: float32 operands have to be transposed through registers
+TF32_TRANSPOSE_CLOCKS = 0.7  # measured: for each element of a float32 right operand, which goes through registers
 MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak
 LIBRARY_EFFICIENCY = 0.7  # guess: of the peak, for work delegated to a library
-OVERLAP = 5.0  # measured: exponent of the norm that joins the terms; infinity would be perfect overlap
 
 # Instructions an element needs beyond one, and how many of them go to the special function unit.  Guesses after the PTX
 # that Triton emits.  Index arithmetic is mostly folded, hoisted or shared between the elements of a vector.
@@ -55,16 +59,18 @@ _INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
     "float": (1, 0), "half": (1, 0), "double": (2, 0), "fused": (0, 0), "compare": (1, 0), "select": (1, 0),
     "convert": (1, 0), "integer": (1, 0), "integer_64": (2, 0), "integer_product": (1, 0), "integer_product_64": (4, 0),
     "integer_division": (20, 1), "integer_division_64": (70, 1), "index": (0.25, 0), "index_64": (0.5, 0),
-    "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.25), "index_division_64": (20, 0.25),
-    "exp": (2, 1), "exp2": (1, 1), "log": (4, 1), "log2": (3, 1), "sin": (24, 0), "cos": (24, 0), "sqrt": (2, 1),
+    "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.2), "index_division_64": (20, 0.2),
+    "exp": (2, 1), "exp2": (1, 1), "log": (4, 1), "log2": (3, 1), "sin": (40, 0), "cos": (40, 0), "sqrt": (2, 1),
     "sqrt_rn": (8, 1), "rsqrt": (1, 1), "erf": (20, 1), "div": (4, 1), "div_rn": (10, 1), "frem": (20, 1),
     "library": (20, 1),
 }  # fmt: skip
+# Resources that a program uses one after the other; those named together work at the same time.
+_STATIONS = (("dram", "l2", "scattered", "atomics"), ("issue", "special"), ("tensor", "shared"))
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "uint8": "int8"}
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution")
 
 # Standard deviation of log(estimate / measured time) over the measured kernels; see docs/estimate.md.
-MODEL_LOG_SD = 0.25
+MODEL_LOG_SD = 0.20
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -102,8 +108,8 @@ def estimate(
 ) -> Estimate:
     """The time of one call of the entry, caches cold.
 
-    choice: configuration of each launch; builds, traces: by launch and configuration (builds as `evo.records.Build` or as
-    the dicts of `fitness.compile`).  Raises ValueError where a chosen configuration does not fit on the target.
+    choice: configuration of each launch; builds, traces: by launch and configuration (builds as `evo.records.Build` or
+    as the dicts of `fitness.compile`).  Raises ValueError where a chosen configuration does not fit on the target.
     """
     cache = _Cache(target.l2_bytes)
     steps: list[StepEstimate] = []
@@ -149,7 +155,8 @@ def choose_configs(
 ) -> list[int]:
     """The configuration with the least estimate for each launch (the first one where none fits)."""
     times = config_times(plan, builds, traces, target)
-    return [min(range(len(t)), key=lambda i: math.inf if t[i] is None else t[i]) for t in times]  # type: ignore[return-value]
+    scores = [[math.inf if us is None else us for us in by_config] for by_config in times]
+    return [min(range(len(s)), key=s.__getitem__) for s in scores]
 
 
 def interval(ratio: float) -> tuple[float, float]:
@@ -205,6 +212,11 @@ class _Launched:
         return -(-self.trace.programs // self.target.multiprocessors)
 
     @property
+    def l2_bytes(self) -> float:
+        """What L2 keeps of a stream of accesses."""
+        return L2_USABLE * self.target.l2_bytes
+
+    @property
     def active_warps(self) -> float:
         """Warps on a multiprocessor at a time."""
         return self.warps * min(self.resident, self.on_busiest)
@@ -242,13 +254,38 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
         "shared": _on_multiprocessors(on, _shared_clocks(on)),
         "latency": _latency(on, memory["latency_us"]),
     }
-    total = LAUNCH_US + _joined(terms.values())
+    stations = [max(terms[name] for name in station) for station in _STATIONS]
+    total = LAUNCH_US + max(terms["schedule"], _queued(on, stations, terms["latency"]))
     return StepEstimate(trace.kernel, total, {"launch": LAUNCH_US, **{k: v for k, v in terms.items() if v > 0}})
 
 
-def _joined(terms: Iterable[float]) -> float:
-    """Terms that overlap, though not perfectly."""
-    return math.fsum(t**OVERLAP for t in terms) ** (1 / OVERLAP)
+def _queued(on: _Launched, busy: Sequence[float], waiting: float) -> float:
+    """Microseconds of a launch, in which programs queue for the resources of a multiprocessor.
+
+    busy: time that each resource needs for all programs; waiting: time that the programs wait without using any,
+    divided by how many do so together.  Mean value analysis of a closed network (Reiser, Lavenberg 1980) with as many
+    customers as there are independent streams of work: one alone takes the sum of all, many take the longest.
+    """
+    programs = on.on_busiest
+    streams = min(on.resident, programs) * _streams(on)
+    demands = [b / programs / _streams(on) for b in busy]
+    think = waiting * min(on.resident, programs) / programs
+    queues = [0.0] * len(demands)
+    rate = 0.0
+    for customers in range(1, max(1, round(streams)) + 1):
+        responses = [d * (1 + q) for d, q in zip(demands, queues, strict=True)]
+        rate = customers / (think + math.fsum(responses))
+        queues = [rate * r for r in responses]
+    total = programs * _streams(on) / rate
+    return total + (on.trace.busiest - 1) * total * min(on.resident, programs) / programs
+
+
+def _streams(on: _Launched) -> int:
+    """Independent streams of work in one program."""
+    groups = max(1, on.warps // SCHEDULERS)
+    if not on.trace.dots:
+        return 1 if on.trace.reductions else groups
+    return groups if on.trace.reductions else groups * (1 + 2 * (on.stages - 1))
 
 
 def _on_multiprocessors(on: _Launched, clocks: float) -> float:
@@ -279,36 +316,30 @@ class _Cache:
 def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
     """The terms dram, l2, scattered and atomics, and "latency_us", the latency of a load."""
     target, trace = on.target, on.trace
-    grid = trace.programs
-    working = math.fsum(t.resident(on.together, grid) for t in trace.traffic)
-    everything = math.fsum(t.distinct for t in trace.traffic)
     dram = l2 = stores = atomics = contended = first = 0.0
     for t in trace.traffic:
         asked = _asked_of_l2(on, t)
         l2 += asked
-        now = _missing(working, target.l2_bytes)
-        later = _missing(everything, target.l2_bytes)
-        waves = max(1.0, grid / on.together)
-        per_wave = min(asked, max(t.distinct, t.resident(on.together, grid) * waves))
-        new = t.distinct * (1 - cache.held(t.buffer, t.distinct))
-        again = (per_wave - t.distinct) * later + (asked - per_wave) * now
         isolated = 1 + (DRAM_SCATTERED - 1) * min(1.0, max(0.0, (t.sectors / t.requested - 4) / 4))
+        again = _again(on, t, asked) * isolated
         if t.kind == "load":
-            fetched = new + again * isolated
+            fetched = t.distinct * (1 - cache.held(t.buffer, t.distinct)) + again
             first += fetched
             dram += fetched
         else:
             dram += t.distinct + again * (2 if t.kind == "atomic" else 1)
         if t.kind == "atomic":
-            atomics += t.sectors / SECTOR
-            contended = max(contended, t.requested / max(t.written, 1.0))
+            # Neighbouring addresses go together; scattered or repeated ones one by one (4 bytes each, mostly).
+            together = 0.7 < t.sectors / t.requested < 1.5
+            atomics += t.sectors / SECTOR if together else t.requested / 4
+            contended = max(contended, t.requested / max(t.distinct / SECTOR * 4, 4.0))
         elif t.kind == "store":
             stores += max(0.0, t.sectors - t.requested) / SECTOR
         cache.touch(t.buffer, t.distinct)
     spilled = _spill_bytes(on)
     loads = math.fsum(t.sectors for t in trace.traffic if t.kind == "load")
     part = min(1.0, first / loads) if loads else 0.0
-    share = on.on_busiest / grid  # of the busiest multiprocessor
+    share = on.on_busiest / trace.programs  # of the busiest multiprocessor
     return {
         "dram": 1e6 * dram / (DRAM_EFFICIENCY * target.dram_bytes_per_s),
         "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / on.clocks_us,
@@ -316,6 +347,29 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
         "atomics": max(share * atomics * ATOMIC_CLOCKS / on.clocks_us, contended * ATOMIC_SAME_US),
         "latency_us": part * DRAM_LATENCY_US + (1 - part) * L2_LATENCY_US,
     }
+
+
+def _again(on: _Launched, t: Traffic, asked: float) -> float:
+    """Bytes asked of DRAM more than once, because too much was touched in between (the distance in an LRU stack)."""
+    programs = on.trace.programs
+    near = min(WINDOW, programs)
+    holders = 1 + (near - 1) * t.shared  # programs in the window that touch the same byte
+    windows = max(1.0, t.once / max(t.distinct, 1.0) / holders)  # windows that do
+    # Programs that run at the same time and touch the same byte do so at nearly the same time, if they are in a loop.
+    rounds = max(1.0, math.fsum(row[2] for row in on.trace.rounds))
+    apart = near / holders
+    beside = _touched(on, apart) / (rounds if apart < on.together else 1)
+    between = _touched(on, programs / windows)
+    return (
+        max(0.0, t.once - t.once / holders) * _missing(beside, on.l2_bytes)
+        + max(0.0, t.once / holders - t.distinct) * _missing(between, on.l2_bytes)
+        + max(0.0, asked - t.once) * _missing(_touched(on, on.together), on.l2_bytes)
+    )
+
+
+def _touched(on: _Launched, programs: float) -> float:
+    """Footprint of neighbouring programs, all buffers together."""
+    return math.fsum(t.resident(programs, on.trace.programs) for t in on.trace.traffic)
 
 
 def _missing(footprint: float, capacity: float) -> float:
@@ -327,16 +381,22 @@ def _asked_of_l2(on: _Launched, t: Traffic) -> float:
     """Bytes that L1 passes on: each footprint once where it fits into L1, every access where it does not."""
     if t.kind != "load":
         return t.sectors
-    room = (L1_BYTES - on.resident * on.shared_bytes) / max(1.0, on.active_warps / on.warps)
+    room = L1_USABLE * (L1_BYTES - on.resident * on.shared_bytes) / max(1.0, on.active_warps / on.warps)
     missed = _missing(t.once / on.trace.programs, max(room, 1.0))
-    return t.once + (t.sectors - t.once) * missed
+    return t.once + max(0.0, t.sectors - t.again - t.once) * missed
 
 
 def _spill_bytes(on: _Launched) -> float:
     """Bytes of spilled registers that L1 cannot hold: each stored and loaded once."""
     spilled = on.spill_bytes * on.threads
     resident = spilled * on.active_warps / on.warps
-    return 2 * spilled * on.trace.programs * _missing(resident, (L1_BYTES - on.resident * on.shared_bytes) / 2 + 1)
+    return (
+        2
+        * spilled
+        * _spill_rounds(on)
+        * on.trace.programs
+        * _missing(resident, (L1_BYTES - on.resident * on.shared_bytes) / 2 + 1)
+    )
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -357,16 +417,21 @@ def _warp_instructions(on: _Launched) -> float:
     for _, elements, itemsize, vector, count in on.trace.accesses:
         each = _per_thread(on, elements)
         total += count * each / max(1.0, min(vector / itemsize, each)) * 3  # address, mask, access
-    for _, elements, results, count in on.trace.reductions:
+    for _, _, results, count in on.trace.reductions:
         total += count * 10 * max(1.0, results / on.warps / 4)
     for m, n, k, a, _, precision, count in on.trace.dots:
         if a == "fp32" and precision == "ieee":
             total += count * m * n * k / on.threads * 1.25
         elif not on.wgmma:
-            total += count * (40 + 2 * _mma_fragments(on, m, n, k))
+            total += count * (70 + 2 * _mma_fragments(on, m, n, k))
         else:
             total += count * 30
-    return total + on.spill_bytes / 4 * 2
+    return total + on.spill_bytes / 4 * 2 * _spill_rounds(on)
+
+
+def _spill_rounds(on: _Launched) -> float:
+    """How often spilled registers go out and back: in every iteration of a loop with loads."""
+    return max(1.0, math.fsum(row[2] for row in on.trace.rounds))
 
 
 def _mma_fragments(on: _Launched, m: int, n: int, k: int) -> float:
@@ -391,7 +456,7 @@ def _tensor_clocks(on: _Launched) -> float:
     """Clocks that the tensor cores of a multiprocessor need for one program."""
     total = 0.0
     for m, n, k, a, _, precision, count in on.trace.dots:
-        if a == "fp32" and precision == "ieee" or a == "fp64":
+        if (a == "fp32" and precision == "ieee") or a == "fp64":
             continue  # counted as instructions
         dtype = "float8" if a.startswith("fp8") else _DTYPES.get(a, "float16")
         peak = on.target.tensor_flops[dtype] / on.target.multiprocessors / on.target.clock_hz
@@ -400,7 +465,8 @@ def _tensor_clocks(on: _Launched) -> float:
             # 64 x n x 16 take n/2 clocks of computing, and 16 + n/4 to read both operands from shared memory.
             columns = min(n, 256)
             shape = (columns / 2) / max(columns / 2, 16 + columns / 4)
-            rate = peak * shape * (WGMMA_EFFICIENCY_TF32 if a == "fp32" else WGMMA_EFFICIENCY)
+            rate = peak * shape * WGMMA_EFFICIENCY
+            total += count * k * n * TF32_TRANSPOSE_CLOCKS if a == "fp32" else 0.0
             flops = 2.0 * max(m, 64) * n * k
         else:
             rate = peak * MMA_EFFICIENCY * min(1.0, on.active_warps / SCHEDULERS)
@@ -437,13 +503,18 @@ def _latency(on: _Launched, load_us: float) -> float:
 
     This is Little's law seen from the program: what is in flight is what the resident programs wait for.
     """
-    path = PROGRAM_START_US + _warp_instructions(on) * CLOCKS_PER_INSTRUCTION / on.clocks_us
+    instructions = _warp_instructions(on)
+    path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / on.clocks_us
+    path += on.spill_bytes / 4 * 2 * SPILL_CLOCKS / on.clocks_us
+    rounds = math.fsum(row[2] for row in on.trace.rounds)
+    busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(on)) / on.clocks_us / max(1.0, rounds)
     for kind, where, count in on.trace.rounds:
-        path += count * load_us / _loads_ahead(on, kind, where)
-    for _, _, _, count in on.trace.reductions:
-        path += count * (REDUCTION_US + (BARRIER_US if on.warps > 1 else 0.0))
-    waves = max(1.0, on.trace.programs / on.together)
-    return path * (waves + on.trace.busiest - 1)
+        ahead = _loads_ahead(on, kind, where)
+        hidden = busy if where != "straight" and kind == "dot" and on.stages > 1 else 0.0
+        path += count * max(0.0, load_us / ahead - hidden)
+    barrier = BARRIER_US + BARRIER_WARP_US * on.warps if on.warps > 1 else 0.0
+    path += math.fsum(count * (REDUCTION_US + barrier) for *_, count in on.trace.reductions)
+    return path * on.on_busiest / min(on.resident, on.on_busiest)
 
 
 def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
@@ -475,7 +546,7 @@ def _memory_step(
     terms = {"launch": LAUNCH_US, "dram": 1e6 * moved / (DRAM_EFFICIENCY * target.dram_bytes_per_s)}
     if us:
         terms["tensor"] = us
-    return StepEstimate(name, LAUNCH_US + _joined([terms["dram"], us]), terms)
+    return StepEstimate(name, LAUNCH_US + max(terms["dram"], us), terms)
 
 
 def _window(ref: TensorRef) -> float:
@@ -524,9 +595,9 @@ def coverage(
             chosen, by_config = next(launches)
             truncated |= by_config[chosen].truncated
             for t in by_config[chosen].traffic:
-                moved += t.written
+                moved += t.touched
                 if t.kind != "load":
-                    written[t.buffer] = written.get(t.buffer, 0.0) + t.written
+                    written[t.buffer] = written.get(t.buffer, 0.0) + t.touched
         else:
             refs = step.outputs if isinstance(step, Op) else (step.dst,)
             for ref in refs:
@@ -564,9 +635,3 @@ def _unmoved(moved: float, case_bytes: float | None) -> str | None:
         f"the problem has to read and write {case_bytes:.3g} bytes, but the launches touch only about "
         f"{moved:.3g}; read all of the input at every size"
     )
-
-
-__all__ = [
-    "LINE", "Estimate", "StepEstimate", "choose_configs", "config_times", "coverage", "estimate", "interval",
-    "traces_from_json",
-]  # fmt: skip

@@ -10,13 +10,14 @@ traced as if those were zero.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,10 +35,10 @@ _FAILURES = (
     IndexError, ArithmeticError,
 )  # fmt: skip
 
-LAUNCH_COST = 3000.0  # counted cost of a launch after which fewer programs are sampled
-EVERYWHERE = 1e12  # programs: more than any grid has
-LEAST_SAMPLES = 4  # the first two and the last two programs
-NEIGHBOURS = (1, 7, 3, 29, 11, 61)  # distance of a sample to its partner, by place in the grid
+# Neighbours: two programs for each multiprocessor of a device with 132.  The offsets were drawn so that pairs of them
+# lie in one run, or whole periods apart, as often as all pairs in the window do (for runs and periods of 2 to 64).
+WINDOW = 264
+OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ class Traffic:
     kind: str  # load | store | atomic
     requested: float  # asked for by all programs, every execution of every access
     sectors: float  # the same in whole sectors of 32 bytes
+    again: float  # the part of these that the program's access before to this buffer asked for too
     once: float  # sum of the programs' footprints
-    run: float  # neighbouring programs over which a footprint moves on by its own size (1: nothing is shared)
-    common: float  # part of a footprint that any other program has too, wherever it is in the grid, 0..1
+    touched: float  # the same in single bytes, or the size of the buffer where that is less
+    shared: float  # part of a footprint that another program among the next WINDOW touches too, 0..1, on average
     distinct: float  # footprint of the launch
-    written: float  # the same without rounding to sectors: bytes touched
 
     def resident(self, programs: float, grid: int) -> float:
         """Footprint of `programs` neighbouring programs of the `grid`."""
-        return min(_union(self.once / grid, self.run, self.common, min(programs, grid)), self.distinct)
+        return min(_union(self.once / grid, self.shared, min(programs, grid)), self.distinct)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
     plan = from_json(payload["plan"])
     files = {int(i): scratch / name for i, name in payload.get("integers", {}).items()}
-    with CountingInterpreter(_known_bytes(plan, files)) as interpreter:
+    interpreter = CountingInterpreter(_known_bytes(plan, files))
+    with interpreter:
         tracer = _Tracer(plan, payload, scratch, interpreter)
         return {"launches": [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]}
 
@@ -147,18 +149,20 @@ class _Tracer:
         kernel = get_kernel(self._kernels, launch.kernel, launch.line)
         args = {name: self._argument(value) for name, value in config.args.items()}
         programs = math.prod(config.grid)
-        counters: dict[int, Counter] = {}
-        weights = places(programs, LEAST_SAMPLES)
-        for affordable in (LEAST_SAMPLES, self._samples):
-            if affordable > LEAST_SAMPLES:  # now that the first few programs have shown what one costs
-                dearest = max(c.cost for c in counters.values())
-                weights = places(programs, max(LEAST_SAMPLES, min(affordable, int(LAUNCH_COST / dearest))))
-            for number in weights:
-                if number not in counters:
-                    program = _program(number, config.grid)
-                    counters[number] = self._interpreter.count(kernel, args, config.grid, program)
+        weights = places(config.grid, self._samples)
+        counters = [self._count(kernel, args, config.grid, number) for number in weights]
+        if programs > self._samples:
+            near = [self._count(kernel, args, config.grid, number, brief=True) for number in window(programs)]
+        else:
+            near = counters
         sizes = [b.nbytes for b in self._plan.buffers]
-        return summary(launch.kernel, sizes, programs, weights, [counters[n] for n in weights])
+        return summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near)
+
+    def _count(
+        self, kernel: Any, args: Mapping[str, Any], grid: tuple[int, int, int], number: int, brief: bool = False
+    ) -> Counter:
+        program = number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1]  # x fastest
+        return self._interpreter.count(kernel, args, grid, program, brief=brief)
 
     def _argument(self, value: Any) -> Any:
         from fitness.counting import Pointer
@@ -172,32 +176,29 @@ class _Tracer:
         return argument(value, self._kernels)
 
 
-def _program(number: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The `number`-th program of a grid, x fastest as on the device."""
-    return number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1]
-
-
 # --- which programs --------------------------------------------------------------------------------------------------
 
 
-def places(programs: int, samples: int) -> dict[int, float]:
-    """Programs to sample and their weights (sum 1): pairs of neighbours at Gauss-Lobatto points of the grid.
+def places(grid: tuple[int, int, int], samples: int) -> dict[int, float]:
+    """Programs to count (x fastest) and their weights (sum 1): all of a few, Gauss-Lobatto points of a large grid.
 
-    The points include both ends and lie symmetrically, and the weights integrate polynomials exactly, so that work that
-    grows with the program id (as in causal attention) is averaged right.
+    The points lie on the diagonal from the first program to the last and symmetrically; their weights integrate
+    polynomials of each axis exactly, so that work that grows along an axis (as in causal attention) is averaged right.
     """
+    programs = math.prod(grid)
     if programs <= samples:
         return dict.fromkeys(range(programs), 1 / programs)
-    count = max(2, samples // 2)
     weights: dict[int, float] = defaultdict(float)
-    for place, (position, weight) in enumerate(_lobatto(count)):
-        mirrored = place >= (count + 1) // 2
-        distance = NEIGHBOURS[min(place, count - 1 - place) % len(NEIGHBOURS)]
-        first = min(int(position * (programs - 1) + 0.5), programs - 1)
-        partner = min(max(first - distance if mirrored else first + distance, 0), programs - 1)
-        weights[first] += weight / 2
-        weights[partner] += weight / 2
-    return dict(sorted(weights.items()))
+    for position, weight in _lobatto(max(2, samples)):
+        x, y, z = (int(position * (n - 1) + 0.5) for n in grid)
+        weights[x + grid[0] * (y + grid[1] * z)] += weight
+    return weights
+
+
+def window(programs: int) -> list[int]:
+    """Programs from the middle of the grid, WINDOW apart at most, that show what neighbours share."""
+    first = max(0, programs - WINDOW) // 2
+    return sorted({first + offset * min(WINDOW, programs) // WINDOW for offset in OFFSETS})
 
 
 def _lobatto(count: int) -> list[tuple[float, float]]:
@@ -212,36 +213,44 @@ def _lobatto(count: int) -> list[tuple[float, float]]:
 
 
 def summary(
-    kernel: str, plan_sizes: Sequence[int], programs: int, weights: Mapping[int, float], counters: Sequence[Counter]
+    kernel: str,
+    sizes: Sequence[int],
+    programs: int,
+    samples: Mapping[tuple[int, float], Counter],
+    near: Sequence[Counter],
 ) -> LaunchTrace:
-    """The trace of a launch of `programs` programs from samples.
+    """The trace of a launch of `programs` programs.
 
-    plan_sizes: bytes of each buffer; weights: sampled program -> weight (sum 1), in the order of `counters`.
+    sizes: bytes of each buffer; samples: (program, weight) -> what it does, weights summing to 1; near: footprints of
+    programs within WINDOW of each other.
     """
+    counters = list(samples.values())
+    weights = [weight for _, weight in samples]
     mean: dict[tuple, float] = defaultdict(float)
-    for weight, counter in zip(weights.values(), counters, strict=True):
+    for weight, counter in zip(weights, counters, strict=True):
         for key, count in counter.counts.items():
             mean[key] += weight * count
+    mean = defaultdict(float, {key: float(f"{count:.12g}") for key, count in mean.items()})  # 1, not 0.9999...
     work = [_work(c.counts) for c in counters]
-    average = math.fsum(w * x for w, x in zip(weights.values(), work, strict=True))
+    average = math.fsum(w * x for w, x in zip(weights, work, strict=True))
     return LaunchTrace(
         kernel=kernel,
         programs=programs,
         sampled=len(counters),
         ops=_rows(mean, "ops"),
         accesses=_rows(mean, "access"),
-        lines={key[1]: round(n, 6) for key, n in mean.items() if key[0] == "lines"},
+        lines={key[1]: n for key, n in mean.items() if key[0] == "lines"},
         dots=_rows(mean, "dot"),
         reductions=tuple((k, *row) for k in ("reduce", "scan") for row in _rows(mean, k)),  # type: ignore[misc]
         rounds=_rows(mean, "rounds"),
-        traffic=_traffic(plan_sizes, programs, weights, counters, mean),
+        traffic=_traffic(sizes, programs, weights, counters, near, mean),
         busiest=max(work) / average if average else 1.0,
         truncated=any(c.cut_off for c in counters),
     )
 
 
 def _rows(mean: Mapping[tuple, float], kind: str) -> tuple:
-    rows = [(*key[1:], round(count, 6)) for key, count in mean.items() if key[0] == kind]
+    rows = [(*key[1:], count) for key, count in mean.items() if key[0] == kind]
     return tuple(sorted(rows, key=lambda row: tuple(map(str, row))))
 
 
@@ -257,31 +266,48 @@ def _work(counts: Mapping[tuple, float]) -> float:
 
 
 def _traffic(
-    plan_sizes: Sequence[int], programs: int, weights: Mapping[int, float], counters: Sequence[Counter], mean: Mapping
+    sizes: Sequence[int],
+    programs: int,
+    weights: Sequence[float],
+    counters: Sequence[Counter],
+    near: Sequence[Counter],
+    mean: Mapping[tuple, float],
 ) -> tuple[Traffic, ...]:
     """Accesses by (buffer, kind), extrapolated to the grid."""
-    touched = [_footprints(c) for c in counters]
+    bytes_of = [_footprints(c) for c in counters]
+    near_of = [_footprints(c) for c in near]
     nothing = Spans.union([])
     found = []
-    for buffer, kind in sorted({key for t in touched for key in t}):
-        sets = [t.get((buffer, kind), nothing) for t in touched]
-        size = plan_sizes[buffer] if 0 <= buffer < len(plan_sizes) else math.inf
-        touched_bytes = _extent(programs, weights, sets, size)
-        extent = _extent(programs, weights, [s.blocks(SECTOR) for s in sets], size)
+    for buffer, kind in sorted({key for t in bytes_of for key in t}):
+        sets = [t.get((buffer, kind), nothing) for t in bytes_of]
+        sectors = [s.blocks(SECTOR) for s in sets]
+        size = sizes[buffer] if 0 <= buffer < len(sizes) else math.inf
+        once, touched = (programs * _mean(weights, [s.size for s in x]) for x in (sectors, sets))
+        shared = _shared([t[buffer, kind].blocks(SECTOR) for t in near_of if (buffer, kind) in t])
+        far = min(shared, _shared(sectors))
+        seen = Spans.union(sectors).size
+        if len(counters) < programs:
+            groups = programs / min(programs, WINDOW)
+            sliding = _union(once / programs, shared, programs / groups) * groups
+            seen = max(seen, int(min(sliding, _drawn(once / programs, far, programs), size)))
         found.append(
             Traffic(
                 buffer=buffer,
                 kind=kind,
-                requested=programs * round(mean["bytes", kind, buffer], 6),
-                sectors=programs * round(mean["sectors", kind, buffer], 6),
-                once=extent.once,
-                run=extent.run,
-                common=extent.common,
-                distinct=max(extent.distinct, touched_bytes.distinct),
-                written=touched_bytes.distinct,
+                requested=programs * mean["bytes", kind, buffer],
+                sectors=programs * mean["sectors", kind, buffer],
+                again=programs * mean["again", kind, buffer],
+                once=once,
+                touched=min(touched, size),
+                shared=shared,
+                distinct=float(seen),
             )
         )
     return tuple(found)
+
+
+def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
+    return float(f"{math.fsum(w * v for w, v in zip(weights, values, strict=True)):.12g}")
 
 
 def _footprints(counter: Counter) -> dict[tuple[int, str], Spans]:
@@ -291,59 +317,27 @@ def _footprints(counter: Counter) -> dict[tuple[int, str], Spans]:
     return {key: Spans.union(p) for key, p in parts.items()}
 
 
-class _Extent(NamedTuple):
-    once: float
-    run: float
-    common: float
-    distinct: float
-
-
-def _extent(programs: int, weights: Mapping[int, float], sets: Sequence[Spans], limit: float) -> _Extent:
-    """How the samples' footprints (`sets`, in the order of `weights`) add up over the grid."""
-    mean = round(math.fsum(w * s.size for w, s in zip(weights.values(), sets, strict=True)), 6)
-    seen = Spans.union(sets).size
-    sampled = list(zip(weights, sets, strict=True))
-    near = _shared(list(zip(sampled[::2], sampled[1::2], strict=False)))
-    far = _shared([(a, b) for i, a in enumerate(sampled) for b in sampled[i + 2 :]])
-    common = min(near.part, far.part)
-    if len(sets) == programs:
-        return _Extent(programs * mean, near.run, common, float(seen))
-    distinct = _union(mean, near.run, common, programs)
-    return _Extent(programs * mean, near.run, common, min(max(distinct, float(seen)), limit))
-
-
-class _Sharing(NamedTuple):
-    part: float  # of one footprint of a pair that the other holds too
-    run: float  # distance at which nothing would be shared any more, if sharing falls linearly with it
-
-
-def _shared(pairs: Sequence[tuple[tuple[int, Spans], tuple[int, Spans]]]) -> _Sharing:
-    both = either = distance = new = 0.0
-    apart = EVERYWHERE
-    for (i, a), (j, b) in pairs:
+def _shared(sets: Sequence[Spans]) -> float:
+    """Part of one set that another holds too, on average over all pairs."""
+    both = either = 0.0
+    for a, b in itertools.combinations(sets, 2):
         if a.starts.size and b.starts.size:
-            mean = (a.size + b.size) / 2
-            common = a.size + b.size - Spans.union((a, b)).size
-            both, either = both + common, either + mean
-            if common:
-                distance, new = distance + (j - i), new + (1 - common / mean)
-            else:
-                apart = min(apart, j - i)
-    if not both:
-        return _Sharing(0.0, 1.0)
-    return _Sharing(both / either, max(1.0, min(apart, distance / new if new > 0 else EVERYWHERE)))
+            both += a.size + b.size - Spans.union((a, b)).size
+            either += (a.size + b.size) / 2
+    return both / either if either else 0.0
 
 
-def _union(size: float, run: float, common: float, count: float) -> float:
-    """Footprint of `count` neighbouring programs with footprints of `size`.
+def _union(size: float, shared: float, count: float) -> float:
+    """Footprint of `count` programs with footprints of `size`: a byte is held by 1 + (count - 1) * shared of them."""
+    return size * count / (1 + max(0.0, count - 1) * shared)
 
-    Two models, of which the smaller result holds.  Sliding: along the grid a footprint moves on by its size every `run`
-    programs.  Drawing: each footprint is drawn at random from size / common bytes, as many as the overlap of programs
-    far apart suggests (the Lincoln-Petersen estimate of capture and recapture); right for gathers and shared tables.
+
+def _drawn(size: float, shared: float, count: float) -> float:
+    """The same if footprints are drawn at random from the size / shared bytes that their overlap suggests.
+
+    This is the Lincoln-Petersen estimate of capture and recapture; right for gathers and for tables that all read.
     """
-    sliding = size * (1 + (count - 1) / run)
-    drawing = size * (1 - (1 - common) ** count) / common if common > 0 else math.inf
-    return min(sliding, drawing)
+    return size * (1 - (1 - shared) ** count) / shared if shared > 0 else math.inf
 
 
 def _known_bytes(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
