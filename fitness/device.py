@@ -1,0 +1,133 @@
+"""Facts of the GPU at hand: what it is, what it reaches, and whether its clocks stayed the same."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pynvml
+import torch
+
+COPY_BYTES = 2 << 30  # far beyond any L2
+MATMUL_SIZE = 8192
+REPEATS = 10
+CLOCK_CHANGE = 0.02  # relative change of the multiprocessor clock that disturbs a comparison
+
+# Reasons for which a GPU runs slower than asked that come and go with temperature, power supply or other users.  The
+# software power cap is not among them: it is the normal state of a GPU at work on matrix products.
+_DISTURBING = {
+    "hardware slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+    "software thermal slowdown": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+    "hardware thermal slowdown": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    "sync boost": pynvml.nvmlClocksThrottleReasonSyncBoost,
+}
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One GPU.  Rates are of the whole device; `copy_bytes_per_s` counts bytes read and bytes written."""
+
+    name: str
+    uuid: str
+    driver: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+    max_clock_hz: float
+    dram_bytes_per_s: float  # memory clock, double data rate, times the width of the bus: a limit of physics
+    copy_bytes_per_s: float  # measured
+    matmul_flops: float  # measured, bfloat16 on random data
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """State of the clocks at one moment."""
+
+    multiprocessor_mhz: int
+    memory_mhz: int
+    reasons: frozenset[str]  # of those that disturb
+
+
+class Watch:
+    """Reads clocks and reasons for throttling of one GPU through NVML."""
+
+    def __init__(self, index: int) -> None:
+        pynvml.nvmlInit()
+        self.uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        self.handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+
+    def read(self) -> Clocks:
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
+        return Clocks(
+            multiprocessor_mhz=pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_SM),
+            memory_mhz=pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_MEM),
+            reasons=frozenset(name for name, bit in _DISTURBING.items() if reasons & bit),
+        )
+
+
+def disturbance(before: Clocks, after: Clocks) -> str | None:
+    """Why times taken between the two moments are not comparable with others, or None."""
+    appeared = sorted(before.reasons | after.reasons)
+    if appeared:
+        return f"the GPU is throttled: {', '.join(appeared)}"
+    if before.memory_mhz != after.memory_mhz:
+        return f"the memory clock changed from {before.memory_mhz} to {after.memory_mhz} MHz"
+    change = abs(after.multiprocessor_mhz - before.multiprocessor_mhz)
+    if change > CLOCK_CHANGE * before.multiprocessor_mhz:
+        return f"the clock changed from {before.multiprocessor_mhz} to {after.multiprocessor_mhz} MHz"
+    return None
+
+
+def device_facts(index: int = 0) -> DeviceFacts:
+    """Facts of CUDA device `index`, its two ceilings measured (takes about a second and 6 GB of its memory)."""
+    properties, watch = torch.cuda.get_device_properties(index), Watch(index)
+    bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(watch.handle)
+    memory_hz = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_MEM)
+    device = torch.device("cuda", index)
+    return DeviceFacts(
+        name=properties.name,
+        uuid=watch.uuid,
+        driver=pynvml.nvmlSystemGetDriverVersion(),
+        capability=(properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        l2_bytes=properties.L2_cache_size,
+        memory_bytes=properties.total_memory,
+        max_clock_hz=1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_SM),
+        dram_bytes_per_s=2 * memory_hz * bus_bits / 8,
+        copy_bytes_per_s=_copy_rate(device),
+        matmul_flops=_matmul_rate(device),
+    )
+
+
+def _copy_rate(device: torch.device) -> float:
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / _seconds(lambda: target.copy_(source))
+
+
+def _matmul_rate(device: torch.device) -> float:
+    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device).bfloat16() for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * MATMUL_SIZE**3 / _seconds(lambda: torch.mm(a, b, out=out))
+
+
+def _seconds(work: Any) -> float:
+    """Median time of `work` on the device, after warming up."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    warm_until = time.perf_counter() + 0.2
+    while time.perf_counter() < warm_until:
+        work()
+        torch.cuda.synchronize()
+    for begin, end in events:
+        begin.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    times = sorted(begin.elapsed_time(end) for begin, end in events)
+    return times[REPEATS // 2] / 1e3

@@ -1,0 +1,424 @@
+"""Verifies plans on the GPU and times what was verified.  Lives in the runner process; no candidate Python here.
+
+For each case: inputs never seen before are written into new, poisoned memory, the plan's CUDA graph is replayed, and
+only then is the expectation computed, by the reference in float64, from inputs drawn once more.  The very same graph is
+then timed against the graph of the seed kernel, in pairs of alternating order, from cold caches and poisoned outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from evo.records import Case, Check, Timing, Verdict
+from fitness import oracle
+from fitness.device import DeviceFacts, Watch, disturbance
+from fitness.launcher import DeviceError, Kernel
+from fitness.plan import PlanError
+from fitness.replay import Program, bits
+from fitness.runner import Report, Work
+from fitness.stages import Stop
+from fitness.task import Task
+from fitness.timing import Ratio, Stopping, counts, noise_floor
+
+FRESH = 3  # replays on different inputs for every case
+SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
+
+# A sample should last this long: the noise of one measured pair of events is about a microsecond.
+SAMPLE_US, MAX_COPIES = 150.0, 32
+LONGEST_SAMPLE_US = 3000.0  # of the baseline, where it is much slower than the candidate
+COPIES_BYTES = 2 << 30  # device memory for all copies of one case
+
+FLOOR_COMPARISONS, FLOOR_PAIRS = 5, 20  # of the seed with itself
+RETAKES = 2  # of a block of pairs that was disturbed
+RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
+
+# A time below this share of what the memory clock or the tensor cores allow is an error of the evaluator or a cheat.
+# The margin is for tasks whose `bytes` and `flops` count what some inputs let a kernel skip.
+ROOFLINE_SHARE = 0.7
+MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
+
+
+class Bench:
+    """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
+
+    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
+        self.task, self.facts = task, facts
+        self.device = torch.device("cuda", index)
+        self.stream = torch.cuda.Stream(self.device)
+        self._watch = Watch(index)
+        self._stopping = stopping
+        # Read, not written: what a read evicts needs no write-back while the next kernel runs.
+        self._evict = torch.zeros(2 * facts.l2_bytes // 4, dtype=torch.int32, device=self.device)
+        self._evicted = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._seed: _Loaded | None = None
+        self._baselines: dict[tuple[str, int], Program] = {}
+        self._floors: dict[tuple[str, int], float] = {}
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, work: Work) -> Report:
+        """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
+        self._seed, self._baselines, self._floors = None, {}, {}
+        loaded = self._load(work)
+        self._seed = loaded
+        try:
+            return self._measure(loaded, "seed")
+        except Exception:
+            self._seed = None
+            raise
+
+    def evaluate(self, work: Work, seed: str) -> Report:
+        """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
+        if self._seed is None:
+            raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
+        loaded = self._load(work)
+        try:
+            return self._measure(loaded, seed)
+        finally:
+            loaded.close()
+
+    def _load(self, work: Work) -> _Loaded:
+        loaded = _Loaded(work)
+        if not work.choices:
+            loaded.choices = self._race(loaded)
+        return loaded
+
+    def _measure(self, loaded: _Loaded, seed: str) -> Report:
+        key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big")
+        tally = _Tally()
+        programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
+        timings = tuple(
+            self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
+        )
+        return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
+
+    # --- verification ------------------------------------------------------------------------------------------------
+
+    def _program(self, loaded: _Loaded, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+        program = Program(
+            loaded.work.plans[case.name],
+            loaded.choices[case.name],
+            loaded.kernels(case.name),
+            device=self.device,
+            copies=copies,
+            written=self.task.written,
+            flush=self._flush,
+        )
+        try:
+            program.write_inputs(arguments)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"case {case.name}: {error}") from error
+        program.build()
+        return program
+
+    def _flush(self) -> None:
+        torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
+
+    def _verified(self, loaded: _Loaded, case: Case, key: int, tally: _Tally) -> Program:
+        """The program of a case, its graph verified and its memory as the last verified replay left it."""
+        arguments = oracle.make_inputs(self.task, case, key, device=self.device)
+        program = self._program(loaded, case, 1, arguments)
+        if case.role == "tune":
+            copies = self._copies(case, program)
+            if copies > 1:
+                program = self._program(loaded, case, copies, arguments)
+        for variant, number in self._replays(case):
+            self._verify(program, case, variant, key + number, tally)
+        program.remember_outputs()
+        return program
+
+    def _replays(self, case: Case) -> list[tuple[str, int]]:
+        """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last."""
+        stress = [v for v in oracle.variants(self.task) if v != "normal"]
+        mine = self.task.cases.index(case)
+        chosen = [v for i, v in enumerate(stress) if i % len(self.task.cases) == mine]
+        return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(FRESH)]
+
+    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: _Tally) -> None:
+        """One replay on fresh inputs; the first plain one of a case several times."""
+        where = f"{case.name} ({case.role}), inputs {variant!r}"
+        program.write_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
+        first: list[torch.Tensor] | None = None
+        for _ in range(SAME if variant == "normal" and not tally.knows(case) else 1):
+            program.reset()
+            program.replay()
+            if self.task.deterministic:
+                first = first or [output.clone() for output in program.outputs()]
+                for copy in range(program.copies):
+                    self._equal(first, program.outputs(copy), where)
+        broken = program.broken_guards()
+        if broken:
+            raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
+        # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
+        changed = program.modified_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
+        if changed:
+            raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
+        expected = oracle.expect(self.task, case, key, variant, device=self.device)
+        if expected is not None:
+            self._compare(program, expected, where, tally)
+        if variant == "normal":
+            tally.seen.add(case.name)
+
+    def _equal(self, first: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], where: str) -> None:
+        if not all(torch.equal(bits(a), bits(b)) for a, b in zip(first, outputs, strict=True)):
+            message = (
+                f"{where}: replays on the same inputs differ: a race, or memory that is read before it is written; "
+                "a task whose results may differ says `deterministic = False`"
+            )
+            raise Stop("verify", Verdict.WRONG, message)
+
+    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: _Tally) -> None:
+        strides = [ref.strides for ref in program.outputs_of_plan]
+        copies = 1 if self.task.deterministic else program.copies
+        for copy in range(copies):
+            outputs = program.outputs(copy)
+            for output in outputs:
+                if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
+                    raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
+            ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
+            if message is not None:
+                raise Stop("verify", Verdict.WRONG, f"{where}: {message}")
+            tally.add(where, ratio, expected)
+
+    # --- timing ------------------------------------------------------------------------------------------------------
+
+    def _copies(self, case: Case, program: Program) -> int:
+        """How many launches a sample takes: a power of two, so that few graphs of the baseline are needed."""
+        time_us = self._sample(program, 2)
+        seed = self._baselines.get((case.name, 1))
+        seed_us = self._sample(seed, 2) if seed is not None else time_us
+        most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
+        copies = 1
+        while copies < SAMPLE_US / time_us and 2 * copies <= most:
+            copies *= 2
+        return copies
+
+    def _sample(self, program: Program, samples: int) -> float:
+        """Least microseconds of one execution of the plan, from cold caches."""
+        times = []
+        for _ in range(samples):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            program.reset()
+            begin.record()
+            program.replay()
+            end.record()
+            end.synchronize()
+            times.append(1e3 * begin.elapsed_time(end) / program.copies)
+        return max(min(times), 1e-3)
+
+    def _baseline(self, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+        """The seed's program for a case, on these inputs."""
+        assert self._seed is not None
+        known = self._baselines.get((case.name, copies))
+        if known is None:
+            known = self._baselines[case.name, copies] = self._program(self._seed, case, copies, arguments)
+        else:
+            known.write_inputs(arguments)
+        return known
+
+    def _timed(self, case: Case, program: Program, key: int) -> Timing:
+        baseline = self._baseline(case, program.copies, program.arguments())
+        floor = self._floor(case, baseline)
+        own_us: list[float] = []
+        seed_us: list[float] = []
+        retaken = 0
+        for look in self._stopping.looks:
+            own, seed, again = self._block(program, baseline, look - len(own_us))
+            own_us += own
+            seed_us += seed
+            retaken += again
+            ratio = self._stopping.ratio(own_us, seed_us)
+            if self._stopping.decided(ratio):
+                break
+        self._check_timed(case, program, key)
+        self._check_roofline(case, statistics.median(own_us))
+        return Timing(
+            case=case.name,
+            samples_us=tuple(own_us),
+            baseline_us=tuple(seed_us),
+            ratio=ratio.ratio,
+            ci95=(ratio.low, ratio.high),
+            estimated=False,
+            terms=self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken),
+        )
+
+    def _block(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float], int]:
+        """(times of the candidate, of the baseline, blocks thrown away), taken between equal states of the clocks."""
+        retaken = 0
+        while True:
+            before = self._watch.read()
+            own, seed = self._pairs(program, baseline, pairs)
+            if retaken == RETAKES or disturbance(before, self._watch.read()) is None:
+                return own, seed, retaken
+            retaken += 1
+
+    def _pairs(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float]]:
+        """Microseconds of one execution of the plan, for `pairs` pairs in alternating order."""
+        events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
+        for pair in range(pairs):
+            for is_candidate in (True, False) if pair % 2 else (False, True):
+                chosen = program if is_candidate else baseline
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                chosen.reset()
+                begin.record()
+                chosen.replay()
+                end.record()
+                if is_candidate:
+                    program.compare_outputs()
+                events[is_candidate].append((begin, end))
+        self.stream.synchronize()
+        own, seed = (
+            [1e3 * begin.elapsed_time(end) / program.copies for begin, end in events[kind]] for kind in (True, False)
+        )
+        return own, seed
+
+    def _floor(self, case: Case, baseline: Program) -> float:
+        """The measured noise floor of a case: the seed's graph against another one of the same plan."""
+        key = (case.name, baseline.copies)
+        if key not in self._floors:
+            assert self._seed is not None
+            twin = self._program(self._seed, case, baseline.copies, baseline.arguments())
+            twin.reset()
+            twin.replay()
+            twin.remember_outputs()
+            ratios = []
+            for _ in range(FLOOR_COMPARISONS):
+                twin_us, seed_us, _ = self._block(twin, baseline, FLOOR_PAIRS)
+                ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
+            self._floors[key] = noise_floor(ratios)
+        return self._floors[key]
+
+    def _check_timed(self, case: Case, program: Program, key: int) -> None:
+        """What was timed computed the verified result, every time, and nothing else was written."""
+        if program.broken_guards():
+            raise Stop("time", Verdict.WRONG, f"case {case.name}: a timed replay stored out of bounds")
+        if not self.task.deterministic:
+            expected = oracle.expect(self.task, case, key, device=self.device)
+            if expected is not None:
+                self._compare(program, expected, f"{case.name}, timed replay", _Tally())
+        elif program.mismatches():
+            raise Stop(
+                "time", Verdict.WRONG, f"case {case.name}: a timed replay gave other outputs than the verified one"
+            )
+
+    def _check_roofline(self, case: Case, time_us: float) -> None:
+        limit = self._limit_us(case)
+        if time_us < ROOFLINE_SHARE * limit:
+            message = (
+                f"case {case.name}: {time_us:.2f} us is impossible, moving the task's bytes and doing its arithmetic "
+                f"takes {limit:.2f} us at least on {self.facts.name}"
+            )
+            raise Stop("time", Verdict.REJECTED, message)
+
+    def _limit_us(self, case: Case) -> float:
+        """Microseconds that no kernel can beat.  What fits into the L2 cache may still be there when the time ends."""
+        moved = self.task.bytes(case) if self.task.bytes else 0.0
+        flops = self.task.flops(case) if self.task.flops else 0.0
+        memory_s = max(moved - self.facts.l2_bytes, 0.0) / self.facts.dram_bytes_per_s
+        return 1e6 * max(memory_s, flops / (MATMUL_HEADROOM * self.facts.matmul_flops))
+
+    def _terms(
+        self, case: Case, ratio: Ratio, floor: float, copies: int, time_us: float, retaken: int
+    ) -> Mapping[str, float]:
+        """Beside the times: rates against the measured ceilings, and how the times were taken."""
+        terms = {"noise_floor": floor, "counts": float(counts(ratio, floor)), "launches_per_sample": float(copies)}
+        terms |= {"pairs": float(ratio.pairs), "blocks_retaken": float(retaken)}
+        if self.task.bytes:
+            rate = self.task.bytes(case) / (time_us / 1e6)
+            terms |= {"gb_per_s": rate / 1e9, "of_copy_rate": rate / self.facts.copy_bytes_per_s}
+        if self.task.flops:
+            rate = self.task.flops(case) / (time_us / 1e6)
+            terms |= {"tflop_per_s": rate / 1e12, "of_matmul_rate": rate / self.facts.matmul_flops}
+        return terms
+
+    # --- autotuning --------------------------------------------------------------------------------------------------
+
+    def _race(self, loaded: _Loaded) -> dict[str, list[int]]:
+        """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another.
+
+        Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
+        """
+        chosen: dict[tuple[str, int], int] = {}
+        for plan in loaded.work.plans.values():
+            chosen |= {(launch.kernel, len(launch.configs)): 0 for launch in plan.launches}
+        for racer in [key for key in chosen if key[1] > 1]:
+            scores = [self._score(loaded, {**chosen, racer: i}) for i in range(racer[1])]
+            chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
+        return _choices(loaded.work, chosen)
+
+    def _score(self, loaded: _Loaded, chosen: Mapping[tuple[str, int], int]) -> float:
+        """Sum over the tune cases of the logarithm of the time; infinite where the device cannot launch it."""
+        trial = dataclasses.replace(loaded.work, choices=_choices(loaded.work, chosen))
+        total = 0.0
+        contender = _Loaded(trial)
+        try:
+            for case in (c for c in self.task.cases if c.role == "tune"):
+                arguments = oracle.make_inputs(self.task, case, 0, device=self.device)
+                total += math.log(self._sample(self._program(contender, case, 1, arguments), RACE_SAMPLES))
+        except DeviceError as error:
+            if error.fatal:
+                raise
+            return math.inf
+        finally:
+            contender.close()
+        return total
+
+
+class _Loaded:
+    """Work with its chosen kernels on the device."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.choices = {name: list(choice) for name, choice in work.choices.items()}
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernels(self, case: str) -> list[Kernel]:
+        """The kernel of each launch of a case, in the chosen configuration."""
+        found = []
+        for by_config, i in zip(self.work.builds[case], self.choices[case], strict=True):
+            build = by_config[i]
+            if build["key"] not in self._kernels:
+                self._kernels[build["key"]] = Kernel(self.work.cubins[build["cubin"]], build)
+            found.append(self._kernels[build["key"]])
+        return found
+
+    def close(self) -> None:
+        for kernel in self._kernels.values():
+            kernel.close()
+        self._kernels = {}
+
+
+def _choices(work: Work, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
+    return {
+        name: [chosen[launch.kernel, len(launch.configs)] for launch in plan.launches]
+        for name, plan in work.plans.items()
+    }
+
+
+class _Tally:
+    """The worst replay so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
+
+    def knows(self, case: Case) -> bool:
+        return case.name in self.seen
+
+    def add(self, where: str, ratio: float, expected: oracle.Expected) -> None:
+        self._cases += 1
+        if ratio > self._worst:
+            budget = next((b.rms for b in expected.budgets if b is not None), 0.0)
+            self._worst, self._where, self._budget = ratio, where, budget
+
+    def check(self) -> Check:
+        if not self._cases:
+            raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+        return Check(self._cases, self._where, self._worst, self._budget)

@@ -1,0 +1,89 @@
+"""The process of a runner: `python -m fitness.runner_process SOCKET TASK DEVICE LOOKS` (see `fitness/runner.py`).
+
+Answers one request after the other until the other side hangs up.  After an error that leaves the CUDA context
+unusable it answers with `fault=True` and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from evo.records import Verdict
+from fitness.device import device_facts
+from fitness.jobs import JobError
+from fitness.launcher import DeviceError
+from fitness.measure import Bench
+from fitness.runner import Report
+from fitness.stages import Stop
+from fitness.task import load_task
+from fitness.timing import Stopping
+
+
+def main(arguments: list[str]) -> None:
+    """Serves the socket with file descriptor `arguments[0]`; the others are those of `fitness.runner.Runner`."""
+    connection, task, index = Connection(int(arguments[0])), load_task(arguments[1]), int(arguments[2])
+    stopping = Stopping(tuple(int(look) for look in arguments[3].split(",")))
+    torch.cuda.set_device(index)
+    # The reference at the task's precision sets the budget, so it must not be less precise than it says.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    facts = device_facts(index)
+    bench = Bench(task, index, facts, stopping)
+    with torch.no_grad(), torch.cuda.stream(bench.stream):
+        while True:
+            try:
+                kind, *request = connection.recv()
+            except EOFError:
+                return
+            answer: Any = facts.as_dict() if kind == "facts" else answered(bench, kind, request)
+            connection.send(answer)
+            if isinstance(answer, Report) and answer.fault:
+                return
+
+
+def answered(bench: Bench, kind: str, request: list[Any]) -> Report:
+    """The report on one request; whatever goes wrong is a verdict, this being the boundary of a process."""
+    try:
+        report = bench.prepare(*request) if kind == "prepare" else bench.evaluate(*request)
+        bench.stream.synchronize()  # an error that comes late belongs to this request
+        return report
+    except Stop as stop:
+        report = Report(stop.verdict, stop.stage, stop.message)
+    except JobError as error:
+        report = Report(error.verdict, "verify", f"line {error.line}: {error.message}" if error.line else error.message)
+    except DeviceError as error:
+        report = Report(error.verdict, "verify", str(error), fault=error.fatal)
+    except torch.cuda.OutOfMemoryError as error:
+        report = Report(Verdict.OUT_OF_MEMORY, "verify", f"device memory: {str(error).splitlines()[0]}")
+    except Exception as error:
+        report = _unexpected(error)
+    return report if report.fault else _settled(bench, report)
+
+
+def _unexpected(error: Exception) -> Report:
+    """CUDA errors surface as RuntimeError wherever PyTorch next asks; anything else is a bug of the evaluator."""
+    text = str(error).strip()
+    if isinstance(error, RuntimeError) and "CUDA error" in text:
+        return Report(Verdict.RUNTIME_ERROR, "verify", text.splitlines()[0], fault=True)
+    traceback.print_exc()
+    return Report(Verdict.INFRASTRUCTURE, "verify", f"{type(error).__name__}: {text}", fault=True)
+
+
+def _settled(bench: Bench, report: Report) -> Report:
+    """The report, or that of a CUDA error which was still on its way."""
+    try:
+        bench.stream.synchronize()
+    except RuntimeError as error:
+        return _unexpected(error)
+    return report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

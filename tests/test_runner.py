@@ -1,0 +1,214 @@
+"""The runner: what cannot be shown without a GPU is skipped there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.errors import EvoError
+from evo.records import Verdict
+from fitness.calls import CPU, Calls
+from fitness.jobs import Limits
+from fitness.plan import Buffer
+from fitness.runner import Runner, Work
+from fitness.task import load_task
+from tests import gpu_sources as sources
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+
+
+def test_a_candidate_needs_a_baseline():
+    with Runner("softmax") as runner, pytest.raises(EvoError, match=r"prepare\(\)"):
+        runner.evaluate(Work({}, {}, {}), seed="0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_error_says_what_is_missing():
+    with Runner("softmax") as runner, pytest.raises(EvoError, match="did not start"):
+        runner.prepare(Work({}, {}, {}))
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+class Lab:
+    """A task folder, a zygote and a runner that knows the baseline."""
+
+    def __init__(self, root: Path, task: str = sources.TASK, seed: str = sources.SEED, wall_s: float = 30.0) -> None:
+        from fitness.zygote import Zygote
+
+        (root / "task").mkdir()
+        (root / "task" / "task.py").write_text(task)
+        (root / "task" / "kernel.py").write_text(seed)
+        self.task, self.root = load_task(root / "task"), root
+        described = Calls(self.task).described().items()
+        self.calls = [{"name": name, "args": args} for name, args in described if not name.endswith(CPU)]
+        self.zygote, self._count = Zygote("sm_90", ("record", "compile")), 0
+        self.runner = Runner(root / "task", wall_s=wall_s)
+        self.baseline = self.runner.prepare(self.work(seed))
+
+    def work(self, source: str) -> Work:
+        from fitness.work import make_work
+
+        self._count += 1
+        scratch = self.root / str(self._count)
+        scratch.mkdir()
+        return make_work(
+            source,
+            self.task,
+            self.calls,
+            zygote=self.zygote,
+            target="sm_90",
+            scratch=scratch,
+            limits=Limits(wall_s=120),
+        )
+
+    def evaluate(self, source: str, seed: str = "1"):
+        return self.runner.evaluate(self.work(source), seed=seed)
+
+    def close(self) -> None:
+        self.runner.close()
+        self.zygote.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("lab"), wall_s=15.0)
+    yield lab
+    lab.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_seed_is_verified_and_equals_itself(lab):
+    assert lab.baseline.verdict is Verdict.OK, lab.baseline.message
+    assert lab.baseline.check.cases >= 3 * len(lab.task.cases)
+    for timing in lab.baseline.timings:
+        assert timing.ratio == pytest.approx(1, abs=0.1)
+        assert not timing.estimated
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", sources.RIGHT)
+def test_right_candidates_are_ok(lab, name):
+    report = lab.evaluate(sources.RIGHT[name])
+    assert report.verdict is Verdict.OK, report.message
+    assert report.check.max_error <= 1
+    assert [t.case for t in report.timings] == ["small", "large"]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_faster_candidate_is_found_faster_and_short_kernels_are_launched_often(lab):
+    small, large = lab.evaluate(sources.RIGHT["one pass"]).timings
+    assert large.ratio > 1.2
+    assert large.ci95[0] > 1
+    assert large.terms["counts"] == 1
+    assert small.terms["launches_per_sample"] > large.terms["launches_per_sample"]
+    assert 0 < large.terms["of_copy_rate"] < 1.3
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", sources.WRONG)
+def test_wrong_candidates_are_wrong(lab, name):
+    source, message = sources.WRONG[name]
+    report = lab.evaluate(source)
+    assert report.verdict is Verdict.WRONG, report
+    assert message in report.message
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_outputs_left_by_an_earlier_replay_do_not_help(lab):
+    report = lab.evaluate(sources.MEMO)
+    assert report.verdict is Verdict.OK, report.message
+    assert all(t.ratio < 1.02 for t in report.timings)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_autotuned_kernel_runs_in_its_fastest_configuration(lab):
+    report = lab.evaluate(sources.AUTOTUNED)
+    assert report.verdict is Verdict.OK, report.message
+    assert report.choices == {"small": [1], "large": [1], "odd": [1]}
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_too_much_memory_is_a_verdict_and_the_process_stays(lab):
+    work, before = lab.work(sources.RIGHT["one pass"]), lab.runner.respawns
+    plans = {n: dataclasses.replace(p, buffers=(*p.buffers, Buffer(1 << 40))) for n, p in work.plans.items()}
+    report = lab.runner.evaluate(dataclasses.replace(work, plans=plans), seed="1")
+    assert report.verdict is Verdict.OUT_OF_MEMORY
+    assert lab.runner.respawns == before
+    assert lab.evaluate(sources.RIGHT["one pass"]).verdict is Verdict.OK
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [(sources.ILLEGAL, Verdict.RUNTIME_ERROR), (sources.ENDLESS, Verdict.TIMEOUT)],
+    ids=["illegal address", "endless loop"],
+)
+def test_faults_are_verdicts_and_the_next_candidate_is_measured(lab, source, verdict):
+    before = lab.runner.respawns
+    report = lab.evaluate(source)
+    assert report.verdict is verdict, report.message
+    assert lab.evaluate(sources.RIGHT["one pass"]).verdict is Verdict.OK
+    assert lab.runner.respawns == before + 2  # after the first try, and after the second
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_runner_killed_from_outside_is_replaced_and_the_candidate_tried_again(lab):
+    os.kill(lab.runner._process._process.pid, signal.SIGKILL)
+    report = lab.evaluate(sources.RIGHT["one pass"])
+    assert report.verdict is Verdict.OK
+    assert "first try" in report.note
+
+
+IN_PLACE_TASK = '''"""x *= 1.5, in place."""
+import torch
+from fitness import Case
+
+entry = "grow"
+writes = ("x",)
+cases = [Case("one", {"N": 1 << 20}, cpu_axes={"N": 64})]
+
+def inputs(case, generator):
+    return (torch.randn(case.axes["N"], generator=generator, device=generator.device),)
+
+def reference(x):
+    x *= 1.5
+'''
+IN_PLACE = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) * 1.5, mask=i < n)
+
+def grow(x):
+    kernel[(triton.cdiv(x.numel(), 1024),)](x, x.numel(), BLOCK=1024)
+"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_written_arguments_are_restored_before_every_replay(tmp_path):
+    lab = Lab(tmp_path, IN_PLACE_TASK, IN_PLACE)
+    try:
+        assert lab.baseline.verdict is Verdict.OK, lab.baseline.message
+        assert lab.evaluate(IN_PLACE.replace("1.5", "1.25")).verdict is Verdict.WRONG
+    finally:
+        lab.close()
