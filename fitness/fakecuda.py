@@ -45,7 +45,7 @@ class AsCuda(TorchFunctionMode):
             tensor.is_pinned: lambda t, *_: False,
             tensor.pin_memory: lambda t, *_: t,
             tensor.record_stream: lambda t, *_: None,
-            tensor.cuda: lambda t, *_, **__: self._move(t, CUDA),
+            tensor.cuda: lambda t, device=CUDA, *_, **__: self._move(t, _as_device(CUDA if device is None else device)),
             tensor.cpu: lambda t, *_, **__: self._move(t, HOST),
             tensor.to: self._to,
             tensor.numpy: self._needs_values,
@@ -61,6 +61,8 @@ class AsCuda(TorchFunctionMode):
         asked = _asked_device(args, kwargs)
         if asked is None and func in _device_constructors():
             asked = HOST
+        if asked is None and func == torch.Tensor.new_tensor:
+            asked = self.device(args[0])
         if asked is None:
             return func(*args, **kwargs)
         before = self._recorder.factory_on_host

@@ -206,7 +206,7 @@ class Recorder(TorchDispatchMode):
         if self.factory_on_host is not None:
             return self.factory_on_host
         known = [self._memory[a] for t in inputs if (a := _address(t)) in self._memory]
-        return bool(known) and all(m.on_host for m in known)
+        return all(m.on_host for m in known)
 
     def _register(self, tensor: torch.Tensor, on_host: bool, index: int | None = None) -> None:
         if tensor.layout is not torch.strided or _dtype(tensor) not in ITEMSIZE:

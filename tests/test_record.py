@@ -165,7 +165,7 @@ def run(x):
     c[0].fill_(2)
     d = torch.ones_like(x)
     d.zero_()
-    e = torch.tensor([1.5, 2.5], device="cuda")
+    e = x.new_tensor([1.5, 2.5])
     scale[(1,)](e, a, 1, 1, BLOCK=8)
     return a, b, c, d
 """,
@@ -438,6 +438,9 @@ LAUNCH = "scale[(1,)](x, x, 4, 1.0, BLOCK=4)"
         ("return 3", Verdict.WRONG, "returned int"),
         ("return x, 'text'", Verdict.WRONG, "str"),
         ("return torch.zeros(3)", Verdict.WRONG, "host memory"),
+        ("return torch.Tensor(3)", Verdict.WRONG, "host memory"),
+        ("return torch.ones(3) + 1", Verdict.WRONG, "host memory"),
+        ("return x.cuda(1)", Verdict.RUNTIME_ERROR, "there is one GPU"),
         ("while True: scale[(1,)](x, x, 4, 1.0, BLOCK=4)", Verdict.UNSUPPORTED, "steps"),
     ],
 )
