@@ -255,9 +255,11 @@ def _outcome(module: ModuleType, payload: dict[str, Any], scratch: Path) -> byte
     except JobError as error:
         report = {"verdict": error.verdict, "message": error.message, "line": error.line}
     except BaseException as error:
-        verdict = Verdict.OUT_OF_MEMORY if _is_memory(error) else Verdict.RUNTIME_ERROR
+        verdict, text = Verdict.RUNTIME_ERROR, str(error)
+        if _is_memory(error):
+            verdict, text = Verdict.OUT_OF_MEMORY, text or "the memory limit of the job is reached"
         traceback.print_exc()
-        report = {"verdict": verdict, "message": f"{type(error).__name__}: {error}", "line": line_of_error(error)}
+        report = {"verdict": verdict, "message": f"{type(error).__name__}: {text}", "line": line_of_error(error)}
     return json.dumps({"error": report}).encode()
 
 

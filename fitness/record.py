@@ -41,10 +41,10 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """
     target = get_target(payload["target"])
     file = scratch / CANDIDATE
-    file.write_text(payload["source"], encoding="utf-8")
     try:
+        file.write_text(payload["source"], encoding="utf-8")
         code = compile(payload["source"], str(file), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, lone surrogates
         raise JobError(Verdict.COMPILE_ERROR, f"not Python: {error}", line_of_error(error)) from error
     plans, found = {}, {}
     for call in payload["calls"]:

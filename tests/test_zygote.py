@@ -110,6 +110,7 @@ def test_cpu_time_even_where_the_warning_is_ignored(zygote: Zygote, tmp_path: Pa
 def test_memory(zygote: Zygote, tmp_path: Path, code: str) -> None:
     result = run(zygote, tmp_path, code, memory_bytes=256 << 20)
     assert (result.status, result.verdict) == ("memory", Verdict.OUT_OF_MEMORY)
+    assert "memory" in result.message
 
 
 EVERY_FD = "import os\nfor fd in range(3, 50):\n    try: "
