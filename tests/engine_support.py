@@ -88,7 +88,7 @@ def search(store: Store, evaluator: InstantEvaluator | None = None, **more: Any)
 
 
 def facts(folder: Path) -> dict[str, list[Any]]:
-    """All a run's tables say, but for the clock: no `at` columns, no stage seconds, no log of events."""
+    """All a run's tables say, but for the clock: no `at` columns, no seconds of stages and compilers, no events."""
     found: dict[str, list[Any]] = {}
     with closing(sqlite3.connect(f"file:{folder}/run.sqlite?mode=ro", uri=True)) as db:
         db.row_factory = sqlite3.Row
@@ -97,7 +97,9 @@ def facts(folder: Path) -> dict[str, list[Any]]:
             for row in rows:
                 row.pop("at", None)
                 if "evaluation" in row:
-                    row["evaluation"] = {**json.loads(row["evaluation"]), "seconds": {}}
+                    evaluation = json.loads(row["evaluation"])
+                    builds = [{**build, "compile_s": 0.0} for build in evaluation["builds"]]
+                    row["evaluation"] = {**evaluation, "seconds": {}, "builds": builds}
             found[table] = rows
     return found
 
