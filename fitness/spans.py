@@ -54,6 +54,8 @@ class Spans:
 
     def blocks(self, unit: int) -> Spans:
         """The set rounded outwards to aligned blocks of `unit` bytes (a power of two)."""
+        if unit == 1:
+            return self
         starts, ends = self.starts & -unit, (self.ends + unit - 1) & -unit
         return Spans(starts, ends) if starts.size < 2 else Spans.merged(starts, ends)
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -187,7 +187,7 @@ def places(grid: tuple[int, int, int], samples: int) -> dict[int, float]:
     """
     programs = math.prod(grid)
     if programs <= samples:
-        return dict.fromkeys(range(programs), 1 / programs)
+        return {number: 1 / programs for number in range(programs)}
     weights: dict[int, float] = defaultdict(float)
     for position, weight in _lobatto(max(2, samples)):
         x, y, z = (int(position * (n - 1) + 0.5) for n in grid)
@@ -274,22 +274,17 @@ def _traffic(
     mean: Mapping[tuple, float],
 ) -> tuple[Traffic, ...]:
     """Accesses by (buffer, kind), extrapolated to the grid."""
-    bytes_of = [_footprints(c) for c in counters]
-    near_of = [_footprints(c) for c in near]
+    sampled, neighbours = ([_footprints(c) for c in group] for group in (counters, near))
     nothing = Spans.union([])
     found = []
-    for buffer, kind in sorted({key for t in bytes_of for key in t}):
-        sets = [t.get((buffer, kind), nothing) for t in bytes_of]
-        sectors = [s.blocks(SECTOR) for s in sets]
+    for buffer, kind in sorted({key for t in sampled for key in t}):
         size = sizes[buffer] if 0 <= buffer < len(sizes) else math.inf
-        once, touched = (programs * _mean(weights, [s.size for s in x]) for x in (sectors, sets))
-        shared = _shared([t[buffer, kind].blocks(SECTOR) for t in near_of if (buffer, kind) in t])
-        far = min(shared, _shared(sectors))
-        seen = Spans.union(sectors).size
-        if len(counters) < programs:
-            groups = programs / min(programs, WINDOW)
-            sliding = _union(once / programs, shared, programs / groups) * groups
-            seen = max(seen, int(min(sliding, _drawn(once / programs, far, programs), size)))
+        extents = []
+        for unit in (1, SECTOR):
+            sets = [t.get((buffer, kind), nothing).blocks(unit) for t in sampled]
+            beside = [t[buffer, kind].blocks(unit) for t in neighbours if (buffer, kind) in t]
+            extents.append(_extent(programs, _mean(weights, [s.size for s in sets]), sets, beside, size))
+        by_byte, by_sector = extents
         found.append(
             Traffic(
                 buffer=buffer,
@@ -297,13 +292,31 @@ def _traffic(
                 requested=programs * mean["bytes", kind, buffer],
                 sectors=programs * mean["sectors", kind, buffer],
                 again=programs * mean["again", kind, buffer],
-                once=once,
-                touched=min(touched, size),
-                shared=shared,
-                distinct=float(seen),
+                once=by_sector.once,
+                touched=min(by_byte.once, size),
+                shared=by_sector.shared,
+                distinct=max(by_sector.distinct, by_byte.distinct),
             )
         )
     return tuple(found)
+
+
+class _Extent(NamedTuple):
+    once: float
+    shared: float
+    distinct: float
+
+
+def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[Spans], limit: float) -> _Extent:
+    """How footprints of size `mean` add up: `sets` are samples of the grid, `beside` of programs near each other."""
+    shared = _shared(beside)
+    distinct = float(Spans.union(sets).size)
+    if len(sets) < programs:
+        windows = programs / min(programs, WINDOW)
+        sliding = _union(mean, shared, programs / windows) * windows
+        drawn = _drawn(mean, min(shared, _shared(sets)), programs)
+        distinct = max(distinct, min(sliding, drawn, limit))
+    return _Extent(programs * mean, shared, distinct)
 
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
