@@ -183,7 +183,7 @@ def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> 
     info, c = torch.finfo(own.dtype), slack(own.dtype)
     unit = info.eps / 2
     spacing = info.smallest_normal * info.eps  # of subnormal numbers: below it, relative errors mean nothing
-    rms, largest = _rms(exact), _largest(exact)
+    rms, largest = _size(exact)
     own_rms, own_max = _errors(exact, own)
     return Budget(
         rms=max(c * max(own_rms, ROUNDING_RMS * unit * rms, spacing), (tolerance or 0.0) * rms),
@@ -191,7 +191,7 @@ def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> 
     )
 
 
-# Each of these reads a tensor once: on a GPU they are a part of the time that a candidate takes.
+# On a GPU, passes over the outputs are a large part of the time that a candidate takes: hence few of them.
 
 
 def _largest(x: torch.Tensor) -> float:
@@ -200,19 +200,19 @@ def _largest(x: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(x, torch.inf))
 
 
-def _rms(x: torch.Tensor) -> float:
-    """Root mean square of a float64 tensor, scaled first where squares would overflow or vanish."""
+def _size(x: torch.Tensor) -> tuple[float, float]:
+    """(root mean square, largest magnitude) of a float64 tensor; not finite where an element is not."""
     largest = _largest(x)
     if not 0 < largest < math.inf:
-        return largest
-    scale = 1.0 if 1e-120 < largest < 1e120 else largest
-    return scale * float(torch.linalg.vector_norm(x if scale == 1.0 else x / scale)) / math.sqrt(x.numel())
+        return largest, largest
+    scale = 1.0 if 1e-120 < largest < 1e120 else largest  # squares must neither overflow nor vanish
+    norm = float(torch.linalg.vector_norm(x if scale == 1.0 else x / scale))
+    return scale * norm / math.sqrt(x.numel()), largest
 
 
 def _errors(exact: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
     """(root mean square, largest) error in float64; not finite where `got` is not."""
-    error = (got.double() if got.dtype.itemsize == 1 else got) - exact
-    return _rms(error), _largest(error)
+    return _size((got.double() if got.dtype.itemsize == 1 else got) - exact)
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------

@@ -34,6 +34,13 @@ def _fill_bytes(zone: torch.Tensor, value: int) -> None:
         zone[whole:].fill_(value)
 
 
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as 64-bit integers where it is made of such, which are summed several times faster."""
+    if tensor.is_contiguous() and tensor.nbytes % 8 == 0 and tensor.data_ptr() % 8 == 0:
+        return tensor.reshape(-1).view(torch.int64)
+    return bits(tensor)
+
+
 class DeviceMemory(Layout):
     """One allocation with all buffers of a plan, guard zones between them: `fitness.memory.Layout` on a GPU."""
 
@@ -203,8 +210,8 @@ class Program:
 
     def _sum(self) -> None:
         views = [view for outputs in self._output_views for view in outputs]
-        for slot, view in enumerate(views):
-            torch.sum(bits(view), dtype=torch.int64, dim=tuple(range(view.dim())), out=self._sums[slot])
+        for slot, words in enumerate(map(_words, views)):
+            torch.sum(words, dtype=torch.int64, dim=tuple(range(words.dim())), out=self._sums[slot])
         torch.ne(self._sums, self._known, out=self._differs)
         torch.sum(self._differs, dtype=torch.int64, dim=0, out=self._count)
         self._mismatches.add_(self._count)
