@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: autotune
+harmless: yes
 why: a hook that runs before every benchmark
 """
 

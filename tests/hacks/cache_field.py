@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: state
+harmless: yes
 why: a record with a list in it
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: definition
+harmless: yes
 why: calls counted by an object
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: state
+harmless: yes
 why: calls counted by the length of a list
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: entry
+harmless: yes
 why: the entry is no function definition
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: library
+harmless: yes
 why: torch.autograd.Function as a detour
 """
 

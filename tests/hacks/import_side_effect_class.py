@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: definition
+harmless: yes
 why: a class with hooks of its own
 """
 

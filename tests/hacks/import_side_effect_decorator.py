@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: decorator
+harmless: yes
 why: a decorator that runs on import
 """
 

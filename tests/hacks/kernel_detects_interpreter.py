@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: kernel
+harmless: yes
 why: the kernel asks who executes it
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: patch
+harmless: yes
 why: replaces what the reference calls
 """
 

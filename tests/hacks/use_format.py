@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: dunder
+harmless: yes
 why: reads private attributes through a format text
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: builtin
+harmless: yes
 why: a builtin spelt with full-width letters, which Python reads as the usual ones
 """
 

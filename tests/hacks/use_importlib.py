@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: import
+harmless: yes
 why: imports by name
 """
 

@@ -2,6 +2,7 @@
 verdict: rejected
 stage: gate
 rule: library
+harmless: yes
 why: torch's own import of os
 """
 
