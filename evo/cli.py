@@ -71,7 +71,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="where to store the run (default: runs/TASK-NUMBER)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
     run.add_argument("--strategy", default="evolve", help="evolve (default), random or hillclimb")
-    run.add_argument("--operators", metavar="A,B", help="names of operators (default: all)")
+    run.add_argument("--operators", metavar="A,B", help="names of operators (default: the strategy's)")
     run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
     run.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU); 1: repeatable")
     _add_target(run)
@@ -172,16 +172,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.config import RunConfig
+    from evo.strategies import STRATEGIES
     from fitness.target import get_target
     from fitness.task import task_names
-    from operators.registry import OPERATORS, get_operators
+    from operators.registry import get_operators
 
-    names = [n.strip() for n in arguments.operators.split(",")] if arguments.operators is not None else list(OPERATORS)
-    get_operators(names)
+    names = [n.strip() for n in arguments.operators.split(",")] if arguments.operators is not None else None
+    if names is None and arguments.strategy in STRATEGIES:
+        names = list(STRATEGIES[arguments.strategy].operators)
+    get_operators(names or ())
     get_target(arguments.target)
     return RunConfig(
         task=arguments.task if arguments.task in task_names() else str(Path(arguments.task).resolve()),
-        operators=tuple(names),
+        operators=tuple(names or ()),
         budget=arguments.budget,
         seed=arguments.seed,
         strategy=arguments.strategy,

@@ -25,9 +25,13 @@ RESERVOIR = 256
 
 
 class Strategy(Protocol):
-    """Chooses; `screens` says whether operators may screen drafts by estimate, which is selection too."""
+    """Chooses; `screens` says whether operators may screen drafts by estimate, which is selection too.
+
+    `operators` are those it works with where the user names none.
+    """
 
     screens: bool
+    operators: tuple[str, ...]
 
     def __init__(self, config: RunConfig, archive: Archive) -> None: ...
 
@@ -47,6 +51,7 @@ class Evolve:
     """Islands in a ring, parents by ε-lexicase, survivors by NSGA-II, operators by a bandit, niches in the archive."""
 
     screens = True
+    operators: tuple[str, ...] = ("params", "rewrite", "recombine")
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._archive = archive
@@ -106,6 +111,7 @@ class Random:
     """No selection at all: any operator, any earlier correct candidate, no screening.  The baseline of baselines."""
 
     screens = False
+    operators: tuple[str, ...] = ("random_params", "rewrite", "recombine")
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._operators = config.operators
@@ -136,6 +142,7 @@ class HillClimb:
     """A single path: always from the best so far (with the best before it, where an operator takes two)."""
 
     screens = True
+    operators: tuple[str, ...] = ("params", "rewrite")
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._operators = config.operators

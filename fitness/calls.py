@@ -19,12 +19,15 @@ CPU = "@cpu"
 
 
 class Calls:
-    """All cases of a task at the target's sizes (`case`) and at the sizes executed on a CPU (`case@cpu`)."""
+    """All cases of a task at the target's sizes (`case`) and at the sizes executed on a CPU (`case@cpu`).
 
-    def __init__(self, task: Task) -> None:
+    `folder` is where files of integer inputs are kept.
+    """
+
+    def __init__(self, task: Task, folder: Path | None = None) -> None:
         self.task = task
         self.tune: list[Case] = [c for c in task.cases if c.role == "tune"]
-        self._folder = tempfile.TemporaryDirectory(prefix="evo-integers-")
+        self._folder = tempfile.TemporaryDirectory(dir=folder, prefix="integers-")
         self._integers: dict[str, dict[int, Path]] = {}
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
 import shutil
 import tempfile
@@ -63,8 +64,8 @@ class CpuEvaluator:
         """`use_gate=False` is for testing that the later stages hold without the first."""
         self.task, self.target, self.limits = task, target, limits or Limits()
         self._use_gate = use_gate
-        self._calls = Calls(task)
-        self._root = Path(tempfile.mkdtemp(prefix="evo-"))
+        self._root = scratch_root()
+        self._calls = Calls(task, self._root)
         self._zygote = Zygote(target.name)
         self._baseline: dict[str, model.Estimate] | None = None
         self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
@@ -201,7 +202,7 @@ class CpuEvaluator:
             facts.constants = dict(value["constants"])
         except (PlanError, KeyError, TypeError, AttributeError) as error:
             raise Stop("record", Verdict.RUNTIME_ERROR, f"the recorded plan does not hold together: {error}") from error
-        missing = {c["name"] for c in calls} - set(facts.plans)
+        missing = set(self._calls.described()) - set(facts.plans)
         if missing:
             raise Stop("record", Verdict.RUNTIME_ERROR, f"no plan was recorded for {', '.join(sorted(missing))}")
         for name, plan in facts.plans.items():
@@ -358,6 +359,15 @@ def _seed_message(task: Task, verdict: Verdict, stage: str, message: str) -> str
         f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found "
         f"{verdict} at stage {stage}: {message}. Mend kernel.py, the reference or the tolerance."
     )
+
+
+def scratch_root() -> Path:
+    """A new folder for scratch files; those of processes that were killed before they could tidy up are removed."""
+    for folder in Path(tempfile.gettempdir()).glob("evo-scratch-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"evo-scratch-{os.getpid()}-"))
 
 
 def _versions() -> dict[str, str]:

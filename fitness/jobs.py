@@ -10,7 +10,7 @@ from evo.records import Verdict
 
 
 class JobError(Exception):
-    """Raised inside a job when the candidate is at fault: carries the verdict and the line of the candidate's source."""
+    """Raised inside a job when the candidate is at fault, with the verdict and the line of the candidate's source."""
 
     def __init__(self, verdict: Verdict, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -40,4 +40,5 @@ class JobResult:
     message: str = ""
     line: int = 0
     seconds: float = 0.0
-    layers: tuple[str, ...] = ()  # sandbox layers that were active, e.g. ("userns", "netns", "landlock", "seccomp", "rlimits")
+    # Sandbox layers that were active, e.g. ("userns", "netns", "landlock", "seccomp", "rlimits").
+    layers: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """LaunchPlan: what a candidate's host code asks the device to do, as plain data.
 
-The recorder (untrusted) writes plans; the compiler, the interpreter and the runner execute them without ever running the
-candidate's host code.  A plan says *what* to launch, never how it was compiled: machine code is made from the source by
-trusted code (`fitness/kernels.py`, `fitness/compile.py`).  Everything is JSON, so that a plan can be stored, hashed and
+The recorder (untrusted) writes plans; the compiler, the interpreter and the runner execute them without ever running
+the candidate's host code.  A plan says *what* to launch, never how it was compiled: machine code is made from the source
+by trusted code (`fitness/kernels.py`, `fitness/compile.py`).  Everything is JSON, so that a plan can be stored, hashed and
 checked field by field before anyone acts on it.
 """
 
@@ -268,6 +268,11 @@ def from_json(raw: Mapping[str, Any]) -> LaunchPlan:
         raise PlanError(f"malformed plan: {error!r}") from error
 
 
+def _three(values: Any) -> tuple[int, int, int]:
+    x, y, z = _ints(values)
+    return x, y, z
+
+
 def _step(raw: Mapping[str, Any]) -> Step:
     if "fill" in raw:
         return Fill(_decode(raw["fill"]), _decode(raw["value"]))
@@ -277,6 +282,6 @@ def _step(raw: Mapping[str, Any]) -> Step:
         outputs = _decode(raw["outputs"])
         return Op(str(raw["op"]), _decode(raw["args"]), _decode(raw["kwargs"]), outputs, int(raw["line"]))
     configs = tuple(
-        Config(_ints(c["grid"]), _decode(c["args"]), _decode(c["options"]), str(c["label"])) for c in raw["configs"]
-    )  # type: ignore[arg-type]
+        Config(_three(c["grid"]), decode(c["args"]), decode(c["options"]), str(c["label"])) for c in raw["configs"]
+    )
     return Launch(str(raw["launch"]), configs, int(raw["line"]))

@@ -7,6 +7,7 @@ catches are tried again without the gate: the later stages must hold on their ow
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
@@ -20,10 +21,8 @@ CORPUS = sorted((Path(__file__).parent / "hacks").glob("*.py"))
 def header(path: Path) -> dict[str, str]:
     """The `name: value` lines of the docstring; for files that do not parse, of their first lines."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    try:
+    with contextlib.suppress(SyntaxError):
         text = ast.get_docstring(ast.parse(text)) or text
-    except SyntaxError:
-        pass
     return dict(re.findall(r"^(?:#|\"\"\")?\s*(\w+):\s*(.+?)\s*$", text[:1500], re.MULTILINE))
 
 
