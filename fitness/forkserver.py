@@ -183,9 +183,11 @@ class _Server:
             child.kill("")
             _, status = os.waitpid(pid, 0)
             for fd in (child.result, child.words):
-                while fd in self._by_fd and self._take(child, fd):
+                # A pipe at its end is closed already, and its number may be that of a younger child's pipe by now.
+                while self._by_fd.get(fd) is child and self._take(child, fd):
                     pass  # to the end of the pipe, or of what is in it
-                self._forget(fd)
+                if self._by_fd.get(fd) is child:
+                    self._forget(fd)
             del self._children[pid]
             self._report(child, status)
 
