@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Estimated (or measured) speedup over the seed for each source, None where it does not even compile.  Results are cached
-# by source, so asking twice costs once.
+# Estimated (or measured) speedup over the seed for each source, None where it does not even compile.  Results are
+# cached by source, so asking twice costs once.
 Screen = Callable[[Sequence[str]], list[float | None]]
 
 

@@ -1,8 +1,8 @@
 """The tunable parameters ("genes") of a candidate: integer literals that shape a launch, and how to set them.
 
-A gene is a literal given to a launch (`BLOCK=128`, `num_warps=4`), a variable that holds a literal and flows to a launch
-or a grid, an entry of a literal `triton.Config`, the `num_stages` of a `tl.range`, or an option a launch does not name
-yet.  Expressions (`triton.next_power_of_2(n)`) are structure, not genes.
+A gene is a literal given to a launch (`BLOCK=128`, `num_warps=4`), a variable that holds a literal and flows to a
+launch or a grid, an entry of a literal `triton.Config`, the `num_stages` of a `tl.range`, or an option a launch does
+not name yet.  Expressions (`triton.next_power_of_2(n)`) are structure, not genes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import libcst as cst
 
+from operators.dataflow import lanes_compared
 from operators.source import Kernel, Launch, Source, add_argument, called, integer, names, parse, replace, walk
 
 # What Triton takes where a launch does not say.
@@ -215,9 +216,9 @@ def _config_entries(config: cst.Call) -> Iterator[tuple[str, cst.Integer]]:
     for arg in config.args:
         if isinstance(arg.value, cst.Dict):
             for element in arg.value.elements:
-                if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
-                    if isinstance(element.value, cst.Integer):
-                        yield str(element.key.evaluated_value), element.value
+                match element:
+                    case cst.DictElement(cst.SimpleString() as key, cst.Integer() as value):
+                        yield str(key.evaluated_value), value
         elif arg.keyword is not None and isinstance(arg.value, cst.Integer):
             yield arg.keyword.value, arg.value
 
@@ -253,6 +254,8 @@ def _kind(kernel: Kernel, parameter: str) -> str | None:
         return "group"
     if _FIXED_NAME.search(parameter) and not _BLOCK_NAME.search(parameter):
         return None
+    if ranged and not _BLOCK_NAME.search(parameter) and not lanes_compared(kernel, parameter):
+        return None  # every lane is used: a size, not a tile
     if ranged or _BLOCK_NAME.search(parameter):
         return "dot" if ranged and kernel.calls("tl.dot") else "block"
     return "other"

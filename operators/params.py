@@ -90,7 +90,7 @@ def _evolve(screened: Screened, start: Setting, rng: random.Random) -> None:
 
 
 def _offspring(screened: Screened, rng: random.Random) -> list[Setting]:
-    """One generation: tournaments among everything screened so far (so the elite stays), crossover, one mutation each."""
+    """One generation: tournaments among everything screened (so the elite stays), crossover, one mutation each."""
     from deap import tools
 
     known = [_Individual(s, v) for s, v in screened.scores.items() if v is not None]

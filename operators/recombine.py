@@ -71,7 +71,7 @@ def _exchangeable(one: Source, two: Source, ours: cst.FunctionDef, theirs: cst.F
     if code(ours) == code(theirs) or code(ours.params) != code(theirs.params):
         return False
     defined = set(bindings(one.module)) | _imported(one) | set(dir(builtins))
-    own = set(bindings(theirs)) | {n for n in names(theirs.params)} | _lambda_parameters(theirs)
+    own = set(bindings(theirs)) | names(theirs.params) | _lambda_parameters(theirs)
     if not names(theirs) - own <= defined:
         return False
     name = ours.name.value
@@ -84,7 +84,7 @@ def _imported(source: Source) -> set[str]:
     for statement in source.module.body:
         for small in getattr(statement, "body", ()) if isinstance(statement, cst.SimpleStatementLine) else ():
             if isinstance(small, (cst.Import, cst.ImportFrom)) and not isinstance(small.names, cst.ImportStar):
-                found |= {code((a.asname.name if a.asname else a.name)).partition(".")[0] for a in small.names}
+                found |= {code(a.asname.name if a.asname else a.name).partition(".")[0] for a in small.names}
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from operators.base import Context, Draft, Parent
-from operators.rewrites import arithmetic, grid, launch, loops, memory, reduction
+from operators.rewrites import arithmetic, grid, launch, loops, memory, reduction, rows, stream
 from operators.rewrites.base import Rewrite
 
 REWRITES: Mapping[str, Rewrite] = {
-    r.name: r for family in (launch, loops, reduction, memory, arithmetic, grid) for r in family.REWRITES
+    r.name: r for family in (launch, loops, reduction, stream, memory, arithmetic, grid, rows) for r in family.REWRITES
 }
 
 

@@ -60,9 +60,7 @@ def names(node: cst.CSTNode) -> set[str]:
     found: set[str] = set()
     if isinstance(node, cst.Name):
         found.add(node.value)
-    elif isinstance(node, cst.Attribute):
-        found |= names(node.value)
-    elif isinstance(node, cst.Arg):
+    elif isinstance(node, (cst.Attribute, cst.Arg)):
         found |= names(node.value)
     else:
         for child in node.children:

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import libcst as cst
 
-from operators.rewrites.base import Pairs, Rewrite, edited, functions_behind, names, pick, shuffled, single
-from operators.source import Kernel, Source, bindings, bracketed, called, code, expr, walk
+from operators.dataflow import functions_behind, single
+from operators.rewrites.base import Pairs, Rewrite, edited, pick, shuffled
+from operators.source import Kernel, Source, bindings, bracketed, called, code, expr, names, walk
 
 _LOG2_E = "1.4426950408889634"  # log2(e), to float64 precision
 
@@ -32,9 +33,10 @@ def _reciprocal(source: Source, rng: random.Random) -> str | None:
     sites = []
     for kernel in source.kernels.values():
         for node in walk(kernel.node.body):
-            if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-                if _reduced(kernel, node.right) and "tl.arange" in functions_behind(kernel, node.left):
-                    sites.append(node)
+            if not (isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide)):
+                continue
+            if _reduced(kernel, node.right) and "tl.arange" in functions_behind(kernel, node.left):
+                sites.append(node)
     site = pick(rng, sites)
     if site is None:
         return None
@@ -76,10 +78,10 @@ def _redundant_cast(source: Source, rng: random.Random) -> str | None:
 
 def _cast(node: Any) -> tuple[str, Any]:
     """(dtype, value) of `value.to(dtype)`, ("", None) of anything else."""
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "to":
-        if len(node.args) == 1 and node.args[0].keyword is None:
-            return code(node.args[0].value), node.func.value
-    return "", None
+    if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "to"):
+        return "", None
+    plain = len(node.args) == 1 and node.args[0].keyword is None
+    return (code(node.args[0].value), node.func.value) if plain else ("", None)
 
 
 def _dot_accumulate(source: Source, rng: random.Random) -> str | None:

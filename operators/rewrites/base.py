@@ -11,7 +11,17 @@ import libcst as cst
 
 from evo.records import candidate_id
 from operators.source import (
-    Kernel, Launch, Source, add_argument, bindings, called, dotted, expr, integer, keyword, names, parse, replace, walk,
+    Kernel,
+    Launch,
+    Source,
+    add_argument,
+    called,
+    dotted,
+    expr,
+    integer,
+    parse,
+    replace,
+    walk,
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -39,21 +49,9 @@ class Rewrite:
 
 def _imports_triton(source: Source) -> bool:
     """`triton` and `tl` are what rewrites write; a source that names them otherwise is left alone."""
-    bound: set[str] = set()
-    for node in walk(source.module):
-        if isinstance(node, cst.ImportAlias):
-            alias = node.asname.name if node.asname else None
-            bound.add(f"{dotted(node.name)} as {dotted(alias)}" if alias else dotted(node.name))
-        elif isinstance(node, cst.ImportFrom) and dotted(node.module or cst.Name("")) == "triton":
-            if "language as tl" in [
-                _alias(a) for a in cast(Sequence[Any], node.names) if isinstance(a, cst.ImportAlias)
-            ]:
-                bound.add("triton.language as tl")
-    return {"triton", "triton.language as tl"} <= bound
-
-
-def _alias(alias: cst.ImportAlias) -> str:
-    return f"{dotted(alias.name)} as {dotted(alias.asname.name)}" if alias.asname else dotted(alias.name)
+    aliases = [n for n in walk(source.module) if isinstance(n, cst.ImportAlias)]
+    imported = {(dotted(a.name), dotted(a.asname.name) if a.asname else "") for a in aliases}
+    return {("triton", ""), ("triton.language", "tl")} <= imported
 
 
 def edited(source: Source, pairs: Pairs) -> str:
@@ -130,65 +128,10 @@ def with_arguments(launch: Launch, *texts: str, grid: str | None = None) -> Call
     return change
 
 
-def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
-    """Name and value of a statement line that is one plain assignment `name = value`."""
-    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
-        only = statement.body[0]
-        if isinstance(only, cst.Assign) and len(only.targets) == 1 and isinstance(only.targets[0].target, cst.Name):
-            return only.targets[0].target.value, only.value
-    return None
-
-
-def single(kernel: Kernel, name: str) -> cst.BaseExpression | None:
-    """The value of a name that is bound once in the kernel, and not a parameter."""
-    bound = bindings(kernel.node).get(name, [])
-    return bound[0] if len(bound) == 1 and name not in kernel.parameters else None
-
-
-def closure(kernel: Kernel, node: cst.CSTNode) -> set[str]:
-    """Every name a value depends on, through all assignments of the kernel."""
-    bound = bindings(kernel.node)
-    reached: set[str] = set()
-    todo = list(names(node))
-    while todo:
-        name = todo.pop()
-        if name not in reached:
-            reached.add(name)
-            todo += [n for value in bound.get(name, []) if value is not None for n in names(value)]
-    return reached
-
-
-def functions_behind(kernel: Kernel, node: cst.CSTNode) -> set[str]:
-    """Dotted names of all functions called on the way to a value."""
-    bound = bindings(kernel.node)
-    values = [v for n in closure(kernel, node) for v in bound.get(n, []) if v is not None]
-    return {called(c) for v in (node, *values) for c in walk(v)} - {""}
-
-
-def pointers(kernel: Kernel, *functions: str) -> set[str]:
-    """Parameters that are the base address of these memory accesses (e.g. "tl.load")."""
-    bound = bindings(kernel.node)
-    found: set[str] = set()
-    seen: set[str] = set()
-
-    def follow(node: cst.CSTNode) -> None:
-        while isinstance(node, cst.BinaryOperation):
-            node = node.left
-        if isinstance(node, cst.Call) and node.args:
-            base = keyword(node, "base") or node.args[0]
-            follow(base.value)
-        elif isinstance(node, cst.Name) and node.value not in seen:
-            seen.add(node.value)
-            if node.value in kernel.parameters:
-                found.add(node.value)
-            for value in bound.get(node.value, []):
-                if value is not None:
-                    follow(value)
-
-    for call in kernel.calls(*functions):
-        if call.args:
-            follow(call.args[0].value)
-    return found
-
-
 ATOMICS = tuple(f"tl.atomic_{k}" for k in ("add", "and", "cas", "max", "min", "or", "xchg", "xor"))
+
+# Functions of triton.language whose result at one element depends on their arguments at that element only.
+ELEMENTWISE = {
+    "tl.load", "tl.exp", "tl.exp2", "tl.log", "tl.log2", "tl.sqrt", "tl.rsqrt", "tl.sin", "tl.cos", "tl.abs",
+    "tl.where", "tl.maximum", "tl.minimum", "tl.sigmoid", "tl.erf", "tl.floor", "tl.ceil", "tl.fma", "tl.cast",
+}  # fmt: skip

@@ -8,17 +8,39 @@ from typing import cast
 
 import libcst as cst
 
+from operators.dataflow import assigned, functions_behind
 from operators.rewrites.base import (
-    ATOMICS, Pairs, Rewrite, assigned, axis_of, closure, edited, extendable, functions_behind, helpers_ask_position,
-    names, pick, pointers, program_ids, with_arguments, with_body, with_parameter,
-)  # fmt: skip
+    Pairs,
+    Rewrite,
+    axis_of,
+    edited,
+    extendable,
+    helpers_ask_position,
+    pick,
+    program_ids,
+    with_arguments,
+    with_body,
+    with_parameter,
+)
 from operators.source import (
-    Kernel, Launch, Source, bindings, bracketed, called, code, expr, fresh, grid_tuple, integer, keyword, replace, stmts,
+    Kernel,
+    Launch,
+    Source,
+    bindings,
+    bracketed,
+    called,
+    code,
+    expr,
+    fresh,
+    grid_tuple,
+    names,
+    replace,
+    stmts,
     walk,
-)  # fmt: skip
+)
 
 
-def _axes(kernel: Kernel) -> set[int | None]:
+def axes_of_grid(kernel: Kernel) -> set[int | None]:
     return {axis_of(c) for c in program_ids(kernel)}
 
 
@@ -55,8 +77,8 @@ def _swizzle(source: Source, rng: random.Random) -> str | None:
 def _swizzlable(source: Source, kernel: Kernel) -> bool:
     grouped = any("group" in n.value.lower() for n in walk(kernel.node) if isinstance(n, cst.Name))
     return (
-        {0, 1} <= _axes(kernel)
-        and None not in _axes(kernel)
+        {0, 1} <= axes_of_grid(kernel)
+        and None not in axes_of_grid(kernel)
         and not grouped
         and not helpers_ask_position(source, kernel)
     )
@@ -90,7 +112,7 @@ def _swizzle_flat(source: Source, rng: random.Random) -> str | None:
 
 def _flat_numbers(kernel: Kernel) -> list[tuple[cst.BaseStatement, str, str]]:
     """(first statement that splits it, name of the program number, text of the divisor)."""
-    if _axes(kernel) != {0} or any("group" in p.lower() for p in kernel.parameters):
+    if axes_of_grid(kernel) != {0} or any("group" in p.lower() for p in kernel.parameters):
         return []
     for statement in kernel.body:
         bound = assigned(statement)
@@ -129,7 +151,7 @@ def _swap_axes(source: Source, rng: random.Random) -> str | None:
 
 
 def _swappable(source: Source, kernel: Kernel) -> bool:
-    if not {0, 1} <= _axes(kernel) or None in _axes(kernel) or helpers_ask_position(source, kernel):
+    if not {0, 1} <= axes_of_grid(kernel) or None in axes_of_grid(kernel) or helpers_ask_position(source, kernel):
         return False
     return all(_own_grid(source, n, 2) for n in source.launches_of(kernel))
 
@@ -157,7 +179,7 @@ def _persistent(source: Source, rng: random.Random) -> str | None:
         isinstance(n, cst.Import) and any(code(a.name) == "torch" for a in n.names) for n in walk(source.module)
     ):
         return None
-    kernel = pick(rng, [k for k in source.rewritable() if _loopable(source, k)])
+    kernel = pick(rng, [k for k in source.rewritable() if loopable(source, k)])
     if kernel is None:
         return None
     loop = "range(tl.program_id(0), {total}, tl.num_programs(0))"
@@ -170,7 +192,7 @@ def _persistent(source: Source, rng: random.Random) -> str | None:
 
 def _tiles_per_program(source: Source, rng: random.Random) -> str | None:
     """Each program computes several consecutive tiles one after the other; fewer programs are launched."""
-    kernel = pick(rng, [k for k in source.rewritable() if _loopable(source, k)])
+    kernel = pick(rng, [k for k in source.rewritable() if loopable(source, k)])
     if kernel is None:
         return None
     per = fresh(source, "TILES_PER_PROGRAM")
@@ -179,7 +201,7 @@ def _tiles_per_program(source: Source, rng: random.Random) -> str | None:
     return _tile_loop(source, kernel, loop, setup, f"(triton.cdiv({{total}}, {per}),)", per)
 
 
-def _loopable(source: Source, kernel: Kernel) -> bool:
+def loopable(source: Source, kernel: Kernel) -> bool:
     """The whole body can become the body of a loop over tiles, and the launches can be given its length."""
     launches = source.launches_of(kernel)
     grids = [grid_tuple(source, n) for n in launches]
@@ -194,10 +216,15 @@ def _loopable(source: Source, kernel: Kernel) -> bool:
         return False
     axes = {axis_of(c) for c in program_ids(kernel)}
     plain = all(a is not None and a < len(grid.elements) for a in axes)
-    return plain and 0 in axes and _constants(kernel) is not None and not any("tiles" in p for p in kernel.parameters)
+    return (
+        plain
+        and 0 in axes
+        and constants_of_body(kernel) is not None
+        and not any("tiles" in p for p in kernel.parameters)
+    )
 
 
-def _constants(kernel: Kernel) -> list[cst.BaseStatement] | None:
+def constants_of_body(kernel: Kernel) -> list[cst.BaseStatement] | None:
     """Definitions `x: tl.constexpr = ...` of the body, which must stay outside a loop; None where they cannot."""
     known = set(kernel.constexpr)
     found: list[cst.BaseStatement] = []
@@ -220,7 +247,7 @@ def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str,
     tiles = [fresh(source, f"tiles_{axis}") for axis in range(len(shape.elements))]
     total = " * ".join(tiles)
     body = _body_of_tile(source, kernel, tiles)
-    constants = _constants(kernel) or []
+    constants = constants_of_body(kernel) or []
     head = cst.parse_statement(f"for {_TILE} in {loop.format(total=total)}:\n    pass\n")
     looped = cast(cst.For, head).with_changes(body=cst.IndentedBlock(body))
     new = with_body(kernel.node, [*constants, looped])
@@ -249,7 +276,7 @@ _TILE = "tile"
 
 def _body_of_tile(source: Source, kernel: Kernel, tiles: Sequence[str]) -> list[cst.BaseStatement]:
     """The statements for one tile: the position of the program becomes that of the tile."""
-    body = [s for s in kernel.body if s not in (_constants(kernel) or [])]
+    body = [s for s in kernel.body if s not in (constants_of_body(kernel) or [])]
     pid = [fresh(source, f"tile_{axis}") for axis in range(len(tiles))] if len(tiles) > 1 else [_TILE]
     text, rest = "", _TILE
     for axis, name in enumerate(pid):
@@ -304,144 +331,10 @@ def _as_cast(call: cst.Call) -> cst.Call:
 _COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
-# --- rows side by side -----------------------------------------------------------------------------------------------
-
-_REDUCTIONS = {"tl.max", "tl.min", "tl.sum"}
-_ELEMENTWISE = {
-    "tl.load", "tl.store", "tl.exp", "tl.exp2", "tl.log", "tl.log2", "tl.sqrt", "tl.rsqrt", "tl.sin", "tl.cos", "tl.abs",
-    "tl.where", "tl.maximum", "tl.minimum", "tl.sigmoid", "tl.erf", "tl.fma", "tl.cast", "tl.program_id", "tl.arange",
-    "tl.zeros", "tl.full", "float", "range", "tl.range", "tl.cdiv", "tl.floor", "tl.ceil", "tl.assume",
-}  # fmt: skip
-
-
-def _rows_per_program(source: Source, rng: random.Random) -> str | None:
-    """A kernel with one row per program computes several rows as one two-dimensional tile.
-
-    What depends on the row becomes a column, vectors become tiles, reductions run along axis 1 and keep it.  Rows past
-    the end repeat the last row, and write the same values to the same place.
-    """
-    kernel = pick(rng, [k for k in source.rewritable() if _row_kernel(source, k)])
-    if kernel is None:
-        return None
-    (launch,) = source.launches_of(kernel)
-    rows, total = fresh(source, "ROWS"), fresh(source, "total_rows")
-    new = replace(kernel.node, _as_tile(kernel, rows, total))
-    new = with_parameter(with_parameter(new, total, constexpr=False), rows, constexpr=True)
-    shape = cast(cst.Tuple, grid_tuple(source, launch)[0])
-    count = f"{launch.grid.value}[0]" if isinstance(launch.grid, cst.Name) else code(shape.elements[0].value)
-    grid = f"(triton.cdiv({count}, {rows}),)"
-    call = with_arguments(launch, f"{total}={count}", f"{rows}={rows}", grid=grid)
-    line = cast(cst.SimpleStatementLine, launch.line)
-    (setup,) = stmts(f"{rows} = {rng.choice((2, 4, 8))}\n")
-    setup = setup.with_changes(leading_lines=line.leading_lines)
-    pairs: Pairs = [
-        (launch.call, call),
-        (line, lambda updated: cst.FlattenSentinel([setup, updated.with_changes(leading_lines=[])])),
-        (kernel.node, new),
-    ]
-    return edited(source, pairs)
-
-
-def _row_kernel(source: Source, kernel: Kernel) -> bool:
-    """One-dimensional, no branches, loops whose bounds are the same for every row, elementwise functions only."""
-    if not _loopable(source, kernel) or _axes(kernel) != {0} or kernel.calls("tl.num_programs"):
-        return False
-    if not pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store")) or kernel.calls(*ATOMICS):
-        return False
-    if _constants(kernel) or len(kernel.calls("tl.program_id")) != 1 or not kernel.calls("tl.arange"):
-        return False
-    if _vector_rows(kernel):
-        return False
-    for node in walk(kernel.node.body):
-        if isinstance(node, (cst.If, cst.While, cst.IfExp, cst.Subscript, cst.ListComp, cst.Assert)):
-            return False
-        if isinstance(node, cst.For) and "tl.program_id" in functions_behind(kernel, node.iter):
-            return False
-        if isinstance(node, cst.For) and "tl.load" in functions_behind(kernel, node.iter):
-            return False
-        if isinstance(node, cst.Call) and not _plain_call(node):
-            return False
-    return all(_clear_start(kernel, n) for n in _carried(kernel))
-
-
-def _vector_rows(kernel: Kernel) -> bool:
-    """The position is multiplied by a block: a program already has many elements of a vector, not one row."""
-    return any(
-        isinstance(n, cst.BinaryOperation)
-        and "tl.program_id" in functions_behind(kernel, n)
-        and "tl.arange" not in functions_behind(kernel, n)
-        and names(n) & kernel.constexpr & {m for c in kernel.calls("tl.arange") for m in names(c)}
-        for n in walk(kernel.node.body)
-    )
-
-
-def _plain_call(call: cst.Call) -> bool:
-    function = called(call)
-    if function in _REDUCTIONS:
-        axis = keyword(call, "axis") or (call.args[1] if len(call.args) == 2 else None)
-        return len(call.args) <= 2 and (axis is None or integer(axis.value) == 0)
-    if function in ("tl.zeros", "tl.full"):
-        return isinstance(call.args[0].value, (cst.Tuple, cst.List)) and len(call.args[0].value.elements) == 1
-    method = isinstance(call.func, cst.Attribute) and call.func.attr.value == "to"
-    return function in _ELEMENTWISE or method
-
-
-def _carried(kernel: Kernel) -> set[str]:
-    """Names that a loop both reads from before and sets."""
-    found: set[str] = set()
-    for loop in [n for n in walk(kernel.node.body) if isinstance(n, cst.For)]:
-        inside = {n for n in bindings(_as_function(loop))}
-        outside = {n for s in kernel.body if s is not loop and (a := assigned(s)) for n in [a[0]]}
-        found |= inside & outside
-    return found
-
-
-def _as_function(loop: cst.For) -> cst.FunctionDef:
-    return cst.FunctionDef(cst.Name("body"), cst.Parameters(), cast(cst.IndentedBlock, loop.body))
-
-
-def _clear_start(kernel: Kernel, name: str) -> bool:
-    """What a loop carries starts as a number, or as a tl.zeros or tl.full."""
-    values = [a[1] for s in kernel.body if (a := assigned(s)) and a[0] == name]
-    return all(called(v) in ("tl.zeros", "tl.full") or _number(v) for v in values)
-
-
-def _number(node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.UnaryOperation):
-        return _number(node.expression)
-    return isinstance(node, cst.Float) or called(node) == "float"
-
-
-def _as_tile(kernel: Kernel, rows: str, total: str) -> Pairs:
-    pairs: Pairs = []
-    for node in walk(kernel.node.body):
-        function = called(node)
-        if function == "tl.program_id":
-            number = f"tl.program_id(0) * {rows} + tl.arange(0, {rows})"
-            pairs.append((node, expr(f"tl.minimum({number}, {total} - 1)[:, None]")))
-        elif function == "tl.arange":
-            pairs.append((node, expr(f"{code(node)}[None, :]")))
-        elif function in _REDUCTIONS:
-            pairs.append((node, _along_row))
-        elif function in ("tl.zeros", "tl.full"):
-            shape = cast(cst.Tuple, cast(cst.Call, node).args[0].value)
-            pairs.append((shape, expr(f"({rows}, {code(shape.elements[0].value)})")))
-    for statement in kernel.body:
-        bound = assigned(statement)
-        if bound and bound[0] in _carried(kernel) and _number(bound[1]):
-            pairs.append((bound[1], expr(f"tl.full(({rows}, 1), {code(bound[1])}, dtype=tl.float32)")))
-    return pairs
-
-
-def _along_row(call: cst.Call) -> cst.Call:
-    return call.with_changes(args=cast(cst.Call, expr(f"f({code(call.args[0].value)}, axis=1, keep_dims=True)")).args)
-
-
 REWRITES = (
     Rewrite("swizzle", "programs of a 2-D grid renumbered in groups that share tiles in L2", _swizzle),
     Rewrite("swizzle_flat", "the same for a program number split by // and %", _swizzle_flat),
     Rewrite("swap_axes", "grid axes 0 and 1 exchanged", _swap_axes),
     Rewrite("persistent", "one wave of programs that loop over the tiles", _persistent),
     Rewrite("tiles_per_program", "several consecutive tiles per program, one after the other", _tiles_per_program),
-    Rewrite("rows_per_program", "several rows per program, side by side as a 2-D tile", _rows_per_program),
 )

@@ -8,13 +8,24 @@ from typing import cast
 
 import libcst as cst
 
+from operators.dataflow import assigned, pointers
 from operators.genes import OPTION_DEFAULTS, Gene, get_genes, set_genes
-from operators.rewrites.base import (
-    ATOMICS, Pairs, Rewrite, assigned, edited, pick, pointers, shuffled, with_arguments,
-)  # fmt: skip
+from operators.rewrites.base import ATOMICS, Pairs, Rewrite, edited, pick, shuffled, with_arguments
 from operators.source import (
-    Kernel, Launch, Source, bindings, called, code, drop_arguments, expr, grid_tuple, integer, names, replace, walk,
-)  # fmt: skip
+    Kernel,
+    Launch,
+    Source,
+    bindings,
+    called,
+    code,
+    drop_arguments,
+    expr,
+    grid_tuple,
+    integer,
+    names,
+    replace,
+    walk,
+)
 
 # Warps and stages that go together: little work per program, the default, wide rows, deep pipelines for tl.dot.
 _PRESETS = ((1, 1), (2, 2), (4, 1), (4, 4), (8, 2), (8, 4), (16, 3))
@@ -33,7 +44,7 @@ def _preset(source: Source, rng: random.Random) -> str | None:
 
 
 def _widen(source: Source, rng: random.Random) -> str | None:
-    """A block literal that flows to the launch and the grid may be any power of two; 64 lanes leave a warp half idle."""
+    """A block literal that flows to the launch and the grid may be any power of two; 64 lanes are few."""
     gene = pick(rng, [g for g in get_genes(source.text) if g.kind == "block" and g.value <= 64])
     return set_genes(source.text, {gene.name: gene.value * rng.choice((8, 16, 32))}) if gene else None
 
@@ -89,7 +100,7 @@ def _options_now(launches: Sequence[Launch]) -> dict[str, Gene]:
 
 
 def _movable_blocks(source: Source, launch: Launch) -> dict[str, tuple[Gene, cst.CSTNode | None]]:
-    """Block parameters given by keyword as a literal, or as a variable used for nothing else; with the variable's line."""
+    """Block parameters given by keyword as a literal or as a variable used for nothing else (with its line)."""
     tuple_, _ = grid_tuple(source, launch)
     if tuple_ is None or launch.host is None or _grid_shared(launch):
         return {}
@@ -125,7 +136,7 @@ def _only_for_launch(launch: Launch, variable: str, grid: cst.Tuple) -> bool:
     host = cast(cst.FunctionDef, launch.host)
     uses = [a for a in launch.call.args if variable in names(a.value)]
     keywords = sum(a.keyword is not None and a.keyword.value == variable for a in launch.call.args)
-    bound = [v for v in bindings(host).get(variable, [])]
+    bound = bindings(host).get(variable, [])
     alone = len(bound) == 1 and len(uses) == 1 and isinstance(uses[0].value, cst.Name)
     return alone and _mentions(host, variable) == 2 + keywords + _mentions(grid, variable)
 

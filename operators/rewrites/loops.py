@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import libcst as cst
 
-from operators.rewrites.base import Rewrite, assigned, edited, pick
+from operators.dataflow import assigned
+from operators.rewrites.base import Rewrite, edited, pick
 from operators.source import Kernel, Source, add_argument, bindings, called, expr, names, walk
 
 
@@ -35,17 +36,17 @@ def _range_option(option: str, values: tuple[int, ...]) -> Callable[[Source, ran
 
 # Functions of triton.language without side effects that depend on their arguments only.
 _PURE = {
-    "tl.arange", "tl.zeros", "tl.full", "tl.cdiv", "tl.program_id", "tl.num_programs", "tl.maximum", "tl.minimum", "tl.where",
-    "tl.exp", "tl.exp2", "tl.log", "tl.sqrt", "tl.rsqrt", "tl.abs", "tl.max", "tl.min", "tl.sum", "tl.cast", "tl.trans",
-    "min", "max", "float",
+    "tl.arange", "tl.zeros", "tl.full", "tl.cdiv", "tl.program_id", "tl.num_programs", "tl.maximum", "tl.minimum",
+    "tl.where", "tl.exp", "tl.exp2", "tl.log", "tl.sqrt", "tl.rsqrt", "tl.abs", "tl.max", "tl.min", "tl.sum", "tl.cast",
+    "tl.trans", "min", "max", "float",
 }  # fmt: skip
 
 
 def _hoist(source: Source, rng: random.Random) -> str | None:
     """An assignment whose value does not change moves in front of its loop.
 
-    The name is bound nowhere else, so nothing can have seen another value; the expression is free of memory accesses, so
-    that computing it for a loop of no iterations does no harm.
+    The name is bound nowhere else, so nothing can have seen another value; the expression is free of memory accesses,
+    so that computing it for a loop of no iterations does no harm.
     """
     sites = []
     for kernel in source.kernels.values():

@@ -9,22 +9,33 @@ from typing import Any, cast
 
 import libcst as cst
 
-from operators.rewrites.base import (
-    Pairs, Rewrite, axis_of, edited, extendable, pick, shuffled, single, with_parameter,
-)  # fmt: skip
+from operators.dataflow import single
+from operators.rewrites.base import Pairs, Rewrite, axis_of, edited, extendable, pick, shuffled, with_parameter
 from operators.source import (
-    Kernel, Source, add_argument, bindings, called, code, drop_arguments, dotted, expr, fresh, grid_tuple, integer,
-    keyword, replace, walk,
-)  # fmt: skip
+    Kernel,
+    Source,
+    add_argument,
+    bindings,
+    called,
+    code,
+    dotted,
+    drop_arguments,
+    expr,
+    fresh,
+    grid_tuple,
+    integer,
+    keyword,
+    replace,
+    walk,
+)
 
 
 def _hint(functions: dict[str, tuple[str, ...]], option: str) -> Callable[[Source, random.Random], str | None]:
-    """An edit that gives one access without `option` one of the values.  Hints say how to cache, not what to read."""
+    """An edit that gives an access without a hint a value of `option`: how to cache, not what to read."""
 
     def edit(source: Source, rng: random.Random) -> str | None:
-        calls = [
-            c for k in source.kernels.values() for c in k.calls(*functions) if not {option, "volatile"} & _keywords(c)
-        ]
+        excluded = {"eviction_policy", "cache_modifier", "volatile"}  # PTX takes one of them an access
+        calls = [c for k in source.kernels.values() for c in k.calls(*functions) if not excluded & _keywords(c)]
         call = pick(rng, [c for c in calls if len(c.args) <= 3 and not any(a.star for a in c.args)])
         if call is None:
             return None
@@ -101,8 +112,7 @@ class _Mask:
         if isinstance(start, cst.Name) and start.value in self.loops:
             head = self.loops[start.value].iter
             given = [code(a.value) for a in cast(cst.Call, head).args if a.keyword is None]
-            once = len(bindings(self.kernel.node)[start.value]) == bindings(self.kernel.node)[start.value].count(None)
-            return called(head) in ("range", "tl.range") and given == ["0", size, block] and once
+            return called(head) in ("range", "tl.range") and given == ["0", size, block]
         start = self._plain(start)
         if not isinstance(start, cst.BinaryOperation) or not isinstance(start.operator, cst.Multiply):
             return False
@@ -149,9 +159,12 @@ def _even(source: Source, rng: random.Random) -> str | None:
 
 
 def _specialised(source: Source, kernel: Kernel) -> cst.FunctionDef | None:
-    loops = {
-        n.target.value: n for n in walk(kernel.node.body) if isinstance(n, cst.For) and isinstance(n.target, cst.Name)
-    }
+    counts = [n for n in walk(kernel.node.body) if isinstance(n, cst.For) and isinstance(n.target, cst.Name)]
+    heads: dict[str, set[str]] = {}
+    for loop in counts:
+        heads.setdefault(dotted(loop.target), set()).add(code(loop.iter))
+    bound = bindings(kernel.node)  # a loop variable means one thing: equal ranges, and no other assignment
+    loops = {v: n for n in counts if len(heads[v := dotted(n.target)]) == 1 and all(b is None for b in bound[v])}
     masks = _Mask(source, kernel, loops)
     provable: dict[int, set[tuple[str, str]]] = {}
     for call in kernel.calls("tl.load", "tl.store"):

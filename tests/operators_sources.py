@@ -1,0 +1,152 @@
+"""Small kernels in forms that the built-in tasks do not have, for the tests of operators."""
+
+HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+
+ONE_PASS_SOFTMAX = (
+    HEADER
+    + """@triton.jit
+def softmax_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x_ptr += row * n
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    y_row = y_ptr + row * n
+    tl.store(y_row + offsets, e / tl.sum(e, axis=0), mask=mask)
+
+
+def softmax(x):
+    y = torch.empty_like(x)
+    m, n = x.shape
+    softmax_kernel[(m,)](x, y, n, BLOCK=triton.next_power_of_2(n))
+    return y
+"""
+)
+
+ONE_PASS_LAYER_NORM = (
+    HEADER
+    + """@triton.jit
+def norm_kernel(x_ptr, w_ptr, y_ptr, mean_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < n
+    x = tl.load(x_ptr + row * n + columns, mask=mask, other=0.0).to(tl.float32)
+    x32 = x.to(tl.float32)
+    mean = tl.sum(x32, axis=0) / n
+    centred = tl.where(mask, x32 - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / n + 1e-5)
+    tl.store(mean_ptr + row, mean)
+    w = tl.load(w_ptr + columns, mask=mask, other=0.0)
+    tl.store(y_ptr + row * n + columns, centred * rstd * w, mask=mask)
+
+
+def norm(x, w):
+    y = torch.empty_like(x)
+    m, n = x.shape
+    mean = torch.empty((m,), device=x.device, dtype=x.dtype)
+    BLOCK = triton.next_power_of_2(n)
+    norm_kernel[(m,)](x, w, y, mean, n, BLOCK=BLOCK)
+    return y, mean
+"""
+)
+
+FLAT_TILES = (
+    HEADER
+    + """@triton.jit
+def outer_kernel(a_ptr, b_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    pid = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    pid_m = pid // tiles_n
+    pid_n = pid % tiles_n
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    a = tl.load(a_ptr + rows, mask=rows < M, other=0.0)
+    b = tl.load(b_ptr + columns, mask=columns < N, other=0.0)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    tl.store(out_ptr + rows[:, None] * N + columns[None, :], a[:, None] * b[None, :], mask=inside)
+
+
+def outer(a, b):
+    M, N = a.shape[0], b.shape[0]
+    out = torch.empty((M, N), device=a.device, dtype=a.dtype)
+    BLOCK_M = 8
+    grid = lambda meta: (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, meta["BLOCK_N"]),)
+    outer_kernel[grid](a, b, out, M, N, BLOCK_M, BLOCK_N=16)
+    return out
+"""
+)
+
+COLUMN_SUM = (
+    HEADER
+    + """BLOCK = 16
+
+
+@triton.jit
+def column_sum_kernel(x_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for i in range(M):
+        columns = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = columns < N
+        total += tl.load(x_ptr + i * N + columns, mask=inside, other=0.0)
+    out = pid * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + out, total, mask=out < N)
+
+
+def column_sum(x):
+    M, N = x.shape
+    y = torch.empty((N,), device=x.device, dtype=x.dtype)
+    column_sum_kernel[(triton.cdiv(N, BLOCK),)](x, y, M, N, BLOCK=BLOCK)
+    return y
+"""
+)
+
+IN_PLACE = (
+    HEADER
+    + """@triton.jit
+def scale_kernel(x_ptr, n, factor, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(x_ptr + offsets, x * factor, mask=offsets < n)
+
+
+def scale(x, factor):
+    n = x.numel()
+    scale_kernel[(triton.cdiv(n, 32),)](x, n, factor, BLOCK=32, num_warps=2)
+    return x
+"""
+)
+
+# name -> (entry, source, inputs of two sizes: a list is the shape of a tensor)
+SOURCES = {
+    "one_pass_softmax": ("softmax", ONE_PASS_SOFTMAX, [[[5, 37]], [[3, 1500]]]),
+    "one_pass_layer_norm": ("norm", ONE_PASS_LAYER_NORM, [[[5, 37], [37]], [[2, 1100], [1100]]]),
+    "flat_tiles": ("outer", FLAT_TILES, [[[13], [45]], [[64], [64]]]),
+    "column_sum": ("column_sum", COLUMN_SUM, [[[7, 45]], [[4, 64]]]),
+    "in_place": ("scale", IN_PLACE, [[[97], 2.0], [[128], 0.5]]),
+}
+
+# Sources that no operator may stumble over: it returns None or a source that parses.
+ODD_SOURCES = {
+    "empty": "",
+    "not Python": "def f(:\n",
+    "no kernel": "def f(x):\n    return x\n",
+    "null": "x = '\0'\n",
+    "deep": "x = " + "(" * 150 + "1" + ")" * 150 + "\n",
+    "long sum": "x = " + "+".join(["1"] * 3000) + "\n",
+    "never launched": HEADER + "@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    tl.store(x_ptr, 0)\n",
+    "star arguments": HEADER
+    + "@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    tl.store(x_ptr + tl.program_id(0), 0.0)\n\n"
+    + "def f(x, *args, **kwargs):\n    k[(1,)](*args, **kwargs)\n    k[1, 2](x, BLOCK=8)\n    k[(1,)](x, 1, 2, 3)\n    return x\n",
+    "defaults": HEADER
+    + "@triton.jit\ndef k(x_ptr, n=4, *, BLOCK: tl.constexpr = 8):\n    i = tl.program_id(axis=0)\n"
+    + "    if i > n:\n        return\n    tl.store(x_ptr + i, 0.0, mask=i < n)\n\n"
+    + "def f(x):\n    k[(4,)](x)\n    return x\n",
+    "aliases": "import triton as t\nfrom triton import language as tl\n\n@t.jit\ndef k(x_ptr, B: tl.constexpr):\n"
+    + "    tl.store(x_ptr + tl.arange(0, B), tl.exp(1.0))\n\ndef f(x):\n    k[(1,)](x, B=8)\n    return x\n",
+    "shadowed": HEADER
+    + "@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    tile = tl.program_id(0) + tl.program_id(1)\n"
+    + "    tl.store(x_ptr + tile, tl.load(), 1)\n\n"
+    + "def f(x):\n    for BLOCK in (8, 16):\n        k[(4, 4)](x, BLOCK=BLOCK)\n    grid = 1, 2\n    k[grid](x, BLOCK=0x10)\n    return x\n",
+}

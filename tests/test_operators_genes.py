@@ -1,0 +1,115 @@
+import ast
+
+import pytest
+
+from fitness.task import task_names
+from operators.genes import get_genes, set_genes
+from tests.operators_sources import COLUMN_SUM, FLAT_TILES, HEADER, IN_PLACE, ODD_SOURCES, SOURCES
+from tests.operators_tasks import seed
+
+ALL = {**{n: seed(n) for n in task_names()}, **{n: s for n, (_, s, _) in SOURCES.items()}}
+
+
+def values(source: str) -> dict[str, int]:
+    return {g.name: g.value for g in get_genes(source)}
+
+
+def test_literals_variables_and_missing_options() -> None:
+    assert values(FLAT_TILES) == {
+        "outer_kernel.BLOCK_M": 8,
+        "outer_kernel.BLOCK_N": 16,
+        "outer_kernel.num_warps": 4,
+        "outer_kernel.num_stages": 3,
+    }
+    assert values(COLUMN_SUM)["column_sum_kernel.BLOCK"] == 16
+
+
+def test_a_variable_changes_where_it_is_set() -> None:
+    new = set_genes(FLAT_TILES, {"outer_kernel.BLOCK_M": 64})
+    assert new == FLAT_TILES.replace("BLOCK_M = 8", "BLOCK_M = 64")
+
+
+def test_a_literal_and_its_copy_in_the_grid_change_together() -> None:
+    new = set_genes(IN_PLACE, {"scale_kernel.BLOCK": 128})
+    assert new == IN_PLACE.replace("triton.cdiv(n, 32)", "triton.cdiv(n, 128)").replace("BLOCK=32", "BLOCK=128")
+
+
+def test_a_literal_of_the_grid_that_could_belong_to_two_parameters_is_no_gene() -> None:
+    source = HEADER + (
+        "@triton.jit\ndef k(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):\n    pass\n\n"
+        "def f(x):\n    k[(triton.cdiv(x.shape[0], 32), 1)](x, BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2)\n"
+    )
+    assert set(values(source)) == {"k.num_warps", "k.num_stages"}
+
+
+def test_a_missing_option_is_added_and_only_when_it_is_not_the_default() -> None:
+    assert set_genes(FLAT_TILES, {"outer_kernel.num_warps": 4}) == FLAT_TILES
+    new = set_genes(FLAT_TILES, {"outer_kernel.num_warps": 8, "outer_kernel.num_stages": 2})
+    assert "BLOCK_N=16, num_warps=8, num_stages=2)" in new
+    assert values(new)["outer_kernel.num_warps"] == 8
+
+
+def test_a_trailing_comma_and_line_breaks_stay() -> None:
+    source = seed("matmul").replace("        num_stages=1,\n", "")
+    new = set_genes(source, {"matmul_kernel.num_stages": 4})
+    assert "num_warps=8, num_stages=4,\n    )" in new
+    ast.parse(new)
+
+
+def test_expressions_flags_and_sizes_are_no_genes() -> None:
+    assert not [n for n in values(seed("rotary")) if "BLOCK" in n or "HALF" in n]
+    source = HEADER + (
+        "@triton.jit\ndef k(x_ptr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, ORDER: tl.constexpr):\n"
+        "    d = tl.arange(0, HEAD_DIM) + tl.arange(0, ORDER)\n\n"
+        "def f(x):\n    k[(1,)](x, CAUSAL=1, HEAD_DIM=64, ORDER=4)\n"
+    )
+    assert set(values(source)) == {"k.num_warps", "k.num_stages"}
+
+
+def test_entries_of_autotune_and_options_of_loops() -> None:
+    source = HEADER + (
+        '@triton.autotune(configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=[])\n'
+        "@triton.jit\ndef k(x_ptr, n, BLOCK: tl.constexpr):\n"
+        "    for i in tl.range(0, n, BLOCK, num_stages=3):\n        pass\n\n"
+        'def f(x):\n    k[lambda meta: (triton.cdiv(4, meta["BLOCK"]),)](x, 4)\n'
+    )
+    expected = {"k.config0.BLOCK": 64, "k.config0.num_warps": 2, "k.config1.BLOCK": 128, "k.range0.num_stages": 3}
+    assert values(source) == expected
+    assert '{"BLOCK": 256}' in set_genes(source, {"k.config1.BLOCK": 256})
+
+
+def test_two_launches_of_a_kernel_have_their_own_genes() -> None:
+    source = IN_PLACE.replace("    return x\n", "    scale_kernel[(1,)](x, n, factor, BLOCK=64)\n    return x\n")
+    assert values(source)["scale_kernel@2.BLOCK"] == 64
+    assert values(source)["scale_kernel.BLOCK"] == 32
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_round_trip(name: str) -> None:
+    source = ALL[name]
+    genes = get_genes(source)
+    assert genes
+    assert set_genes(source, {g.name: g.value for g in genes}) == source
+    for gene in genes:
+        assert gene.value in gene.values and tuple(sorted(gene.values)) == gene.values
+        other = next(v for v in gene.values if v != gene.value)
+        changed = set_genes(source, {gene.name: other})
+        now = values(changed)
+        assert now[gene.name] == other
+        assert {n: v for n, v in now.items() if n != gene.name} == {g.name: g.value for g in genes if g is not gene}
+        option = gene.name.rpartition(".")[2]
+        if changed.count(option) == source.count(option):  # no keyword was added: back to the very same text
+            assert set_genes(changed, {gene.name: gene.value}) == source
+
+
+def test_misuse_says_what_there_is() -> None:
+    with pytest.raises(ValueError, match="no gene 'BLOCK'.*scale_kernel.BLOCK"):
+        set_genes(IN_PLACE, {"BLOCK": 4})
+    with pytest.raises(ValueError, match="positive integer"):
+        set_genes(IN_PLACE, {"scale_kernel.BLOCK": 0})
+
+
+@pytest.mark.parametrize("name", sorted(ODD_SOURCES))
+def test_odd_sources(name: str) -> None:
+    source = ODD_SOURCES[name]
+    assert set_genes(source, {g.name: g.value for g in get_genes(source)}) == source
