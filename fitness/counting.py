@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from fitness.interpreter import Interpreter, Program
 from fitness.numerics import numpy_dtype
 from fitness.operations import Builder
-from fitness.spans import LINE, SECTOR, Spans
+from fitness.spans import SECTOR, Spans
 
 BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
 LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
@@ -40,6 +40,7 @@ _CLASSES = {
     "sum": "fadd fsub",
     "integer": "add sub and or xor shl lshr ashr neg iabs minsi minui maxsi maxui int_cast",
     "integer_product": "mul umulhi",
+    "address": "addptr",
     "integer_division": "sdiv udiv srem urem",
     "select": "select",
     "convert": "si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc fp_to_fp",
@@ -67,14 +68,14 @@ class Counter:
         ("ops", class, elements): executions of an elementwise operation on a block of so many elements
         ("access", kind, elements, itemsize, vector): executions of a load, store or atomic; `vector` is the widest
             access (bytes) that alignment and contiguity allow a thread
-        ("lines", kind): cache lines asked of L1, one per execution and line
         ("bytes" | "sectors", kind, buffer): bytes the program asks for, and bytes in the sectors that hold them, per
             execution (the same sector counts again the next time)
         ("again", kind, buffer): the part of these that the access before, of that kind to that buffer, asked for too
         ("reduce", elements, results), ("scan", elements, results)
         ("dot", m, n, k, dtype of a, dtype of b, precision)
-        ("rounds", kind, where): times the program waits for loads; kind is what follows before the next wait ("dot",
-            "barrier" for a reduction, "plain"), where is "straight", "loop", or "stages N" in `tl.range(num_stages=N)`
+        ("rounds", kind, where): times the program waits for loads; kind is what needs them ("dot", "barrier" for a
+            reduction, else "masked" or "plain" for how they were loaded), where is "straight", "loop", or "stages N" in
+            `tl.range(num_stages=N)`
     footprint: (kind, buffer, spans) of every access in order
     cut_off: the program was stopped
     """
@@ -88,18 +89,23 @@ class Counter:
         self._last: dict[tuple[str, int], Spans] = {}
         self.cost = 0.0
         self.cut_off = False
-        self._round = 0
-        self._round_kind = "plain"
+        self._round = 0  # loads are issued in rounds, between which the program waits
+        self._loads = self._masked = False  # whether the round has any, and any with a mask
         self._where = "straight"
 
     def finish(self) -> None:
         """To be called when the program has ended."""
-        self._end_round()
+        self._end_round("plain")
 
-    def _end_round(self) -> None:
-        if self._round:
-            self.counts["rounds", self._round_kind, self._where] += 1
-        self._round, self._round_kind = self._round + 1, "plain"
+    def _end_round(self, kind: str) -> None:
+        if self._loads:
+            kind = "masked" if self._masked and kind == "plain" else kind
+            self.counts["rounds", kind, self._where] += 1
+            self._round, self._loads, self._masked = self._round + 1, False, False
+
+    def is_awaited(self, value: Any) -> bool:
+        """Whether `value` comes from a load that nobody has waited for yet."""
+        return self._loads and getattr(value, "round", -1) == self._round
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -109,12 +115,13 @@ class Counter:
             self.cut_off = True
             raise CutOff
 
-    def wait(self, *values: Any) -> None:
-        """The program needs `values`: where one is still being loaded, a round of loads ends here."""
-        for value in values:
-            if getattr(value, "round", -1) == self._round:
-                self._end_round()
-                return
+    def wait(self, *values: Any, kind: str = "plain") -> None:
+        """The program cannot go on without `values`: where one is still being loaded, a round of loads ends here.
+
+        Elementwise operations do not wait, because the compiler issues loads that do not depend on them first.
+        """
+        if any(self.is_awaited(v) for v in values):
+            self._end_round(kind)
 
     def operation(self, kind: str, result: TensorHandle, inputs: list[TensorHandle], computed: int) -> None:
         """Counts an elementwise operation.  A block of one value known without loading is a scalar to the compiler."""
@@ -123,21 +130,20 @@ class Counter:
         self.counts["ops", kind, result.data.size if loaded else computed] += 1
         if loaded:
             result.loaded = True  # type: ignore[attr-defined]
+        if any(self.is_awaited(i) for i in inputs):
+            result.round = self._round  # type: ignore[attr-defined]
 
     def reduction(self, kind: str, elements: int, results: int) -> None:
         """Counts a reduction or scan, with one addition an element (a combine function's operations count as well)."""
         self.spend(elements)
         self.counts[kind, elements, results] += 1
         self.counts["ops", "float", elements] += 1
-        if self._round_kind == "plain":
-            self._round_kind = "barrier"
 
     def dot(self, a: TensorHandle, b: TensorHandle, precision: Any) -> None:
         self.spend()
         *batch, m, k = a.data.shape
         name = str(precision).rpartition(".")[2].lower()
         self.counts["dot", m, b.data.shape[-1], k, str(a.dtype.scalar), str(b.dtype.scalar), name] += math.prod(batch)
-        self._round_kind = "dot"
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -156,7 +162,6 @@ class Counter:
         vector = max(itemsize, spans.alignment())
         buffer = (int(spans.starts[0]) >> BUFFER_SHIFT) - 1
         self.counts["access", kind, pointers.data.size, itemsize, vector] += 1
-        self.counts["lines", kind] += spans.blocks(LINE).size // LINE
         self.counts["bytes", kind, buffer] += addresses.size * itemsize
         self._count_sectors(kind, buffer, spans)
         self.footprint.append((kind, buffer, spans))
@@ -174,6 +179,7 @@ class Counter:
 
     def load(self, pointers: TensorHandle, mask: np.ndarray | None, other: TensorHandle | None) -> TensorHandle:
         self.access("load", pointers, mask)
+        self._loads, self._masked = True, self._masked or mask is not None
         dtype = pointers.get_element_ty()
         values = self._values(pointers, mask, numpy_dtype(dtype))
         if other is not None and mask is not None and not np.all(mask) and np.any(other.data):
@@ -201,6 +207,7 @@ class Counter:
         self.access("atomic", pointers, mask)
         zeros = np.broadcast_to(np.zeros((), value.data.dtype), value.data.shape)
         result = TensorHandle(zeros, value.dtype.scalar)
+        self._loads = True
         result.round, result.loaded = self._round, True  # type: ignore[attr-defined]
         return result
 
@@ -217,6 +224,7 @@ class Counter:
                 break
             self._where = f"stages {stages}" if stages else "loop"
             yield value
+            self._end_round("plain")
             marks.append(len(self.footprint))
         self._where = around
 
@@ -293,7 +301,7 @@ class CountingInterpreter(Interpreter):
         def counted(values: Any, *args: Any, **kwargs: Any) -> Any:
             counter = self._counter
             inputs = [v.handle for v in (values if isinstance(values, (tuple, tl.tuple)) else (values,))]
-            counter.wait(*inputs)
+            counter.wait(*inputs, kind="barrier")
             results = reduce(values, *args, **kwargs)
             outputs = [r.handle for r in (results if isinstance(results, (tuple, tl.tuple)) else (results,))]
             counter.reduction(kind, inputs[0].data.size, outputs[0].data.size)
@@ -342,7 +350,6 @@ class _CountingBuilder(Builder):
     def _elementwise(self, method: Callable, kind: str) -> Callable:
         def create(*args: Any, **kwargs: Any) -> TensorHandle:
             inputs = [a for a in args if isinstance(a, TensorHandle)]
-            self.counter.wait(*inputs)
             result, computed = _on_one_value(method, args, kwargs, inputs)
             self.counter.operation(_refined(kind, result, inputs), result, inputs, computed)
             return result
@@ -382,7 +389,7 @@ class _CountingBuilder(Builder):
         return self._elementwise(method, name if name in _SPECIAL else "library")(*args)
 
     def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, precision: Any, *_: Any) -> TensorHandle:
-        self.counter.wait(a, b, d)
+        self.counter.wait(a, b, d, kind="dot")
         self.counter.dot(a, b, precision)
         result = TensorHandle(d.data, d.dtype.scalar)
         result.loaded = True  # type: ignore[attr-defined]

@@ -40,7 +40,8 @@ ATOMIC_SAME_US = 1.76e-3  # measured: one atomic after the other to the same add
 DRAM_LATENCY_US = 0.50  # measured on chains of loads
 L2_LATENCY_US = 0.27  # public microbenchmarks of the H100 (about 200 to 260 clocks, plus the way back)
 PROGRAM_START_US = 0.3  # measured: a program's life beside loads and arithmetic
-LOADS_AHEAD = 4  # measured: loads in flight in a plain loop (the compiler unrolls it)
+LOADS_AHEAD = 4  # measured: loads in flight in a loop without masks and barriers (the compiler unrolls it)
+MASKED_LOADS_AHEAD = 2  # measured: the same with masks
 DEFAULT_STAGES = 3  # Triton's num_stages
 REDUCTION_US = 0.06  # guess: shuffles within a warp ...
 BARRIER_US = 0.06  # measured on softmax: ... and, with several warps, the way through shared memory,
@@ -51,6 +52,9 @@ SCHEDULERS = 4  # vendor: warps that a multiprocessor issues from each clock
 WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s
 TF32_TRANSPOSE_CLOCKS = 0.7  # measured: for each element of a float32 right operand, which goes through registers
 MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak
+MMA_INSTRUCTIONS = 90  # measured: of a warp around one tl.dot by mma.sync: addresses, copies, waits, barriers
+WGMMA_INSTRUCTIONS = 30  # guess: the same with wgmma
+TRANSFER_START_US = 1.0  # measured: until a cold transfer is at full speed
 LIBRARY_EFFICIENCY = 0.7  # guess: of the peak, for work delegated to a library
 
 # Instructions an element needs beyond one, and how many of them go to the special function unit.  Guesses after the PTX
@@ -58,11 +62,11 @@ LIBRARY_EFFICIENCY = 0.7  # guess: of the peak, for work delegated to a library
 _INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
     "float": (1, 0), "half": (1, 0), "double": (2, 0), "fused": (0, 0), "compare": (1, 0), "select": (1, 0),
     "convert": (1, 0), "integer": (1, 0), "integer_64": (2, 0), "integer_product": (1, 0), "integer_product_64": (4, 0),
-    "integer_division": (20, 1), "integer_division_64": (70, 1), "index": (0.25, 0), "index_64": (0.5, 0),
-    "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.2), "index_division_64": (20, 0.2),
+    "integer_division": (20, 1), "integer_division_64": (40, 1), "index": (0.25, 0), "index_64": (0.5, 0),
+    "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.2), "index_division_64": (10, 0.2),
     "exp": (2, 1), "exp2": (1, 1), "log": (4, 1), "log2": (3, 1), "sin": (40, 0), "cos": (40, 0), "sqrt": (2, 1),
     "sqrt_rn": (8, 1), "rsqrt": (1, 1), "erf": (20, 1), "div": (4, 1), "div_rn": (10, 1), "frem": (20, 1),
-    "library": (20, 1),
+    "library": (20, 1), "address": (0, 0),  # addresses are counted with the accesses that use them
 }  # fmt: skip
 # Resources that a program uses one after the other; those named together work at the same time.
 _STATIONS = (("dram", "l2", "scattered", "atomics"), ("issue", "special"), ("tensor", "shared"))
@@ -341,12 +345,18 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
     part = min(1.0, first / loads) if loads else 0.0
     share = on.on_busiest / trace.programs  # of the busiest multiprocessor
     return {
-        "dram": 1e6 * dram / (DRAM_EFFICIENCY * target.dram_bytes_per_s),
+        "dram": _dram_us(dram, target),
         "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / on.clocks_us,
         "scattered": share * stores * SCATTERED_STORE_CLOCKS / on.clocks_us,
         "atomics": max(share * atomics * ATOMIC_CLOCKS / on.clocks_us, contended * ATOMIC_SAME_US),
         "latency_us": part * DRAM_LATENCY_US + (1 - part) * L2_LATENCY_US,
     }
+
+
+def _dram_us(moved: float, target: Target) -> float:
+    """Microseconds to move so many bytes, with the start that a short transfer does not even see the end of."""
+    us = 1e6 * moved / (DRAM_EFFICIENCY * target.dram_bytes_per_s)
+    return us + TRANSFER_START_US * us / (us + TRANSFER_START_US)
 
 
 def _again(on: _Launched, t: Traffic, asked: float) -> float:
@@ -423,9 +433,9 @@ def _warp_instructions(on: _Launched) -> float:
         if a == "fp32" and precision == "ieee":
             total += count * m * n * k / on.threads * 1.25
         elif not on.wgmma:
-            total += count * (70 + 2 * _mma_fragments(on, m, n, k))
+            total += count * (MMA_INSTRUCTIONS + 2 * _mma_fragments(on, m, n, k))
         else:
-            total += count * 30
+            total += count * WGMMA_INSTRUCTIONS
     return total + on.spill_bytes / 4 * 2 * _spill_rounds(on)
 
 
@@ -510,7 +520,7 @@ def _latency(on: _Launched, load_us: float) -> float:
     busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(on)) / on.clocks_us / max(1.0, rounds)
     for kind, where, count in on.trace.rounds:
         ahead = _loads_ahead(on, kind, where)
-        hidden = busy if where != "straight" and kind == "dot" and on.stages > 1 else 0.0
+        hidden = busy / 2 if where != "straight" and kind == "dot" and on.stages > 1 else 0.0
         path += count * max(0.0, load_us / ahead - hidden)
     barrier = BARRIER_US + BARRIER_WARP_US * on.warps if on.warps > 1 else 0.0
     path += math.fsum(count * (REDUCTION_US + barrier) for *_, count in on.trace.reductions)
@@ -525,7 +535,7 @@ def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
         return 1
     if kind == "dot":  # Triton pipelines the loops of matrix products
         return max(1, on.stages - 1)
-    return LOADS_AHEAD if kind == "plain" else 1
+    return {"plain": LOADS_AHEAD, "masked": MASKED_LOADS_AHEAD}.get(kind, 1)
 
 
 # --- steps that are not launches -------------------------------------------------------------------------------------
@@ -543,7 +553,7 @@ def _memory_step(
     for ref in written:
         moved += _window(ref)
         cache.touch(ref.buffer, _window(ref))
-    terms = {"launch": LAUNCH_US, "dram": 1e6 * moved / (DRAM_EFFICIENCY * target.dram_bytes_per_s)}
+    terms = {"launch": LAUNCH_US, "dram": _dram_us(moved, target)}
     if us:
         terms["tensor"] = us
     return StepEstimate(name, LAUNCH_US + max(terms["dram"], us), terms)

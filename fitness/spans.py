@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 SECTOR = 32  # bytes: what L2 and DRAM exchange
-LINE = 128  # bytes: what one warp instruction can get from L1 in one cycle
 
 
 class Spans:

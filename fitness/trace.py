@@ -69,10 +69,9 @@ class LaunchTrace:
 
     ops: (class, elements of the block, executions), classes as in `fitness.counting`
     accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions)
-    lines: cache lines of 128 bytes asked of L1, by kind
     dots: (m, n, k, dtype of a, dtype of b, precision, executions)
     reductions: ("reduce" | "scan", elements, results, executions)
-    rounds: (kind, where, waits for loads), see `fitness.counting.Counter`
+    rounds: (kind, where, waits for loads), as in `fitness.counting.Counter`
     traffic: of all programs, by buffer and kind
     busiest: operations of the busiest sampled program / operations of the mean one
     truncated: a program was cut off (a loop that may not end on zeros), the counts are too small
@@ -83,7 +82,6 @@ class LaunchTrace:
     sampled: int
     ops: tuple[tuple[str, int, float], ...]
     accesses: tuple[tuple[str, int, int, int, float], ...]
-    lines: Mapping[str, float]
     dots: tuple[tuple[int, int, int, str, str, str, float], ...]
     reductions: tuple[tuple[str, int, int, float], ...]
     rounds: tuple[tuple[str, str, float], ...]
@@ -98,7 +96,7 @@ class LaunchTrace:
     def from_dict(cls, raw: Mapping[str, Any]) -> LaunchTrace:
         tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
         traffic = tuple(Traffic(**t) for t in raw["traffic"])
-        return cls(**{**raw, **tuples, "traffic": traffic, "lines": dict(raw["lines"])})
+        return cls(**{**raw, **tuples, "traffic": traffic})
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -187,7 +185,7 @@ def places(grid: tuple[int, int, int], samples: int) -> dict[int, float]:
     """
     programs = math.prod(grid)
     if programs <= samples:
-        return {number: 1 / programs for number in range(programs)}
+        return dict.fromkeys(range(programs), 1 / max(1, programs))
     weights: dict[int, float] = defaultdict(float)
     for position, weight in _lobatto(max(2, samples)):
         x, y, z = (int(position * (n - 1) + 0.5) for n in grid)
@@ -239,7 +237,6 @@ def summary(
         sampled=len(counters),
         ops=_rows(mean, "ops"),
         accesses=_rows(mean, "access"),
-        lines={key[1]: n for key, n in mean.items() if key[0] == "lines"},
         dots=_rows(mean, "dot"),
         reductions=tuple((k, *row) for k in ("reduce", "scan") for row in _rows(mean, k)),  # type: ignore[misc]
         rounds=_rows(mean, "rounds"),

@@ -1,0 +1,222 @@
+"""The model's orderings, which matter to a search, and its floor, the roofline."""
+
+import dataclasses
+import math
+
+import pytest
+
+from evo.records import Build
+from fitness import estimate as model
+from fitness.plan import Buffer, Copy, Fill, LaunchPlan, Op
+from fitness.target import get_target
+from tests.traced import COPY, MATMUL, SIN, SOFTMAX, SOFTMAX3, TILES, plan_of, tensor, traces_of
+
+H200 = get_target("sm_90")
+
+
+def build(num_warps=4, registers=40, spill_bytes=0, shared_bytes=0) -> Build:
+    return Build("kernel", registers, spill_bytes, shared_bytes, num_warps, 0.5, "hash")
+
+
+def run(source, plan, tmp_path, *builds, target=H200, **more):
+    """The estimate of the first configuration."""
+    traces = traces_of(source, plan, tmp_path, **more)
+    return model.estimate(plan, [0], [list(builds or [build()])], traces, target)
+
+
+def elementwise(source, kernel, n, block, tmp_path, *builds):
+    args = {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": block}
+    return run(source, plan_of(kernel, (n // block,), args, ("y",)), tmp_path, *builds)
+
+
+def rows(source, kernel, M, N, block, tmp_path, *builds):
+    args = {"x": tensor(0, M, N), "y": tensor(1, M, N), "N": N, "BLOCK": block}
+    return run(source, plan_of(kernel, (M,), args, ("y",)), tmp_path, *builds)
+
+
+def product(tile, num_warps, registers, shared, tmp_path, stages=3):
+    M = N = K = 2048
+    bm, bn, bk = tile
+    args = {
+        "a": tensor(0, M, K, dtype="float16"), "b": tensor(1, K, N, dtype="float16"),
+        "c": tensor(2, M, N, dtype="float16"), "M": M, "N": N, "K": K, "BM": bm, "BN": bn, "BK": bk,
+    }  # fmt: skip
+    plan = plan_of("matmul", (M // bm * (N // bn),), args, ("c",), options={"num_stages": stages})
+    return run(MATMUL, plan, tmp_path, build(num_warps, registers, shared_bytes=shared))
+
+
+# --- orderings -------------------------------------------------------------------------------------------------------
+
+
+def test_tiny_blocks_are_limited_by_the_start_of_programs(tmp_path):
+    tiny = elementwise(SIN, "sine", 1 << 24, 4, tmp_path)
+    whole = elementwise(SIN, "sine", 1 << 24, 1024, tmp_path)
+    assert tiny.total_us > 40 * whole.total_us
+    assert tiny.bottleneck == "schedule" and whole.bottleneck == "dram"
+
+
+def test_half_the_bytes_take_half_the_time(tmp_path):
+    all_of_it = elementwise(COPY, "copy", 1 << 28, 1024, tmp_path).total_us
+    half = elementwise(COPY, "copy", 1 << 27, 1024, tmp_path).total_us
+    assert all_of_it / half == pytest.approx(2, rel=0.03)
+
+
+def test_columns_are_slower_than_rows(tmp_path):
+    args = {"x": tensor(0, 8192, 8192), "y": tensor(1, 8192, 8192), "stride_m": 8192, "stride_n": 1}
+    row = run(TILES, plan_of("tiles", (8192, 8), {**args, "BM": 1, "BN": 1024}, ("y",)), tmp_path)
+    column = run(TILES, plan_of("tiles", (8, 8192), {**args, "BM": 1024, "BN": 1}, ("y",)), tmp_path)
+    assert column.total_us > 4 * row.total_us
+    assert column.bottleneck == "scattered"
+
+
+def test_one_pass_over_rows_of_8192(tmp_path):
+    good = rows(SOFTMAX, "softmax", 8192, 8192, 8192, tmp_path, build(8, 55, shared_bytes=32))
+    assert good.total_us == pytest.approx(134, rel=0.15)  # measured on an H200
+    one_warp = rows(SOFTMAX, "softmax", 8192, 8192, 8192, tmp_path, build(1, 255, spill_bytes=608))
+    assert one_warp.total_us > 1.15 * good.total_us
+    passes = rows(SOFTMAX3, "softmax3", 8192, 8192, 1024, tmp_path, build(4, 22, shared_bytes=16))
+    assert passes.total_us > 1.5 * good.total_us
+
+
+def test_large_tiles_of_a_product_are_faster(tmp_path):
+    small = product((16, 16, 16), 4, 28, 1024, tmp_path)
+    large = product((128, 128, 64), 8, 122, 98304, tmp_path)
+    assert small.total_us > 10 * large.total_us
+    assert large.total_us > 2 * 2048**3 / H200.tensor_flops["float16"] * 1e6
+    unpipelined = product((128, 128, 64), 8, 122, 32768, tmp_path, stages=1)
+    assert unpipelined.total_us > 1.2 * large.total_us
+
+
+def test_spills_and_lost_occupancy_cost_time(tmp_path):
+    free = rows(SOFTMAX, "softmax", 1024, 8192, 8192, tmp_path, build(4, 64))
+    spilled = rows(SOFTMAX, "softmax", 1024, 8192, 8192, tmp_path, build(4, 64, spill_bytes=2048))
+    crowded = rows(SOFTMAX3, "softmax3", 4096, 8192, 512, tmp_path, build(4, 32))
+    lonely = rows(SOFTMAX3, "softmax3", 4096, 8192, 512, tmp_path, build(4, 32, shared_bytes=200_000))
+    assert spilled.total_us > 1.1 * free.total_us
+    assert lonely.total_us > 1.5 * crowded.total_us
+
+
+# --- the floor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1 << 10, 1 << 20, 1 << 24, 1 << 28])
+def test_never_faster_than_memory(tmp_path, n):
+    for block in (4, 256, 1024):
+        found = elementwise(COPY, "copy", n, block, tmp_path)
+        assert found.total_us > 8 * n / H200.dram_bytes_per_s * 1e6
+        assert found.total_us >= max(found.terms.values())
+        assert all(math.isfinite(us) and us >= 0 for us in found.terms.values())
+
+
+def test_a_slower_memory_takes_longer(tmp_path):
+    n = 1 << 26
+    plan = plan_of("copy", (n // 1024,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
+    h100 = get_target("h100")
+    slower = run(COPY, plan, tmp_path, target=h100).total_us
+    ratio = H200.dram_bytes_per_s / h100.dram_bytes_per_s
+    assert slower / run(COPY, plan, tmp_path).total_us == pytest.approx(ratio, rel=0.05)
+
+
+def test_builds_may_be_dicts_of_the_compiler(tmp_path):
+    plan = plan_of("copy", (64,), {"x": tensor(0, 65536), "y": tensor(1, 65536), "n": 65536, "BLOCK": 1024}, ("y",))
+    traces = traces_of(COPY, plan, tmp_path)
+    as_dict = {**dataclasses.asdict(build()), "ptx_features": {"wgmma": 0}, "key": "k"}
+    assert model.estimate(plan, [0], [[as_dict]], traces, H200) == model.estimate(plan, [0], [[build()]], traces, H200)
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def test_choice_skips_what_does_not_fit(tmp_path):
+    n = 1 << 22
+    configs = [
+        {"BLOCK": 4, "grid": (n // 4,)},
+        {"BLOCK": 1024, "grid": (n // 1024,)},
+        {"BLOCK": 512, "grid": (n // 512,)},
+    ]
+    args = {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 4}
+    plan = plan_of("copy", (1,), args, ("y",), configs=configs)
+    traces = traces_of(COPY, plan, tmp_path)
+    builds = [[build(), build(shared_bytes=300_000), build()]]
+    (times,) = model.config_times(plan, builds, traces, H200)
+    assert times[1] is None and times[2] < times[0]
+    assert model.choose_configs(plan, builds, traces, H200) == [2]
+    with pytest.raises(ValueError, match="does not fit"):
+        model.estimate(plan, [1], builds, traces, H200)
+
+
+def test_interval_grows_with_the_distance_from_one():
+    assert model.interval(1.0) == (1.0, 1.0)
+    for ratio in (0.2, 0.9, 1.1, 2.0, 10.0):
+        low, high = model.interval(ratio)
+        assert low < ratio < high
+        assert low * high == pytest.approx(ratio**2)
+    assert model.interval(2.0)[1] / 2 > model.interval(1.1)[1] / 1.1
+
+
+# --- steps that are not launches -------------------------------------------------------------------------------------
+
+
+def steps(*made, buffers):
+    return LaunchPlan(tuple(Buffer(b) for b in buffers), (), (), "none", tuple(made))
+
+
+def test_fills_and_copies_are_limited_by_memory():
+    x, y = tensor(0, 1 << 26), tensor(1, 1 << 26)
+    plan = steps(Fill(x, 0.0), Copy(y, x), buffers=(1 << 28, 1 << 28))
+    found = model.estimate(plan, [], [], [], H200)
+    fill, copy = found.per_launch
+    assert (fill.name, copy.name, copy.bottleneck) == ("fill", "copy", "dram")
+    assert copy.total_us / fill.total_us == pytest.approx(2, rel=0.05)
+    assert found.total_us == fill.total_us + copy.total_us
+
+
+def test_what_the_step_before_left_in_l2_is_not_read_again():
+    x, y = tensor(0, 1 << 20), tensor(1, 1 << 20)
+    after = model.estimate(steps(Fill(x, 0.0), Copy(y, x), buffers=(1 << 22, 1 << 22)), [], [], [], H200)
+    alone = model.estimate(steps(Copy(y, x), buffers=(1 << 22, 1 << 22)), [], [], [], H200)
+    assert after.per_launch[1].total_us < alone.total_us
+
+
+def test_delegated_products_follow_the_roofline():
+    a = tensor(0, 8192, 8192, dtype="float16")
+    op = Op("aten.mm.default", (a, a), {}, (tensor(1, 8192, 8192, dtype="float16"),))
+    found = model.estimate(steps(op, buffers=(1 << 27, 1 << 27)), [], [], [], H200)
+    assert found.bottleneck == "tensor"
+    assert 1.0 < found.total_us / (2 * 8192**3 / H200.tensor_flops["float16"] * 1e6) < 2
+
+
+# --- coverage --------------------------------------------------------------------------------------------------------
+
+
+def coverage(tmp_path, grid, n=1 << 22, source=COPY, case_bytes=None):
+    plan = plan_of("copy", (grid,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
+    return model.coverage(plan, [0], traces_of(source, plan, tmp_path), case_bytes)
+
+
+def test_full_coverage_passes(tmp_path):
+    assert coverage(tmp_path, 4096, case_bytes=2 * 4 * (1 << 22)) is None
+
+
+def test_a_grid_that_is_capped_is_found(tmp_path):
+    assert "only about 50% of them" in coverage(tmp_path, 2048)
+
+
+def test_programs_that_return_early_are_found(tmp_path):
+    lazy = COPY.replace("    tl.store", "    if tl.program_id(0) < 3000:\n        tl.store")
+    assert "output 0" in coverage(tmp_path, 4096, source=lazy)
+
+
+def test_input_that_is_not_read_is_found(tmp_path):
+    constant = COPY.replace("tl.load(x + at, mask=at < n)", "0.0")
+    assert coverage(tmp_path, 4096, source=constant) is None  # nothing is known about what has to be read
+    message = coverage(tmp_path, 4096, source=constant, case_bytes=11 * 4 * (1 << 22))
+    assert "read all of the input" in message
+
+
+def test_outputs_filled_by_other_steps_count(tmp_path):
+    x, y = tensor(0, 1024), tensor(1, 1024)
+    plan = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(y, x),))
+    assert model.coverage(plan, [], [], None) is None
+    plan = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(tensor(1, 100), tensor(0, 100)),))
+    assert "only about 10% of them" in model.coverage(plan, [], [], None)
