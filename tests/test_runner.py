@@ -126,6 +126,28 @@ def test_wrong_candidates_are_wrong(lab, name):
 
 @pytest.mark.gpu
 @needs_gpu
+def test_results_that_differ_between_replays_need_the_leave_of_the_task(lab, tmp_path):
+    report = lab.evaluate(sources.ATOMIC)
+    assert report.verdict is Verdict.WRONG
+    assert "replays on the same inputs differ" in report.message
+    tolerant = Lab(tmp_path, sources.TASK + "\ndeterministic = False\n")
+    try:
+        assert tolerant.evaluate(sources.ATOMIC).verdict is Verdict.OK
+    finally:
+        tolerant.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_time_below_the_roofline_is_refused(tmp_path):
+    lab = Lab(tmp_path, sources.TASK.replace("return 2 * 4 *", "return 100 * 4 *"))
+    lab.close()
+    assert lab.baseline.verdict is Verdict.REJECTED
+    assert "impossible" in lab.baseline.message
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_outputs_left_by_an_earlier_replay_do_not_help(lab):
     report = lab.evaluate(sources.MEMO)
     assert report.verdict is Verdict.OK, report.message

@@ -1,0 +1,57 @@
+"""From a source to Work for the GPU, through real sandboxed children."""
+
+from __future__ import annotations
+
+import pytest
+
+from evo.records import Verdict
+from fitness.calls import CPU, Calls
+from fitness.jobs import Limits
+from fitness.parameters import pack
+from fitness.plan import TensorRef
+from fitness.stages import Stop
+from fitness.task import load_task
+from fitness.work import make_work
+from fitness.zygote import Zygote
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote("sm_90", ("record", "compile")) as zygote:
+        yield zygote
+
+
+def work_of(source, zygote, tmp_path):
+    task = load_task("softmax")
+    calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
+    return make_work(source, task, calls, zygote=zygote, target="sm_90", scratch=tmp_path, limits=Limits())
+
+
+def test_every_launch_has_its_machine_code_and_can_be_packed(zygote, tmp_path):
+    task = load_task("softmax")
+    work = work_of(task.seed_source, zygote, tmp_path)
+    assert set(work.plans) == {case.name for case in task.cases}
+    for name, plan in work.plans.items():
+        for launch, builds in zip(plan.launches, work.builds[name], strict=True):
+            for config, build in zip(launch.configs, builds, strict=True):
+                facts = build["launch"]
+                assert facts["name"].encode() in work.cubins[build["cubin"]]
+                args = {k: 16 if isinstance(v, TensorRef) else v for k, v in config.args.items()}
+                runtime = [kind for _, kind in facts["signature"] if kind != "constexpr"]
+                assert len(pack(facts["signature"], args)) == len(runtime) == len(build["parameters"])
+                assert facts["num_ctas"] == 1
+                assert [size for size, _ in facts["scratch"]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "stage", "verdict"),
+    [
+        ("return torch.softmax(x, -1)", "record", Verdict.REJECTED),
+        ("return torch.empty_like(x)", "record", Verdict.REJECTED),
+        ("return x[", "record", Verdict.COMPILE_ERROR),
+    ],
+)
+def test_what_leaves_nothing_to_run_stops_with_its_verdict(zygote, tmp_path, body, stage, verdict):
+    with pytest.raises(Stop) as stop:
+        work_of(f"import torch\n\ndef softmax(x):\n    {body}\n", zygote, tmp_path)
+    assert (stop.value.stage, stop.value.verdict) == (stage, verdict)
