@@ -129,7 +129,7 @@ def _check_bindings(module: Module, report: Report) -> None:
     for name, node in module.bound:
         if name.startswith("__") and name != "__all__":
             report("dunder", node, f"`{name}` may not be defined; {_ADVICE['dunder']}")
-        elif hasattr(builtins, name):
+        elif hasattr(builtins, name) and name not in HOST_BUILTINS | {module.entry}:
             report("builtin", node, f"`{name}` hides the builtin for the whole file; choose another name")
         fixed = name in module.imports or name in module.kernels or name in module.functions or name in module.classes
         if name in first and fixed:
@@ -239,6 +239,11 @@ class HostRules(ScopedVisitor):
         self.report("import", node, "an import inside a block or function; move it to the top of the file")
 
     visit_Import = visit_ImportFrom = _refuse_import
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        if not self.local:
+            self.report("top-level", node, f"`{node.target.id} := ...` binds a global inside an expression; use `=`")
+        self.generic_visit(node)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
         for name in node.kwd_attrs:  # reads attributes without an expression that says so

@@ -217,7 +217,8 @@ class ScopedVisitor(ast.NodeVisitor):
 
     def _visit_comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         self.visit(node.generators[0].iter)  # evaluated outside
-        names = {t.id for g in node.generators for t in ast.walk(g.target) if isinstance(t, ast.Name)}
+        targets = [t for g in node.generators for t in ast.walk(g.target)]
+        names = {t.id for t in targets if isinstance(t, ast.Name) and not _is_load(t)}
         parts: list[ast.AST] = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         for number, generator in enumerate(node.generators):
             parts += [generator.target, *generator.ifs] + ([generator.iter] if number else [])

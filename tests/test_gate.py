@@ -245,6 +245,10 @@ def helper():
 if __name__ == '__main__':
     print(torch.softmax(torch.ones(3), 0), helper())
 
+# a helper called like a harmless builtin
+def sum(x):
+    return x
+
 # exports
 __all__ = ['run']
 
@@ -370,6 +374,8 @@ def test_lines_are_those_of_the_source_and_messages_say_what_to_do():
         ("attribute", host("match kernel:\n    case functools.partial(__globals__=g):\n        pass")),
         ("builtin", host("pass", "open = 3")),
         ("builtin", host("z = [open for open in open('f')]")),
+        ("builtin", host("d = {}\nz = [eval('1') for d[eval] in [0]]")),
+        ("top-level", host("pass", "X = [kernel := 3]")),
         ("patch", host("[0 for torch.softmax in [1]]")),
         ("patch", host("for torch.softmax in [1]:\n    pass")),
         ("patch", host("t, u = torch, 1")),
