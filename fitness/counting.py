@@ -455,7 +455,9 @@ def _first(handle: TensorHandle) -> TensorHandle:
 
 def _refined(kind: str, result: TensorHandle, inputs: list[TensorHandle]) -> str:
     """The class with dtype and use: what is not computed from loaded data is index arithmetic ("index...")."""
-    bits = max(i.dtype.scalar.primitive_bitwidth for i in inputs)
+    if kind == "address":
+        return kind
+    bits = max(i.get_element_ty().primitive_bitwidth for i in inputs)
     loaded = any(getattr(i, "loaded", False) for i in inputs)
     if kind in ("float", "product", "sum"):
         if kind == "product":
