@@ -41,6 +41,13 @@ _AT_FAULT = (
     RecursionError, ArithmeticError, SyntaxError,
 )  # fmt: skip
 
+# Options a launch may set.  Others (`ir_override`, `extern_libs`, `ptx_options`, ...) bring in code that is not the kernel
+# that the interpreter checks.
+OPTIONS = {
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_pdl", "launch_cooperative_grid",
+    "debug", "sanitize_overflow",
+}  # fmt: skip
+
 # Attributes of .nv.info records (CUDA's EIATTR_*), each of which is followed by (symbol, value).
 _FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F
 
@@ -65,6 +72,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             kernel = get_kernel(kernels, launch["kernel"], launch.get("line", 0))
             args = {name: _stand_in(decode(value), kernels) for name, value in launch["args"].items()}
             options = {name: decode(value) for name, value in launch["options"].items()}
+            _check_options(launch, options)
             begin = time.perf_counter()
             compiled = _compile(kernel, args, options, kernels, scratch)
             if compiled.hash not in known:
@@ -72,6 +80,13 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
                 known[compiled.hash] = _describe(compiled, launch["kernel"], target, seconds, scratch)
             builds.append(known[compiled.hash])
     return {"builds": builds}
+
+
+def _check_options(launch: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    foreign = sorted(set(options) - OPTIONS)
+    if foreign:
+        message = f"launch option {', '.join(foreign)} is not allowed; allowed: {', '.join(sorted(OPTIONS))}"
+        raise JobError(Verdict.REJECTED, message, launch.get("line", 0))
 
 
 # --- Triton without a device -----------------------------------------------------------------------------------------

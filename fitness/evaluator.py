@@ -220,7 +220,7 @@ class CpuEvaluator:
         """Compiles every configuration of every launch of the tune cases at the target's sizes."""
         raw = {name: plans_module.to_json(facts.plans[name]) for name in self._tune()}
         launches = [
-            {"kernel": step["launch"], "args": config["args"], "options": config["options"]}
+            {"kernel": step["launch"], "args": config["args"], "options": config["options"], "line": step["line"]}
             for plan in raw.values()
             for step in plan["steps"]
             if "launch" in step

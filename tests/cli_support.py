@@ -14,6 +14,7 @@ import operators.registry
 from analysis.benchmarks.instant import SEED_SOURCE, score
 from evo.errors import TaskError
 from evo.records import Case
+from evo.strategies import STRATEGIES
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator
 
 LOG = Path("evaluated.log")  # written by slow evaluators
@@ -52,6 +53,8 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     setattr_(evo.cli, "scorer", lambda: score)
     setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)
+    for strategy in STRATEGIES.values():
+        setattr_(strategy, "operators", tuple(ALL_OPERATORS))
     return opened
 
 

@@ -139,3 +139,16 @@ def test_the_cache_goes_where_it_is_told(tmp_path):
     [b] = compile_launches(second, rows(), cache_dir=str(cache))
     assert entries and sorted(os.listdir(cache)) == entries and not (first / "triton").exists()
     assert {**a, "compile_s": 0} == {**b, "compile_s": 0}
+
+
+def test_options_that_bring_in_foreign_code_are_refused(tmp_path):
+    source = (
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef k(x):\n    tl.store(x, tl.program_id(0))\n"
+    )
+    x = {"t": [0, "int32", [16], [1], 0]}
+    launch = {"kernel": "k", "args": {"x": x}, "options": {"ir_override": "/tmp/other.ttir"}, "line": 9}
+    payload = {"source": source, "constants": {}, "target": "sm_90", "launches": [launch]}
+    with pytest.raises(JobError) as caught:
+        job(payload, tmp_path)
+    assert (caught.value.verdict, caught.value.line) == (Verdict.REJECTED, 9)
+    assert "ir_override" in caught.value.message
