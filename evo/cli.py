@@ -177,14 +177,16 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     from fitness.task import task_names
     from operators.registry import get_operators
 
-    names = [n.strip() for n in arguments.operators.split(",")] if arguments.operators is not None else None
-    if names is None and arguments.strategy in STRATEGIES:
-        names = list(STRATEGIES[arguments.strategy].operators)
-    get_operators(names or ())
+    if arguments.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
+    names: Sequence[str] = STRATEGIES[arguments.strategy].operators
+    if arguments.operators is not None:
+        names = [n.strip() for n in arguments.operators.split(",")]
+    get_operators(names)
     get_target(arguments.target)
     return RunConfig(
         task=arguments.task if arguments.task in task_names() else str(Path(arguments.task).resolve()),
-        operators=tuple(names or ()),
+        operators=tuple(names),
         budget=arguments.budget,
         seed=arguments.seed,
         strategy=arguments.strategy,
