@@ -60,13 +60,24 @@ class Facts:
 class CpuEvaluator:
     """Evaluates candidates of one task for one target.  Thread-safe: several threads may evaluate at once."""
 
-    def __init__(self, task: Task, target: Target, *, limits: Limits | None = None, use_gate: bool = True) -> None:
-        """`use_gate=False` is for testing that the later stages hold without the first."""
+    def __init__(
+        self,
+        task: Task,
+        target: Target,
+        *,
+        limits: Limits | None = None,
+        use_gate: bool = True,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """`use_gate=False` is for testing that the later stages hold without the first; a `zygote` that is given is
+        shared with others and not closed here.
+        """
         self.task, self.target, self.limits = task, target, limits or Limits()
         self._use_gate = use_gate
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
-        self._zygote = Zygote(target.name)
+        self._own_zygote = zygote is None
+        self._zygote = zygote or Zygote(target.name)
         self._baseline: dict[str, model.Estimate] | None = None
         self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
         self._lock = threading.Lock()
@@ -144,7 +155,8 @@ class CpuEvaluator:
         return MappingProxyType(_versions() | {"target": self.target.name, "sandbox": sandbox.available_layers()})
 
     def close(self) -> None:
-        self._zygote.close()
+        if self._own_zygote:
+            self._zygote.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
     def __enter__(self) -> CpuEvaluator:

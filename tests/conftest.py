@@ -14,13 +14,16 @@ def evaluators() -> Iterator[Callable]:
     from fitness.jobs import Limits
     from fitness.target import get_target
     from fitness.task import load_task
+    from fitness.zygote import Zygote
 
+    zygote = Zygote("sm_90")
     made: dict = {}
 
     def get(name: str, *, use_gate: bool = True) -> CpuEvaluator:
         if (name, use_gate) not in made:
-            limits = Limits(wall_s=20, cpu_s=15)  # enough for every honest candidate here, short for endless ones
-            evaluator = CpuEvaluator(load_task(name), get_target("sm_90"), limits=limits, use_gate=use_gate)
+            limits = Limits(wall_s=20, cpu_s=8)  # enough for every honest candidate here, short for endless ones
+            task, target = load_task(name), get_target("sm_90")
+            evaluator = CpuEvaluator(task, target, limits=limits, use_gate=use_gate, zygote=zygote)
             evaluator.prepare()
             made[name, use_gate] = evaluator
         return made[name, use_gate]
@@ -28,3 +31,4 @@ def evaluators() -> Iterator[Callable]:
     yield get
     for evaluator in made.values():
         evaluator.close()
+    zygote.close()

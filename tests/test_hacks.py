@@ -45,12 +45,10 @@ def test_each_cheat_gets_its_verdict(evaluators, path):
     assert evaluation.message
 
 
-# Honest work in a forbidden spelling: rules of style that protect others, so without the gate these may be right.
-HARMLESS = {p.stem for p in CORPUS if header(p).get("harmless") == "yes"}
+# Where the gate is all that is needed.  Files marked `harmless` gain nothing by their trick: their result is right.
+GATED = [p for p in CORPUS if header(p).get("stage") == "gate" and header(p).get("harmless") != "yes"]
 
 
-@pytest.mark.parametrize("path", [p for p in CORPUS if header(p).get("stage") == "gate"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", GATED, ids=lambda p: p.stem)
 def test_no_cheat_is_ok_without_the_gate(evaluators, path):
-    evaluation = judge(evaluators, path, use_gate=False)
-    if path.stem not in HARMLESS:
-        assert evaluation.verdict is not Verdict.OK
+    assert judge(evaluators, path, use_gate=False).verdict is not Verdict.OK
