@@ -151,7 +151,7 @@ def test_interval_grows_with_the_distance_from_one():
         low, high = model.interval(ratio)
         assert low < ratio < high
         assert low * high == pytest.approx(ratio**2)
-    assert model.interval(2.0)[1] / 2 > model.interval(1.1)[1] / 1.1
+    assert model.interval(2.0)[1] / 2 > model.interval(1.1)[1] / 1.1 > model.interval(1.0)[1]
 
 
 # --- steps that are not launches -------------------------------------------------------------------------------------
@@ -169,6 +169,17 @@ def test_fills_and_copies_are_limited_by_memory():
     assert (fill.name, copy.name, copy.bottleneck) == ("fill", "copy", "dram")
     assert copy.total_us / fill.total_us == pytest.approx(2, rel=0.05)
     assert found.total_us == fill.total_us + copy.total_us
+
+
+def test_transposing_copies_are_slower():
+    x, y = tensor(0, 4096, 4096, dtype="float16"), tensor(1, 4096, 4096, dtype="float16")
+    transposed = tensor(0, 4096, 4096, dtype="float16", strides=(1, 4096))
+    straight, turned = (
+        model.estimate(steps(Copy(y, src), buffers=(1 << 25, 1 << 25)), [], [], [], H200) for src in (x, transposed)
+    )
+    assert turned.total_us > 5 * straight.total_us
+    assert turned.total_us == pytest.approx(240, rel=0.2)  # measured on an H200
+    assert turned.bottleneck == "scattered"
 
 
 def test_what_the_step_before_left_in_l2_is_not_read_again():
