@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from operators.source import Kernel, bindings, called, keyword, names, walk
+from operators.source import Kernel, called, keyword, names, walk
 
 
 def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
@@ -18,13 +18,13 @@ def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
 
 def single(kernel: Kernel, name: str) -> cst.BaseExpression | None:
     """The value of a name that is bound once in the kernel, and not a parameter."""
-    bound = bindings(kernel.node).get(name, [])
+    bound = kernel.bound.get(name, [])
     return bound[0] if len(bound) == 1 and name not in kernel.parameters else None
 
 
 def closure(kernel: Kernel, node: cst.CSTNode) -> set[str]:
     """Every name a value depends on, through all assignments of the kernel."""
-    bound = bindings(kernel.node)
+    bound = kernel.bound
     reached: set[str] = set()
     todo = list(names(node))
     while todo:
@@ -37,14 +37,14 @@ def closure(kernel: Kernel, node: cst.CSTNode) -> set[str]:
 
 def functions_behind(kernel: Kernel, node: cst.CSTNode) -> set[str]:
     """Dotted names of all functions called on the way to a value."""
-    bound = bindings(kernel.node)
+    bound = kernel.bound
     values = [v for n in closure(kernel, node) for v in bound.get(n, []) if v is not None]
     return {called(c) for v in (node, *values) for c in walk(v)} - {""}
 
 
 def pointers(kernel: Kernel, *functions: str) -> set[str]:
     """Parameters that are the base address of these memory accesses (e.g. "tl.load")."""
-    bound = bindings(kernel.node)
+    bound = kernel.bound
     found: set[str] = set()
     seen: set[str] = set()
 
@@ -70,7 +70,7 @@ def pointers(kernel: Kernel, *functions: str) -> set[str]:
 
 def lanes_compared(kernel: Kernel, block: str) -> bool:
     """Some comparison (a mask) depends on `tl.arange(0, block)`: the kernel knows how to leave lanes unused."""
-    bound = bindings(kernel.node)
+    bound = kernel.bound
 
     def lanes(node: cst.CSTNode) -> bool:
         return any(called(n) == "tl.arange" and block in names(n) for n in walk(node))

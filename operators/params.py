@@ -15,7 +15,7 @@ from operators.genes import Gene, get_genes, set_genes
 
 Setting = tuple[int, ...]  # one value per gene, in the order of get_genes
 
-_POPULATION = 6  # a quarter of the usual screening budget of 12 to 24, so that there are several generations
+_POPULATION = 4  # a third of the usual screening budget of 12, so that there are several generations
 _CROSSOVER = 0.5  # share of children with two parents
 _STALE_GENERATIONS = 3  # generations without a new setting after which the neighbourhood counts as exhausted
 
@@ -90,7 +90,7 @@ def _evolve(screened: Screened, start: Setting, rng: random.Random) -> None:
 
 
 def _offspring(screened: Screened, rng: random.Random) -> list[Setting]:
-    """One generation: tournaments among everything screened (so the elite stays), crossover, one mutation each."""
+    """One generation: tournaments among the best so far (the elite), crossover, one mutation each."""
     from deap import tools
 
     known = [_Individual(s, v) for s, v in screened.scores.items() if v is not None]
@@ -98,7 +98,9 @@ def _offspring(screened: Screened, rng: random.Random) -> list[Setting]:
         return [_random_setting(screened.genes, rng) for _ in range(_POPULATION)]
     children: list[Setting] = []
     with seeded_global_random(rng):
-        for first, second in zip(*[iter(tools.selTournament(known, 2 * _POPULATION, tournsize=3))] * 2, strict=True):
+        elite = tools.selBest(known, _POPULATION)
+        chosen = tools.selTournament(elite, 2 * _POPULATION, tournsize=2)
+        for first, second in zip(chosen[::2], chosen[1::2], strict=True):
             child = list(first)
             if len(child) > 1 and rng.random() < _CROSSOVER:
                 child, _ = tools.cxUniform(child, list(second), indpb=0.5)
@@ -115,9 +117,9 @@ class _Individual(list):  # type: ignore[type-arg]
 
 
 def _neighbour(genes: Sequence[Gene], setting: Setting, rng: random.Random) -> Setting:
-    """One or two genes moved, mostly by one step and sometimes anywhere."""
+    """One to three genes moved, mostly by one step and sometimes anywhere."""
     moved = list(setting)
-    for at in rng.sample(range(len(genes)), k=min(len(genes), rng.choice((1, 1, 2)))):
+    for at in rng.sample(range(len(genes)), k=min(len(genes), rng.choice((1, 2, 2, 3)))):
         legal = genes[at].values
         here = legal.index(moved[at])
         steps = [legal[i] for i in (here - 2, here - 1, here - 1, here + 1, here + 1, here + 2) if 0 <= i < len(legal)]

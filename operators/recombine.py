@@ -13,7 +13,7 @@ from evo.records import candidate_id
 from operators.base import Context, Draft, Parent
 from operators.genes import get_genes, set_genes
 from operators.rewrites.base import edited
-from operators.source import Source, bindings, code, names, parse
+from operators.source import Source, bindings, code, names, parse, walk
 
 
 class Recombine:
@@ -89,14 +89,7 @@ def _imported(source: Source) -> set[str]:
 
 
 def _lambda_parameters(function: cst.FunctionDef) -> set[str]:
-    stack: list[cst.CSTNode] = [function]
-    found: set[str] = set()
-    while stack:
-        node = stack.pop()
-        if isinstance(node, cst.Lambda):
-            found |= {p.name.value for p in node.params.params}
-        stack += node.children
-    return found
+    return {p.name.value for n in walk(function) if isinstance(n, cst.Lambda) for p in n.params.params}
 
 
 def _launched_as(source: Source, kernel: str) -> list[str]:

@@ -134,11 +134,12 @@ ODD_SOURCES = {
     "no kernel": "def f(x):\n    return x\n",
     "null": "x = '\0'\n",
     "deep": "x = " + "(" * 150 + "1" + ")" * 150 + "\n",
-    "long sum": "x = " + "+".join(["1"] * 3000) + "\n",
+    "long sum": "x = " + "+".join(["1"] * 400) + "\n",
     "never launched": HEADER + "@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    tl.store(x_ptr, 0)\n",
     "star arguments": HEADER
     + "@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    tl.store(x_ptr + tl.program_id(0), 0.0)\n\n"
-    + "def f(x, *args, **kwargs):\n    k[(1,)](*args, **kwargs)\n    k[1, 2](x, BLOCK=8)\n    k[(1,)](x, 1, 2, 3)\n    return x\n",
+    + "def f(x, *args, **kwargs):\n    k[(1,)](*args, **kwargs)\n"
+    + "    k[1, 2](x, BLOCK=8)\n    k[(1,)](x, 1, 2, 3)\n    return x\n",
     "defaults": HEADER
     + "@triton.jit\ndef k(x_ptr, n=4, *, BLOCK: tl.constexpr = 8):\n    i = tl.program_id(axis=0)\n"
     + "    if i > n:\n        return\n    tl.store(x_ptr + i, 0.0, mask=i < n)\n\n"
@@ -148,5 +149,6 @@ ODD_SOURCES = {
     "shadowed": HEADER
     + "@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    tile = tl.program_id(0) + tl.program_id(1)\n"
     + "    tl.store(x_ptr + tile, tl.load(), 1)\n\n"
-    + "def f(x):\n    for BLOCK in (8, 16):\n        k[(4, 4)](x, BLOCK=BLOCK)\n    grid = 1, 2\n    k[grid](x, BLOCK=0x10)\n    return x\n",
+    + "def f(x):\n    for BLOCK in (8, 16):\n        k[(4, 4)](x, BLOCK=BLOCK)\n"
+    + "    grid = 1, 2\n    k[grid](x, BLOCK=0x10)\n    return x\n",
 }

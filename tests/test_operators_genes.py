@@ -103,7 +103,7 @@ def test_round_trip(name: str) -> None:
 
 
 def test_misuse_says_what_there_is() -> None:
-    with pytest.raises(ValueError, match="no gene 'BLOCK'.*scale_kernel.BLOCK"):
+    with pytest.raises(ValueError, match=r"no gene 'BLOCK'.*scale_kernel.BLOCK"):
         set_genes(IN_PLACE, {"BLOCK": 4})
     with pytest.raises(ValueError, match="positive integer"):
         set_genes(IN_PLACE, {"scale_kernel.BLOCK": 0})

@@ -1,5 +1,6 @@
 import math
 import random
+import re
 from collections.abc import Sequence
 
 from operators.base import Context, Parent
@@ -23,7 +24,9 @@ class Landscape:
         return [self.score(s) for s in sources]
 
     def score(self, source: str) -> float | None:
-        values = {g.name.rpartition(".")[2]: g.value for g in get_genes(source)}
+        found = re.search(r"BLOCK_K = (\d+), (\d+), (\d+)\n.*num_warps=(\d+),\n *num_stages=(\d+)", source, re.DOTALL)
+        assert found is not None
+        values = dict(zip(BEST, map(int, found.groups()), strict=True))
         if self.broken and sum(values.values()) % self.broken == 0:
             return None
         return 10.0 - sum(abs(math.log2(values[n] / v)) for n, v in BEST.items())
@@ -54,7 +57,7 @@ def test_the_budget_counts_distinct_sources() -> None:
 
 def test_generations_improve_on_random_settings() -> None:
     found, by_chance = 0.0, 0.0
-    for number in range(10):
+    for number in range(6):
         screen = Landscape()
         draft = Params()([Parent(0, SOURCE, 1.0)], context(number, screen, 40))
         assert draft is not None
@@ -62,7 +65,7 @@ def test_generations_improve_on_random_settings() -> None:
         chance = Landscape()
         drafts = [RandomParams()([Parent(0, SOURCE, 1.0)], context(100 * number + i)) for i in range(40)]
         by_chance += max(chance.score(d.source) or -math.inf for d in drafts if d is not None)
-    assert found > by_chance + 5  # ten runs, half a point each
+    assert found > by_chance + 3  # six runs, half a point each
 
 
 def test_none_where_no_setting_compiles() -> None:
@@ -75,12 +78,12 @@ def test_without_a_screen_one_neighbour() -> None:
         draft = Params()([Parent(0, SOURCE, 1.0)], context(number))
         assert draft is not None and draft.cost == {}
         changed = [g for g in get_genes(draft.source) if g.value != before[g.name].value]
-        assert 1 <= len(changed) <= 2
+        assert 1 <= len(changed) <= 3
         assert all(g.name in draft.note for g in changed)
 
 
 def test_tune_keeps_the_source_where_nothing_is_better() -> None:
-    optimum = tune(SOURCE, Landscape(broken=0), random.Random(0), 400)[0]
+    optimum = tune(SOURCE, Landscape(broken=0), random.Random(0), 250)[0]
     screen = Landscape(broken=0)
     assert screen.score(optimum) == 10.0
     again, cost = tune(optimum, screen, random.Random(1), 15)

@@ -9,7 +9,7 @@ import libcst as cst
 
 from operators.dataflow import functions_behind, single
 from operators.rewrites.base import Pairs, Rewrite, edited, pick, shuffled
-from operators.source import Kernel, Source, bindings, bracketed, called, code, expr, names, walk
+from operators.source import Kernel, Source, bracketed, called, code, expr, names, walk
 
 _LOG2_E = "1.4426950408889634"  # log2(e), to float64 precision
 
@@ -53,7 +53,7 @@ def _reduced(kernel: Kernel, node: cst.BaseExpression) -> bool:
     inner = node.value if isinstance(node, cst.Subscript) else node
     if not isinstance(inner, cst.Name):
         return False
-    values = [v for v in bindings(kernel.node).get(inner.value, []) if v is not None]
+    values = [v for v in kernel.bound.get(inner.value, []) if v is not None]
     sums = {"tl.sum", "tl.max", "tl.sqrt"}
     augmented = any(
         isinstance(n, cst.AugAssign) and inner.value in names(n.target) and sums & {called(c) for c in walk(n.value)}
@@ -106,7 +106,7 @@ def _dot_accumulate(source: Source, rng: random.Random) -> str | None:
 
 def _float32(kernel: Kernel, target: cst.BaseExpression) -> bool:
     """The accumulator starts as float32, which is what tl.dot adds to."""
-    values = bindings(kernel.node).get(target.value, []) if isinstance(target, cst.Name) else []
+    values = kernel.bound.get(target.value, []) if isinstance(target, cst.Name) else []
     return any(v is not None and called(v) in ("tl.zeros", "tl.full") and "tl.float32" in code(v) for v in values)
 
 
@@ -137,7 +137,7 @@ def _widen_index(source: Source, rng: random.Random) -> str | None:
 
 def _reassigned(kernel: Kernel) -> bool:
     """Some name made from the program's number gets a second value, whose type would have to change with it."""
-    bound = bindings(kernel.node)
+    bound = kernel.bound
     return any(
         len(values) > 1 and any(v is not None and "tl.program_id" in functions_behind(kernel, v) for v in values)
         and "tl.load" not in set().union(*(functions_behind(kernel, v) for v in values if v is not None))

@@ -26,9 +26,9 @@ from operators.source import (
     Kernel,
     Launch,
     Source,
-    bindings,
     bracketed,
     called,
+    children,
     code,
     expr,
     fresh,
@@ -283,7 +283,7 @@ def _body_of_tile(source: Source, kernel: Kernel, tiles: Sequence[str]) -> list[
         if len(pid) > 1:
             text += f"{name} = {rest} % {tiles[axis]}\n" if axis < len(pid) - 1 else f"{name} = {rest}\n"
             rest = f"{rest} // {tiles[axis]}" if axis == 0 else f"({rest}) // {tiles[axis]}"
-    changed = [n for n in kernel.parameters if n in bindings(kernel.node) and _reassigned(kernel, n)]
+    changed = [n for n in kernel.parameters if n in kernel.bound and _reassigned(kernel, n)]
     local = {n: fresh(source, f"{n}_here") for n in changed}
     text += "".join(f"{new} = {old}\n" for old, new in local.items())
     pairs: Pairs = []
@@ -305,12 +305,12 @@ def _variables(node: cst.CSTNode, name: str) -> list[cst.Name]:
     """Occurrences of a variable (attribute names and keywords of calls are none)."""
     if isinstance(node, cst.Name):
         return [node] if node.value == name else []
-    inside = [node.value] if isinstance(node, (cst.Attribute, cst.Arg)) else node.children
+    inside = [node.value] if isinstance(node, (cst.Attribute, cst.Arg)) else children(node)
     return [n for child in inside for n in _variables(child, name)]
 
 
 def _reassigned(kernel: Kernel, name: str) -> bool:
-    return len(bindings(kernel.node)[name]) > 1
+    return len(kernel.bound[name]) > 1
 
 
 def _casts_position(kernel: Kernel, call: cst.Call) -> bool:

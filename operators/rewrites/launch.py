@@ -157,7 +157,8 @@ def _grid_pairs(source: Source, launch: Launch, blocks: set[str]) -> Pairs:
     if grid is None or not (set(variables) & names(grid)):
         return []
     resolved = source.resolve(launch.grid, launch.host)
-    meta = resolved.params.params[0].name.value if is_lambda and isinstance(resolved, cst.Lambda) else "meta"
+    given = resolved.params.params if isinstance(resolved, cst.Lambda) else ()
+    meta = given[0].name.value if given else "meta"
     inner: Pairs = [
         (n, expr(f'{meta}["{variables[n.value]}"]'))
         for n in walk(grid)

@@ -67,7 +67,7 @@ def _hoist(source: Source, rng: random.Random) -> str | None:
 
 def _invariant(kernel: Kernel, loop: cst.For, line: cst.CSTNode) -> bool:
     bound = assigned(line)
-    if bound is None or len(bindings(kernel.node)[bound[0]]) != 1:
+    if bound is None or len(kernel.bound[bound[0]]) != 1:
         return False
     body = cst.FunctionDef(cst.Name("body"), cst.Parameters(), cast(cst.IndentedBlock, loop.body))
     changing = set(bindings(body)) | names(loop.target)

@@ -15,7 +15,6 @@ from operators.source import (
     Kernel,
     Source,
     add_argument,
-    bindings,
     called,
     code,
     dotted,
@@ -88,7 +87,7 @@ class _Mask:
         if not isinstance(bound, cst.Name) or bound.value not in self.kernel.parameters:
             return None
         size = bound.value
-        if size in self.kernel.defaults or len(bindings(self.kernel.node)[size]) != 1:
+        if size in self.kernel.defaults or len(self.kernel.bound[size]) != 1:
             return None
         block = self._arange(offsets)
         if block is None and isinstance(offsets, cst.BinaryOperation) and isinstance(offsets.operator, cst.Add):
@@ -101,9 +100,9 @@ class _Mask:
         return (size, block) if block is not None else None
 
     def _arange(self, node: cst.BaseExpression) -> str | None:
-        if called(node) != "tl.arange":
+        if called(node) != "tl.arange" or len(cast(cst.Call, node).args) != 2:
             return None
-        start, stop = (a.value for a in cast(cst.Call, node).args[:2])
+        start, stop = (a.value for a in cast(cst.Call, node).args)
         named = isinstance(stop, cst.Name) and stop.value in self.kernel.constexpr - self.kernel.defaults
         return stop.value if integer(start) == 0 and named and isinstance(stop, cst.Name) else None
 
@@ -132,6 +131,8 @@ class _Mask:
             if not called(count).endswith("cdiv") or not {size, block} <= set(launch.arguments) | self._tuned(block):
                 return False
             given = [code(a.value) for a in cast(cst.Call, count).args]
+            if len(given) != 2:
+                return False
             blocks = {f'["{block}"]', f"['{block}']"}
             same = block in launch.arguments and given[1] == code(launch.arguments[block].value)
             if given[0] != code(launch.arguments[size].value) or not (
@@ -163,7 +164,7 @@ def _specialised(source: Source, kernel: Kernel) -> cst.FunctionDef | None:
     heads: dict[str, set[str]] = {}
     for loop in counts:
         heads.setdefault(dotted(loop.target), set()).add(code(loop.iter))
-    bound = bindings(kernel.node)  # a loop variable means one thing: equal ranges, and no other assignment
+    bound = kernel.bound  # a loop variable means one thing: equal ranges, and no other assignment
     loops = {v: n for n in counts if len(heads[v := dotted(n.target)]) == 1 and all(b is None for b in bound[v])}
     masks = _Mask(source, kernel, loops)
     provable: dict[int, set[tuple[str, str]]] = {}

@@ -105,20 +105,22 @@ def _whole_launch(source: Source, kernel: Kernel) -> Launch | None:
         assert isinstance(loop, cst.For)
         if any(not isinstance(s, cst.SimpleStatementLine) for s in loop.body.body):
             return None
-        accesses = [n for n in walk(loop.body) if called(n) in ("tl.load", "tl.store")]
-        if not all(_masked_by(kernel, loop, cast(cst.Call, a), size) for a in accesses):
+        if not all(_masked_by(kernel, loop, a, size) for a in _accesses(loop.body)):
             return None
     outside = [s for s in kernel.body if not isinstance(s, cst.For)]
     starts = {b[0] for b in bounds if b}
     if any(starts & names(s) for s in outside) or not only_lanes(kernel, block):
         return None
-    accesses = [cast(cst.Call, n) for s in outside for n in walk(s) if called(n) in ("tl.load", "tl.store")]
-    if any(_lanes_in(kernel, a.args[0]) for a in accesses):
+    if any(_lanes_in(kernel, a.args[0]) for s in outside for a in _accesses(s)):
         return None
     given = launch.arguments[block].value
     grid = source.resolve(launch.grid, launch.host)
     free = isinstance(source.resolve(given, launch.host), cst.Integer) and grid is not None
     return launch if free and not (names(given) & names(cast(cst.CSTNode, grid))) else None
+
+
+def _accesses(node: cst.CSTNode) -> list[cst.Call]:
+    return [n for n in walk(node) if isinstance(n, cst.Call) and called(n) in ("tl.load", "tl.store") and n.args]
 
 
 def _masked_by(kernel: Kernel, loop: cst.For, access: cst.Call, size: str) -> bool:
@@ -280,7 +282,7 @@ def _running_maximum(line: cst.BaseSmallStatement) -> tuple[str, str] | None:
     if len(args) != 2 or dotted(args[0].value) != target or called(args[1].value) != "tl.max":
         return None
     inner = cast(cst.Call, args[1].value)
-    x = dotted(inner.args[0].value)
+    x = dotted(inner.args[0].value) if inner.args else ""
     return (target, x) if x and target and len(inner.args) <= 2 and axis_of_reduction(inner) == 0 else None
 
 
@@ -288,14 +290,11 @@ def _running_sum(line: cst.BaseSmallStatement, largest: str, x: str) -> str | No
     """s of `s += tl.sum(tl.exp(x - m), axis=0)`."""
     if not isinstance(line, cst.AugAssign) or not isinstance(line.operator, cst.AddAssign):
         return None
-    value = line.value
-    if (
-        called(value) != "tl.sum"
-        or axis_of_reduction(cast(cst.Call, value)) != 0
-        or len(cast(cst.Call, value).args) > 2
-    ):
+    call = line.value
+    if not isinstance(call, cst.Call) or called(call) != "tl.sum" or len(call.args) not in (1, 2):
         return None
-    return dotted(line.target) if code(cast(cst.Call, value).args[0].value) == f"tl.exp({x} - {largest})" else None
+    matches = axis_of_reduction(call) == 0 and code(call.args[0].value) == f"tl.exp({x} - {largest})"
+    return dotted(line.target) if matches else None
 
 
 REWRITES = (

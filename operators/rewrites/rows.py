@@ -99,9 +99,13 @@ def _plain_call(call: cst.Call) -> bool:
     function = called(call)
     if function in _REDUCTIONS:
         axis = keyword(call, "axis") or (call.args[1] if len(call.args) == 2 else None)
-        return len(call.args) <= 2 and (axis is None or integer(axis.value) == 0)
+        return 1 <= len(call.args) <= 2 and (axis is None or integer(axis.value) == 0)
     if function in ("tl.zeros", "tl.full"):
-        return isinstance(call.args[0].value, (cst.Tuple, cst.List)) and len(call.args[0].value.elements) == 1
+        return (
+            bool(call.args)
+            and isinstance(call.args[0].value, (cst.Tuple, cst.List))
+            and len(call.args[0].value.elements) == 1
+        )
     method = isinstance(call.func, cst.Attribute) and call.func.attr.value == "to"
     return function in ELEMENTWISE | _OTHERS or method
 

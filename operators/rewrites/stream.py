@@ -17,7 +17,6 @@ from operators.source import (
     Kernel,
     Launch,
     Source,
-    bindings,
     called,
     code,
     dotted,
@@ -111,11 +110,12 @@ class _Streamer:
     def _check(self) -> None:
         kernel = self.kernel
         lines = [s for s in kernel.body if not (isinstance(s, cst.SimpleStatementLine) and len(s.body) == 1)]
-        once = all(len(v) == 1 for v in bindings(kernel.node).values())
+        moved = [dotted(n.target) for n in walk(kernel.node.body) if isinstance(n, cst.AugAssign)]
+        once = all(len(v) - moved.count(n) == 1 for n, v in kernel.bound.items())
         if (
             lines
             or not once
-            or "row_start" in bindings(kernel.node)
+            or "row_start" in kernel.bound
             or kernel.calls(*ATOMICS)
             or not only_lanes(kernel, self.block)
         ):
@@ -145,8 +145,19 @@ class _Streamer:
                 self.stores.append(new)
             else:
                 self._narrow(new, set(), store)
+        elif isinstance(line.body[0], cst.AugAssign):
+            self._move(line, line.body[0])
         elif not (isinstance(line.body[0], cst.Expr) and isinstance(line.body[0].value, cst.SimpleString)):
             raise _Unknown(f"a statement of another kind: {code(line)}")
+
+    def _move(self, line: cst.SimpleStatementLine, step: cst.AugAssign) -> None:
+        """`x_ptr += row * stride`, as long as nothing that runs later was written for the old value."""
+        name = dotted(step.target)
+        used = {n for _, wide in self.wide_lines for n in names(wide)}
+        if not name or self.waiting or self.held or self.stores or name in used or self._varies(step):
+            raise _Unknown("a name that changes after it was used")
+        self._shape(step.value)
+        self.out.append(line)
 
     def _narrow(self, line: cst.BaseStatement, bound: set[str], value: cst.BaseExpression) -> None:
         """A line that is the same for the whole row: now, or after the reductions it needs."""
@@ -164,7 +175,7 @@ class _Streamer:
         for node in walk(value):
             if called(node) in _START and self._varies(node):
                 call = cast(cst.Call, node)
-                what = call.args[0].value
+                what = call.args[0].value  # it varies, so there is one
                 if any(called(n) in _START for n in walk(what)) or len(call.args) > 2:
                     raise _Unknown("a reduction of a reduction")
                 pairs.append((node, cst.Name(self._reduce(call, what))))
@@ -250,7 +261,7 @@ class _Streamer:
 
     def _masked(self, call: cst.Call) -> None:
         """An access along the row has a mask, and the mask holds `lanes < N`."""
-        if not self._varies(call.args[0]):
+        if not call.args or not self._varies(call.args[0]):
             return
         mask = keyword(call, "mask")
         sizes = self._sizes(mask.value) if mask is not None else set()
@@ -299,13 +310,18 @@ class _Streamer:
 
     def _call_shape(self, call: cst.Call) -> Shape:
         function = called(call)
-        if function == "tl.arange":
+        if function == "tl.arange" and len(call.args) == 2:
             return (dotted(call.args[1].value) or code(call.args[1].value),)
         if function in ("tl.program_id", "tl.num_programs", "tl.cdiv"):
             return ()
         if function == "tl.store" or function in ELEMENTWISE | {"float"}:
             return _broadcast(*(self._shape(a.value) for a in call.args))
-        if function in _START and not self._varies(call) and (axis := axis_of_reduction(call)) is not None:
+        if (
+            function in _START
+            and call.args
+            and not self._varies(call)
+            and (axis := axis_of_reduction(call)) is not None
+        ):
             shape = self._shape(call.args[0].value)
             return shape[:axis] + shape[axis + 1 :]
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "to":

@@ -1,0 +1,190 @@
+"""Every rewrite, on built-in seeds and small kernels: the child computes what the parent computes, and compiles."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fitness.gate import gate
+from fitness.task import task_names
+from operators.base import Context, Parent
+from operators.rewrite import REWRITES, RewriteOperator
+from tests.operators_sources import FLAT_TILES, HEADER, IN_PLACE, ONE_PASS_SOFTMAX, SOURCES
+from tests.operators_tasks import seed
+
+ROOT = Path(__file__).parent.parent
+ENTRIES = {n: n for n in task_names()} | {n: e for n, (e, _, _) in SOURCES.items()}
+PARENTS = {n: seed(n) for n in task_names()} | {n: s for n, (_, s, _) in SOURCES.items()}
+
+
+def children(source: str, rng_seed: int = 0) -> dict[str, str]:
+    made = {n: r.apply(source, random.Random(rng_seed)) for n, r in REWRITES.items()}
+    return {n: s for n, s in made.items() if s is not None}
+
+
+@pytest.fixture(scope="module")
+def families() -> dict[str, dict[str, str]]:
+    return {name: children(source) for name, source in PARENTS.items()}
+
+
+def run(groups: dict[str, object], interpret: bool) -> dict[str, str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    command = [sys.executable, "-m", "tests.rewrite_run"]
+    done = subprocess.run(
+        command, input=json.dumps(groups), capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def group(name: str, made: dict[str, str], inputs: object) -> dict[str, object]:
+    return {"entry": ENTRIES[name], "parent": PARENTS[name], "inputs": inputs, "children": made}
+
+
+def odd_inputs(name: str) -> object:
+    return {"task": name, "case": "odd"} if name in task_names() else SOURCES[name][2][0]
+
+
+def test_every_rewrite_applies_somewhere(families: dict[str, dict[str, str]]) -> None:
+    assert {n for made in families.values() for n in made} == set(REWRITES)
+
+
+def test_children_compute_what_their_parents_compute(families: dict[str, dict[str, str]]) -> None:
+    groups = {f"{n}@odd": group(n, made, odd_inputs(n)) for n, made in families.items()}
+    groups |= {f"{n}@even": group(n, families[n], sizes[1]) for n, (_, _, sizes) in SOURCES.items()}
+    results = run(groups, interpret=True)
+    assert len(results) == sum(len(g["children"]) for g in groups.values())  # type: ignore[misc,arg-type]
+    assert {k: v for k, v in results.items() if v != "ok"} == {}
+
+
+def test_chains_of_rewrites_compute_what_their_ancestor_computes() -> None:
+    groups = {}
+    for name in ("softmax", "matmul", "layer_norm", "gemv_batched", "one_pass_layer_norm"):
+        made = {}
+        for number in range(3):
+            source, rng = PARENTS[name], random.Random(number)
+            for _ in range(4):
+                draft = RewriteOperator()([Parent(0, source, 1.0)], Context(rng))
+                assert draft is not None
+                source = draft.source
+            made[str(number)] = source
+        groups[name] = group(name, made, odd_inputs(name))
+    assert set(run(groups, interpret=True).values()) == {"ok"}
+
+
+def test_a_wrong_child_is_noticed() -> None:
+    source = PARENTS["softmax"]
+    wrong = {"value": source.replace("/ total", "/ (total * 1.0001)"), "error": source.replace("total = 0.0\n", "\n")}
+    results = run({"softmax": group("softmax", wrong, odd_inputs("softmax"))}, interpret=True)
+    assert "elements differ" in results["softmax/value"] and "Error" in results["softmax/error"]
+
+
+def test_each_rewrite_compiles_for_the_target(families: dict[str, dict[str, str]]) -> None:
+    """Types that only the compiler checks: loop-carried values, pointers, constexprs."""
+    left = set(REWRITES)
+    groups = {}
+    small_first = (
+        "vector_sin",
+        "column_sum",
+        "one_pass_softmax",
+        "one_pass_layer_norm",
+        "flat_tiles",
+        "softmax",
+        "matmul",
+    )
+    for name in small_first:
+        made = {n: s for n, s in families[name].items() if n in left}
+        left -= set(made)
+        groups[name] = group(name, made, odd_inputs(name))
+    assert not left
+    assert {k: v for k, v in run(groups, interpret=False).items() if v != "ok"} == {}
+
+
+def test_children_pass_the_gate(families: dict[str, dict[str, str]]) -> None:
+    for name in task_names():
+        for rewrite, source in families[name].items():
+            assert gate(source, entry=name, allow_delegation=False) == [], f"{name}/{rewrite}"
+
+
+# --- preconditions ---------------------------------------------------------------------------------------------------
+
+
+def applies(rewrite: str, source: str) -> bool:
+    return any(REWRITES[rewrite].apply(source, random.Random(n)) is not None for n in range(3))
+
+
+def test_kernels_that_update_memory_are_not_autotuned_nor_put_side_by_side() -> None:
+    assert applies("add_autotune", seed("vector_sin")) and not applies("add_autotune", IN_PLACE)
+    atomic = seed("vector_sin").replace("tl.store(y_ptr + offsets, tl.sin(x), mask=mask)", "tl.atomic_add(y_ptr, x)")
+    assert not applies("add_autotune", atomic)
+    in_place = ONE_PASS_SOFTMAX.replace("y_row = y_ptr", "y_row = x_ptr")
+    assert applies("rows_per_program", ONE_PASS_SOFTMAX) and not applies("rows_per_program", in_place)
+    assert applies("stream_reduction", ONE_PASS_SOFTMAX) and not applies("stream_reduction", in_place)
+
+
+def test_a_row_is_streamed_only_where_the_block_covers_it_and_every_access_is_masked() -> None:
+    for old, new in (
+        ("triton.next_power_of_2(n)", "triton.next_power_of_2(n) // 2"),
+        ("y_row + offsets, e / tl.sum(e, axis=0), mask=mask", "y_row + offsets, e / tl.sum(e, axis=0)"),
+        ("mask = offsets < n", "mask = offsets < BLOCK"),
+        ("tl.max(x, axis=0)", "tl.argmax(x, axis=0)"),
+    ):
+        assert old in ONE_PASS_SOFTMAX
+        assert not applies("stream_reduction", ONE_PASS_SOFTMAX.replace(old, new)), new
+
+
+def test_a_row_is_taken_whole_only_where_masks_end_with_the_loop() -> None:
+    source = seed("cross_entropy")
+    assert applies("whole_row", source)
+    assert not applies("whole_row", source.replace("mask=start + columns < n_classes", "mask=start + columns < limit"))
+    assert not applies("whole_row", source.replace("logits_row + target)", "logits_row + columns)"))
+    assert not applies("whole_row", seed("matmul"))
+
+
+def test_the_sum_must_start_at_zero_for_one_pass() -> None:
+    assert applies("online_softmax", seed("softmax"))
+    assert not applies("online_softmax", seed("softmax").replace("total = 0.0", "total = 1.0"))
+    assert not applies("online_softmax", seed("softmax").replace("tl.exp(x - largest), axis", "tl.exp(x), axis"))
+
+
+def test_masks_go_only_where_the_grid_covers_whole_blocks() -> None:
+    source = seed("vector_sin")
+    assert applies("even_masks", source)
+    assert not applies("even_masks", source.replace("triton.cdiv(n, BLOCK_SIZE)", "triton.cdiv(n, 4) + 1"))
+    assert not applies("even_masks", source.replace("offsets < n", "offsets < n - 1"))
+
+
+def test_early_returns_and_locks_keep_a_kernel_out_of_loops() -> None:
+    source = seed("vector_sin")
+    assert applies("persistent", source) and applies("tiles_per_program", source)
+    early = source.replace("    mask = offsets < n\n", "    if n < 1:\n        return\n    mask = offsets < n\n")
+    for rewrite in ("persistent", "tiles_per_program"):
+        assert not applies(rewrite, early)
+
+
+def test_programs_are_renumbered_once() -> None:
+    for rewrite, source in (("swizzle", seed("matmul")), ("swizzle_flat", FLAT_TILES)):
+        once = REWRITES[rewrite].apply(source, random.Random(0))
+        assert once is not None and not applies(rewrite, once)
+
+
+def test_a_loop_variable_that_means_two_things_proves_nothing() -> None:
+    source = HEADER + (
+        "@triton.jit\ndef k(x_ptr, y_ptr, n, m, BLOCK: tl.constexpr):\n"
+        "    for i in range(0, n, BLOCK):\n"
+        "        tl.store(y_ptr + i + tl.arange(0, BLOCK), 1.0, mask=i + tl.arange(0, BLOCK) < n)\n"
+        "    for i in range(1, m, BLOCK):\n"
+        "        tl.store(x_ptr + i + tl.arange(0, BLOCK), 1.0, mask=i + tl.arange(0, BLOCK) < n)\n\n\n"
+        "def f(x, y):\n    k[(1,)](x, y, 5, 6, BLOCK=8)\n"
+    )
+    assert not applies("even_masks", source)
+    assert applies("even_masks", source.replace("range(1, m, BLOCK)", "range(0, n, BLOCK)"))
+
+
+def test_other_names_for_triton_are_left_alone() -> None:
+    renamed = seed("softmax").replace("import triton.language as tl", "from triton import language as tl")
+    assert children(renamed) == {}
