@@ -74,8 +74,8 @@ _STATIONS = (("dram", "l2", "scattered", "atomics"), ("issue", "special"), ("ten
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "uint8": "int8"}
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution")
 
-# How far estimated ratios are from measured ones: over 47 (kernel, case) pairs, log(estimated / measured ratio to the seed)
-# has a root mean square of 0.21 with heavy tails; with this value 44 of their intervals hold.  See docs/estimate.md.
+# How far estimated ratios are from measured ones: over 47 (kernel, case) pairs, log(estimated / measured speedup)
+# has a root mean square of 0.21 with heavy tails; with this value 43 of their intervals hold.  See docs/estimate.md.
 RATIO_LOG_SD = 0.25
 RATIO_LEAST = 0.5  # part of it that remains where the estimates are nearly equal, though the kernels are not
 
@@ -168,7 +168,7 @@ def choose_configs(
 
 
 def interval(ratio: float) -> tuple[float, float]:
-    """95% interval of an estimated ratio of times: how far the model errs.
+    """Interval of an estimated ratio of times, meant for 95%: how far the model errs.
 
     Two kernels with nearly equal estimates mostly are alike, and the model errs alike on both, so the interval narrows
     towards 1.  At 1 exactly both are taken for the same kernel, and there is nothing to err about.
