@@ -41,7 +41,7 @@ _AT_FAULT = (
     RecursionError, ArithmeticError, SyntaxError,
 )  # fmt: skip
 
-# Options a launch may set.  Others (`ir_override`, `extern_libs`, `ptx_options`, ...) bring in code that is not the kernel
+# Options a launch may set.  Others (`ir_override`, `extern_libs`, `ptx_options`, ...) bring in code beside the kernel
 # that the interpreter checks.
 OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_pdl", "launch_cooperative_grid",
