@@ -99,7 +99,7 @@ class _Streamer:
         self._check()
         for line in self.kernel.body:
             self._take(cast(cst.SimpleStatementLine, line))
-        if not self.size or (not any(isinstance(n, cst.For) for n in self.out) and not self.waiting):
+        if not self.waiting and not any(isinstance(n, cst.For) for n in self.out):
             raise _Unknown("nothing is reduced along the block")
         self._flush()
         if self.stores:
@@ -236,6 +236,8 @@ class _Streamer:
         return chosen[::-1]
 
     def _loop(self, lines: Sequence[cst.BaseStatement]) -> cst.BaseStatement:
+        if not self.size:
+            raise _Unknown("no mask says how long the row is")
         lanes = expr(f"row_start + tl.arange(0, {self.block})")
         inner = []
         for line in lines:
