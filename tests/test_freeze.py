@@ -3,7 +3,7 @@
 from fitness.freeze import freeze
 from fitness.plan import Config
 
-SOURCE = '''
+SOURCE = """
 import triton
 import triton.language as tl
 
@@ -21,7 +21,7 @@ def scale(x, y, n, BLOCK: tl.constexpr):
 @triton.jit
 def other(x):
     pass
-'''
+"""
 
 CHOSEN = Config(
     (4, 1, 1),
