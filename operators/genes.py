@@ -68,7 +68,7 @@ class _Site:
 
 def get_genes(source: str) -> tuple[Gene, ...]:
     """The genes of a source, in the order of its launches; () where it is not Python or launches nothing."""
-    return tuple(s.gene for s in _sites(source).values())
+    return tuple(s.gene for s in _sites(source)[1].values())
 
 
 def set_genes(source: str, values: Mapping[str, int]) -> str:
@@ -76,7 +76,7 @@ def set_genes(source: str, values: Mapping[str, int]) -> str:
 
     Raises ValueError for a gene the source does not have and for a value that is no positive integer.
     """
-    sites = _sites(source)
+    parsed, sites = _sites(source)
     edits: list[tuple[cst.CSTNode, object]] = []
     added: dict[int, tuple[cst.Call, list[str]]] = {}
     for name, value in values.items():
@@ -91,7 +91,6 @@ def set_genes(source: str, values: Mapping[str, int]) -> str:
         if site.call is not None:
             added.setdefault(id(site.call), (site.call, []))[1].append(f"{site.option}={value}")
     edits += [(call, _adder(texts)) for call, texts in added.values()]
-    parsed = parse(source)
     if not edits or parsed is None:
         return source
     return str(replace(parsed.module, edits).code)
@@ -107,17 +106,18 @@ def _adder(texts: list[str]) -> Callable[[cst.Call], cst.Call]:
 
 
 @lru_cache(maxsize=128)
-def _sites(text: str) -> Mapping[str, _Site]:
+def _sites(text: str) -> tuple[Source | None, Mapping[str, _Site]]:
+    """The genes of a source by name, with the one tree whose nodes they are."""
     source = parse(text)
     found: dict[str, _Site] = {}
     taken: set[int] = set()  # ids of literals that belong to a gene already
     if source is None:
-        return found
+        return None, found
     for site in _all_sites(source):
         if taken.isdisjoint(id(n) for n in site.literals):
             taken |= {id(n) for n in site.literals}
             found.setdefault(site.gene.name, site)
-    return found
+    return source, found
 
 
 def _all_sites(source: Source) -> Iterator[_Site]:

@@ -4,6 +4,7 @@ import pytest
 
 from fitness.task import task_names
 from operators.genes import get_genes, set_genes
+from operators.source import parse
 from tests.operators_sources import COLUMN_SUM, FLAT_TILES, HEADER, IN_PLACE, ODD_SOURCES, SOURCES
 from tests.operators_tasks import seed
 
@@ -100,6 +101,13 @@ def test_round_trip(name: str) -> None:
         option = gene.name.rpartition(".")[2]
         if changed.count(option) == source.count(option):  # no keyword was added: back to the very same text
             assert set_genes(changed, {gene.name: gene.value}) == source
+
+
+def test_genes_can_be_set_however_many_sources_were_seen_in_between() -> None:
+    get_genes(IN_PLACE)
+    for number in range(300):  # more than any cache of parsed sources holds
+        parse(f"x = {number}\n")
+    assert "num_warps=16" in set_genes(IN_PLACE, {"scale_kernel.num_warps": 16})
 
 
 def test_misuse_says_what_there_is() -> None:
