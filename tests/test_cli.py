@@ -105,7 +105,7 @@ def test_a_run_that_found_nothing_says_so(
 ) -> None:
     from tests.test_engine import Exhausting
 
-    monkeypatch.setattr(evo.cli, "open_evaluator", lambda task, target: Exhausting())
+    monkeypatch.setattr(evo.cli, "open_evaluator", lambda task, target, device: Exhausting())
     assert run("run", "--budget", "3", "--run-dir", "out") == 0
     assert "nothing faster than the seed was found" in capsys.readouterr().out
     assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE
