@@ -39,7 +39,7 @@ def choose(wanted: str | None, find: Callable[[], Gpus]) -> tuple[str, str]:
 
 
 def again(device: str, find: Callable[[], Gpus]) -> str:
-    """One line on a run that goes on as it was started.  Raises ConfigError where it needs a GPU and none can be had."""
+    """One line on a run that goes on as it was started.  Raises ConfigError where it needs a GPU and there is none."""
     if device == "cpu":
         return _estimating("as this run was started")
     gpus = find()

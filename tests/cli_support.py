@@ -26,6 +26,7 @@ class CliEvaluator(SlowEvaluator):
     """Notes whether it was closed."""
 
     closed = False
+    device = ""  # it was opened for
 
     def close(self) -> None:
         self.closed = True
@@ -47,6 +48,7 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
 
     def open_evaluator(task: Any, target: str, device: str) -> CliEvaluator:
         opened.append(BrokenEvaluator() if task.name == BROKEN else CliEvaluator(sleep_s, LOG if sleep_s else None))
+        opened[-1].device = device
         return opened[-1]
 
     setattr_(evo.cli, "load_task", load)
