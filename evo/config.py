@@ -68,7 +68,8 @@ class RunConfig:
         return dataclasses.replace(self, budget=budget)
 
     def with_device(self, device: str) -> RunConfig:
-        return dataclasses.replace(self, device=device)
+        """On a GPU drafts are not screened: measuring one takes less time than estimating those to choose from."""
+        return dataclasses.replace(self, device=device, screen_budget=0 if device == "gpu" else self.screen_budget)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +49,14 @@ class GpuEvaluator(Evaluator):
         self._gpu = self._runner.facts
         return super().prepare()
 
+    def screen(self, sources: Sequence[str]) -> list[float | None]:
+        """As of every evaluator.  The seed is estimated when this is first asked for: runs that measure seldom do."""
+        if self._baseline is None:
+            seed = self._facts(self.task.seed_source)
+            with suppress(Stop):
+                self._baseline = None if isinstance(seed, Stop) else self._estimates(self.task.seed_source, seed)
+        return super().screen(sources) if self._baseline is not None else [None] * len(sources)
+
     @property
     def environment(self) -> Mapping[str, Any]:
         """Versions and protections of this evaluator, and, after `prepare`, which GPU it is and its ceilings."""
@@ -83,7 +92,6 @@ class GpuEvaluator(Evaluator):
         return facts.estimates
 
     def _judge_seed(self, seed: Candidate, facts: Facts) -> Judged:
-        self._baseline = self._estimates(seed.source, facts)
         return _judged(self._runner.prepare(_work(facts)))
 
     def _judge(self, candidate: Candidate, facts: Facts, key: str) -> Judged:

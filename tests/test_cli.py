@@ -66,6 +66,7 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     assert [e.device for e in opened] == ["gpu"]
     with RunReader(Path("out")) as reader:
         assert reader.info.config.device == "gpu"
+        assert reader.info.config.screen_budget == 0
     monkeypatch.setattr(evo.cli, "find_gpus", lambda target: NO_GPU)
     assert run("resume", "out", "--budget", "5") == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err

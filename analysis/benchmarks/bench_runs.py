@@ -2,7 +2,8 @@
 
     python -m analysis.benchmarks.bench_runs OUT.json [--budget 64] [--seconds 40] [--tasks a,b]
 
-The runs follow one another.  A run that takes longer than `--seconds` is stopped as by Ctrl-C, which keeps what it found.
+The runs follow one another.  A run that takes longer than `--seconds` is stopped as by Ctrl-C and keeps what
+it found.
 OUT.json is written after every run; `--table OUT.json` prints it as Markdown.
 """
 
