@@ -20,6 +20,7 @@ from evo.errors import ConfigError, EvoError
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
+    from evo.device import Gpus
     from evo.engine import Evaluator, Outcome, Score
     from evo.records import Evaluation
     from evo.store import Store
@@ -118,6 +119,9 @@ def _add_tasks(commands: Any) -> None:
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="sm_90", help="GPU to compile for (default: sm_90)")
+    parser.add_argument(
+        "--gpus", metavar="N|all|none", help="measure on GPUs, or estimate (default: the first GPU, if it is a target)"
+    )
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -129,11 +133,20 @@ def load_task(name_or_folder: str) -> Task:
     return load(name_or_folder)
 
 
-def open_evaluator(task: Task, target: str) -> Evaluator:
-    from fitness.evaluator import CpuEvaluator
+def find_gpus(target: str) -> Gpus:
+    from fitness.gpus import find_gpus as find
     from fitness.target import get_target
 
-    return CpuEvaluator(task, get_target(target))
+    return find(get_target(target))
+
+
+def open_evaluator(task: Task, target: str, device: str) -> Evaluator:
+    """`device`: "gpu" measures on the first GPU, "cpu" estimates."""
+    from fitness.evaluator import CpuEvaluator
+    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.target import get_target
+
+    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target))
 
 
 def scorer() -> Score:
@@ -154,6 +167,7 @@ def _say(text: str) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from evo.device import choose
     from evo.store import RunInfo, Store, check_vacant
     from evo.versions import versions
 
@@ -161,8 +175,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.run_dir is not None:
         check_vacant(arguments.run_dir)
     task = load_task(config.task)
+    device, line = choose(arguments.gpus, lambda: find_gpus(config.target))
+    config = config.with_device(device)
+    _say(line)
     _say(f"preparing {task.name}: evaluating its seed kernel")
-    with closing(open_evaluator(task, config.target)) as evaluator:
+    with closing(open_evaluator(task, config.target, config.device)) as evaluator:
         first = evaluator.prepare()
         folder = arguments.run_dir or _new_folder(task.name)
         info = RunInfo(config, task.hash, versions(), evaluator.environment)
@@ -211,6 +228,7 @@ def _new_folder(task: str) -> Path:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
+    from evo.device import again
     from evo.store import RunReader, Store
     from evo.versions import versions
 
@@ -227,7 +245,8 @@ def _resume(arguments: argparse.Namespace) -> int:
             _say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} --budget N` goes further")
             return _conclude(store)
         _say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
-        with closing(open_evaluator(task, config.target)) as evaluator:
+        _say(again(config.device, lambda: find_gpus(config.target)))
+        with closing(open_evaluator(task, config.target, config.device)) as evaluator:
             return _search(store, task.seed_source, evaluator.prepare(), evaluator)
 
 
@@ -300,6 +319,7 @@ def _conclude(store: Store, outcome: Outcome | None = None) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    from evo.device import choose
     from evo.records import Candidate, Verdict
     from fitness.target import get_target
 
@@ -312,7 +332,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     candidates = [Candidate(_read_kernel(path)) for path in arguments.kernels]
     score = scorer()
     ok = True
-    with closing(open_evaluator(load_task(arguments.task), arguments.target)) as evaluator:
+    task = load_task(arguments.task)
+    device, line = choose(arguments.gpus, lambda: find_gpus(arguments.target))
+    print(line, file=sys.stderr, flush=True)  # standard output is for the results
+    with closing(open_evaluator(task, arguments.target, device)) as evaluator:
         evaluator.prepare()
         pool = ThreadPoolExecutor(workers)
         try:

@@ -21,6 +21,8 @@ _RANGES = {
     "migrate_every": (1, 1_000_000),
 }
 
+DEVICES = ("cpu", "gpu")
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -38,6 +40,7 @@ class RunConfig:
     islands: int = 3
     workers: int = 1
     target: str = "sm_90"
+    device: str = "cpu"  # "gpu": measured on one; "cpu": estimated
     screen_budget: int = 12  # most sources an operator may screen for one draft
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
@@ -53,6 +56,8 @@ class RunConfig:
                 )
         if self.strategy not in STRATEGIES:
             raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, got {self.device!r}")
         if not self.operators:
             raise ConfigError("operators: expected at least one name, got none; leave --operators out to use all")
         twice = sorted({name for name in self.operators if self.operators.count(name) > 1})
@@ -61,6 +66,10 @@ class RunConfig:
 
     def with_budget(self, budget: int) -> RunConfig:
         return dataclasses.replace(self, budget=budget)
+
+    def with_device(self, device: str) -> RunConfig:
+        """On a GPU drafts are not screened: measuring one takes less time than estimating those to choose from."""
+        return dataclasses.replace(self, device=device, screen_budget=0 if device == "gpu" else self.screen_budget)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

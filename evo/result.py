@@ -61,6 +61,7 @@ def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
         "task": info.config.task,
         "task_hash": info.task_hash,
         "target": info.config.target,
+        "device": info.config.device,
         "strategy": info.config.strategy,
         "seed": info.config.seed,
         "trial": best.index,

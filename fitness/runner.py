@@ -72,7 +72,7 @@ class Runner:
         wall_s: float = 30.0,
         looks: Sequence[int] = LOOKS,
     ) -> None:
-        """`task`: built-in name or folder; `wall_s`: the most that one request may take before it counts as hung;
+        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung;
         `looks`: numbers of pairs after which a comparison may stop (`fitness.timing.Stopping`).
         """
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
@@ -81,13 +81,14 @@ class Runner:
         self._facts: Mapping[str, Any] = {}
         self._lock = threading.Lock()
         self._process: _Process | None = None
+        self._closed = False
         self.respawns = 0
 
     def prepare(self, work: Work) -> Report:
         """Verifies the seed kernel and makes it the baseline of everything that follows."""
         with self._lock:
             self._baseline = None
-            report = self._ask("prepare", work)
+            report = self._ask("prepare", work, wall_s=START_S)
             if report.verdict is Verdict.OK:
                 self._baseline = work
             return report
@@ -99,7 +100,7 @@ class Runner:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
             first = ""
             for _ in range(ATTEMPTS):
-                report = self._ask("evaluate", work, seed)
+                report = self._ask("evaluate", work, seed, wall_s=self._wall_s)
                 if not report.fault:
                     break
                 first = first or report.message
@@ -113,7 +114,11 @@ class Runner:
             return self._facts
 
     def close(self) -> None:
-        """Ends the process.  The next request would start another."""
+        """Ends the process, whatever it is doing; a request under way raises EvoError."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.stop()
         with self._lock:
             self._end()
 
@@ -125,12 +130,12 @@ class Runner:
 
     # --- the process -------------------------------------------------------------------------------------------------
 
-    def _ask(self, kind: str, *request: Any) -> Report:
+    def _ask(self, kind: str, *request: Any, wall_s: float) -> Report:
         process = self._living()
         try:
-            return process.ask((kind, *request), self._wall_s)
+            return process.ask((kind, *request), wall_s)
         except TimeoutError:
-            message = f"not finished after {self._wall_s:g} s on the GPU: a kernel that does not end, or far too slow"
+            message = f"not finished after {wall_s:g} s on the GPU: a kernel that does not end, or far too slow"
             report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
         except (EOFError, OSError) as error:
             said = process.last_words()
@@ -143,6 +148,8 @@ class Runner:
 
     def _living(self) -> _Process:
         """The process, a new one where there is none; a new one is told the baseline."""
+        if self._closed:
+            raise EvoError("the runner is closed")
         if self._process is None:
             self._process = process = _Process(self._command)
             try:
@@ -191,6 +198,7 @@ class _Process:
             stdout=self._errors,
             stderr=self._errors,
             env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
         )
         theirs.close()
         self._connection = Connection(ours.detach())
@@ -212,7 +220,12 @@ class _Process:
         self._errors.seek(0)
         return self._errors.read()[-2000:].decode(errors="replace").strip()
 
+    def stop(self) -> None:
+        """Kills it; what is asked of it then raises EOFError."""
+        self._process.kill()
+
     def kill(self) -> None:
+        """Kills it and lets go of what belongs to it."""
         self._process.kill()
         self._process.wait()
         self._connection.close()

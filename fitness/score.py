@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from evo.records import Evaluation, Fitness, Verdict
+from evo.records import Evaluation, Fitness, Timing, Verdict
 
 
 def score(evaluation: Evaluation) -> Fitness | None:
@@ -12,17 +13,29 @@ def score(evaluation: Evaluation) -> Fitness | None:
 
     The interval is the geometric mean of the cases' interval ends: wider than the mean's own interval if the cases err
     independently, right if they err together, as cases timed by one model or on one device largely do.
+
+    A measured case whose difference does not count (`terms["counts"]` is 0: the interval includes 1, or the ratio lies
+    within the noise floor of the device) enters as ratio 1, with its interval widened to include 1.
     """
     if evaluation.verdict is not Verdict.OK:
         return None
-    timings = evaluation.timings
+    cases = {t.case: _counted(t) for t in evaluation.timings}
+    ratios, lows, highs = zip(*cases.values(), strict=True)
     return Fitness(
-        speedup=_geometric_mean([t.ratio for t in timings]),
-        ci95=(_geometric_mean([t.ci95[0] for t in timings]), _geometric_mean([t.ci95[1] for t in timings])),
-        per_case={t.case: t.ratio for t in timings},
+        speedup=_geometric_mean(ratios),
+        ci95=(_geometric_mean(lows), _geometric_mean(highs)),
+        per_case={case: ratio for case, (ratio, _, _) in cases.items()},
         estimated=evaluation.estimated,
     )
 
 
-def _geometric_mean(values: list[float]) -> float:
+def _counted(timing: Timing) -> tuple[float, float, float]:
+    """(ratio, low, high) of a case as it enters the mean."""
+    low, high = timing.ci95
+    if timing.estimated or timing.terms.get("counts", 1.0):
+        return timing.ratio, low, high
+    return 1.0, min(low, 1.0), max(high, 1.0)
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(math.log(v) for v in values) / len(values))

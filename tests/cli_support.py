@@ -18,6 +18,7 @@ from evo.strategies import STRATEGIES
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator
 
 LOG = Path("evaluated.log")  # written by slow evaluators
+NO_GPU = SimpleNamespace(count=0, name="", problem="torch sees no CUDA GPU")
 BROKEN = "broken"  # a task whose seed is wrong
 
 
@@ -25,6 +26,7 @@ class CliEvaluator(SlowEvaluator):
     """Notes whether it was closed."""
 
     closed = False
+    device = ""  # it was opened for
 
     def close(self) -> None:
         self.closed = True
@@ -44,12 +46,14 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     """Puts the instant parts in place of the real ones; the evaluators that are opened, as they are."""
     opened: list[CliEvaluator] = []
 
-    def open_evaluator(task: Any, target: str) -> CliEvaluator:
+    def open_evaluator(task: Any, target: str, device: str) -> CliEvaluator:
         opened.append(BrokenEvaluator() if task.name == BROKEN else CliEvaluator(sleep_s, LOG if sleep_s else None))
+        opened[-1].device = device
         return opened[-1]
 
     setattr_(evo.cli, "load_task", load)
     setattr_(evo.cli, "open_evaluator", open_evaluator)
+    setattr_(evo.cli, "find_gpus", lambda target: NO_GPU)
     setattr_(evo.cli, "scorer", lambda: score)
     setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ import evo
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo.cli import main
 from evo.store import RunReader
-from tests.cli_support import LOG, CliEvaluator, install
+from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import facts
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,39 @@ def evo_process(*arguments: str, sleep_s: float = 0.0, cwd: Path = ROOT, **more:
 
 
 # --- run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_gpu(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evo.cli, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+
+
+def test_a_run_says_what_it_measures_with_and_keeps_to_it(
+    opened: list[CliEvaluator],
+    one_gpu: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run("run", "softmax", "--budget", "3", "--workers", "1", "--run-dir", "out") == 0
+    assert "measuring times on GPU 0, H200" in capsys.readouterr().out
+    assert [e.device for e in opened] == ["gpu"]
+    with RunReader(Path("out")) as reader:
+        assert reader.info.config.device == "gpu"
+        assert reader.info.config.screen_budget == 0
+    monkeypatch.setattr(evo.cli, "find_gpus", lambda target: NO_GPU)
+    assert run("resume", "out", "--budget", "5") == 2
+    assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
+    assert len(opened) == 1
+
+
+def test_gpus_none_estimates_and_two_are_refused(
+    opened: list[CliEvaluator], one_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run", "softmax", "--budget", "3", "--gpus", "none", "--run-dir", "out") == 0
+    assert "estimating times by a model of the target" in capsys.readouterr().out
+    assert [e.device for e in opened] == ["cpu"]
+    assert run("run", "softmax", "--gpus", "2") == 2
+    assert "this version drives one GPU, got 2" in capsys.readouterr().err
 
 
 def test_run_ends_with_the_best_kernel_and_its_figures(
@@ -105,7 +139,7 @@ def test_a_run_that_found_nothing_says_so(
 ) -> None:
     from tests.test_engine import Exhausting
 
-    monkeypatch.setattr(evo.cli, "open_evaluator", lambda task, target: Exhausting())
+    monkeypatch.setattr(evo.cli, "open_evaluator", lambda task, target, device: Exhausting())
     assert run("run", "--budget", "3", "--run-dir", "out") == 0
     assert "nothing faster than the seed was found" in capsys.readouterr().out
     assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE

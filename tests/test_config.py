@@ -30,6 +30,7 @@ def test_a_config_survives_its_json() -> None:
         ({"migrate_every": 0}, "migrate_every: expected"),
         ({"screen_budget": -1}, "screen_budget: expected"),
         ({"strategy": "anneal"}, "expected one of evolve, random, hillclimb, got 'anneal'"),
+        ({"device": "tpu"}, "device: expected one of cpu, gpu, got 'tpu'"),
         ({"operators": ()}, "expected at least one name, got none"),
         ({"operators": ("mix", "mix")}, "expected each name once, got mix twice"),
     ],

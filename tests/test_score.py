@@ -1,5 +1,7 @@
 """The speedup formula."""
 
+import dataclasses
+
 import pytest
 
 from evo.records import Build, Check, Evaluation, Timing, Verdict
@@ -26,6 +28,21 @@ def test_geometric_mean_over_the_cases():
 
 def test_one_estimated_case_marks_the_whole():
     assert score(evaluation(2.0, estimated=False)).estimated is False
+
+
+def measured(case: str, ratio: float, ci95: tuple[float, float], counts: float) -> Timing:
+    return Timing(case, (10.0,), (10.0 * ratio,), ratio, ci95, False, {"counts": counts})
+
+
+def test_a_measured_difference_that_does_not_count_is_none():
+    whole = evaluation(1.0, estimated=False)
+    timings = (measured("a", 1.21, (1.2, 1.22), 1.0), measured("b", 1.01, (1.005, 1.02), 0.0))
+    fitness = score(dataclasses.replace(whole, timings=timings))
+    assert fitness.per_case == {"a": 1.21, "b": 1.0}
+    assert fitness.speedup == pytest.approx(1.1)
+    assert fitness.ci95 == (pytest.approx(1.2**0.5), pytest.approx((1.22 * 1.02) ** 0.5))
+    slower = score(dataclasses.replace(whole, timings=(measured("a", 0.99, (0.98, 0.995), 0.0),)))
+    assert (slower.speedup, slower.ci95) == (pytest.approx(1.0), (pytest.approx(0.98), pytest.approx(1.0)))
 
 
 def test_a_failure_has_no_fitness():
