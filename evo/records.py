@@ -87,13 +87,19 @@ class Case:
 
 
 def candidate_id(source: str) -> str:
-    """16 hex digits of the source without comments, blank lines and trailing space: the name of a candidate."""
+    """16 hex digits of the source without comments, blank lines and trailing space: the name of a candidate.
+
+    Of the text, not of its tokens: those differ between versions of Python.
+    """
+    lines = source.splitlines()
+    ends: dict[int, int] = {}  # row of a comment or of the end of a line -> column where its code ends
     try:
-        drop = (tokenize.COMMENT, tokenize.NL)
-        tokens = [
-            (t.type, t.string) for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in drop
-        ]
-        text = json.dumps(tokens)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE):
+                row, column = token.start
+                ends[row] = min(column, ends.get(row, column))
+        code = [line[: ends[row]].rstrip() if row in ends else line for row, line in enumerate(lines, 1)]
+        text = "\n".join(line for row, line in enumerate(code, 1) if line or row not in ends)
     except (tokenize.TokenError, SyntaxError):  # not Python: the text itself is its name
         text = source
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -32,7 +32,7 @@ class Watch:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_spends_its_budget_and_improves(tmp_path: Path, strategy: str) -> None:
-    with create(tmp_path, strategy=strategy, budget=60) as store:
+    with create(tmp_path, strategy=strategy, budget=60, seed=1) as store:
         outcome = search(store)
         assert (outcome.reason, outcome.spent) == ("budget spent", 60)
         trials = list(store.trials())

@@ -1,0 +1,42 @@
+"""Records refuse to be inconsistent; a candidate's name depends on its code alone."""
+
+import pytest
+
+from evo.records import Candidate, Evaluation, Proposal, Verdict, candidate_id
+
+SOURCE = 'def f(x):\n    text = """a\n\n  # no comment  \n"""\n    return f"{x!r:>{8}} # {text}"\n'
+
+
+def test_comments_blank_lines_and_trailing_space_do_not_count():
+    noisy = "# head\n\n" + SOURCE.replace("def f(x):\n", "def f(x):  # why\n\n    # and so\n") + "   \n"
+    assert candidate_id(noisy) == candidate_id(SOURCE)
+
+
+@pytest.mark.parametrize(
+    "old, new", [("x!r", "x!s"), ("# no", "# a"), ("a\n\n", "a\n"), ("f(x)", "f(y)"), ("comment  ", "comment ")]
+)
+def test_everything_else_counts(old, new):
+    assert old in SOURCE
+    assert candidate_id(SOURCE.replace(old, new)) != candidate_id(SOURCE)
+
+
+def test_the_name_is_the_same_in_every_version_of_python():
+    assert candidate_id(SOURCE) == "980c88cc82ad2f02"
+
+
+def test_what_is_not_python_is_named_by_its_text():
+    assert candidate_id("def (") != candidate_id("def ( ")
+
+
+def test_a_candidate_cannot_carry_the_name_of_another():
+    with pytest.raises(ValueError, match="not that of its source"):
+        Candidate("x = 1\n", id="0" * 16)
+
+
+def test_facts_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="earlier proposals"):
+        Proposal(1, Candidate("x = 1\n"), "params", parents=(1,))
+    with pytest.raises(ValueError, match="needs builds"):
+        Evaluation("x", Verdict.OK, "done")
+    with pytest.raises(ValueError, match="needs a message"):
+        Evaluation("x", Verdict.WRONG, "verify")
