@@ -12,6 +12,7 @@ import evo.cli
 import evo.versions
 import operators.registry
 from analysis.benchmarks.instant import SEED_SOURCE, score
+from evo.commands import parts
 from evo.errors import TaskError
 from evo.records import Case
 from evo.strategies import STRATEGIES
@@ -51,10 +52,10 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
         opened[-1].device = device
         return opened[-1]
 
-    setattr_(evo.cli, "load_task", load)
-    setattr_(evo.cli, "open_evaluator", open_evaluator)
-    setattr_(evo.cli, "find_gpus", lambda target: NO_GPU)
-    setattr_(evo.cli, "scorer", lambda: score)
+    setattr_(parts, "load_task", load)
+    setattr_(parts, "open_evaluator", open_evaluator)
+    setattr_(parts, "find_gpus", lambda target: NO_GPU)
+    setattr_(parts, "scorer", lambda: score)
     setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)
     for strategy in STRATEGIES.values():

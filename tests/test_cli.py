@@ -16,6 +16,7 @@ import pytest
 import evo
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo.cli import main
+from evo.commands import parts
 from evo.store import RunReader
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import facts
@@ -52,7 +53,7 @@ def evo_process(*arguments: str, sleep_s: float = 0.0, cwd: Path = ROOT, **more:
 
 @pytest.fixture
 def one_gpu(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evo.cli, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+    monkeypatch.setattr(parts, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
 
 
 def test_a_run_says_what_it_measures_with_and_keeps_to_it(
@@ -67,7 +68,7 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     with RunReader(Path("out")) as reader:
         assert reader.info.config.device == "gpu"
         assert reader.info.config.screen_budget == 0
-    monkeypatch.setattr(evo.cli, "find_gpus", lambda target: NO_GPU)
+    monkeypatch.setattr(parts, "find_gpus", lambda target: NO_GPU)
     assert run("resume", "out", "--budget", "5") == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
     assert len(opened) == 1
@@ -139,7 +140,7 @@ def test_a_run_that_found_nothing_says_so(
 ) -> None:
     from tests.test_engine import Exhausting
 
-    monkeypatch.setattr(evo.cli, "open_evaluator", lambda task, target, device: Exhausting())
+    monkeypatch.setattr(parts, "open_evaluator", lambda task, target, device: Exhausting())
     assert run("run", "--budget", "3", "--run-dir", "out") == 0
     assert "nothing faster than the seed was found" in capsys.readouterr().out
     assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE
@@ -320,7 +321,7 @@ def test_a_task_that_changed_is_refused(
         task.hash = "other"
         return task
 
-    monkeypatch.setattr(evo.cli, "load_task", changed)
+    monkeypatch.setattr(parts, "load_task", changed)
     assert run("resume", "out", "--budget", "9") == 2
     assert "has changed since the run started" in capsys.readouterr().err
 

@@ -1,0 +1,88 @@
+"""`evo evaluate`: judge kernels without a search."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.commands import parts
+from evo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evo.engine import Score
+    from evo.records import Evaluation
+
+
+def add(commands: Any) -> None:
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="judge kernels without a search",
+        description="Judges each kernel on its own. Exit code 0: all are ok; 1: not all; 2: misuse.",
+    )
+    evaluate.add_argument("task", metavar="TASK", help="a built-in task or a task folder")
+    evaluate.add_argument("kernels", nargs="+", type=Path, metavar="KERNEL.py")
+    evaluate.add_argument("--json", action="store_true", help="one JSON object a line and kernel")
+    evaluate.add_argument("--seed", type=int, default=0, metavar="S", help="of the random inputs (default: 0)")
+    evaluate.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU)")
+    parts.add_target(evaluate)
+    evaluate.set_defaults(command=_evaluate)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from evo.device import choose
+    from evo.records import Candidate, Verdict
+    from fitness.target import get_target
+
+    workers = parts.workers(arguments.workers)
+    if workers < 1:
+        raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
+    if not 0 <= arguments.seed < 2**63:
+        raise ConfigError(f"seed: expected an integer from 0 to {2**63 - 1}, got {arguments.seed}; set --seed")
+    get_target(arguments.target)
+    candidates = [Candidate(parts.read_kernel(path)) for path in arguments.kernels]
+    score = parts.scorer()
+    ok = True
+    task = parts.load_task(arguments.task)
+    device, line = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
+    print(line, file=sys.stderr, flush=True)  # standard output is for the results
+    with closing(parts.open_evaluator(task, arguments.target, device)) as evaluator:
+        evaluator.prepare()
+        pool = ThreadPoolExecutor(workers)
+        try:
+            results = pool.map(lambda c: evaluator.evaluate(c, seed=arguments.seed, known={}), candidates)
+            for path, evaluation in zip(arguments.kernels, results, strict=True):
+                ok &= evaluation.verdict is Verdict.OK
+                facts = _facts(path, evaluation, score)
+                parts.say(json.dumps(facts) if arguments.json else _in_words(facts))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return 0 if ok else parts.EXIT_NOT_OK
+
+
+def _facts(path: Path, evaluation: Evaluation, score: Score) -> dict[str, Any]:
+    fitness = score(evaluation)
+    return {
+        "kernel": str(path),
+        "verdict": evaluation.verdict.value,
+        "stage": evaluation.stage,
+        "message": evaluation.message,
+        "findings": [{"rule": f.rule, "line": f.line, "message": f.message} for f in evaluation.findings],
+        "speedup": fitness.speedup if fitness else None,
+        "ci95": list(fitness.ci95) if fitness else None,
+        "estimated": evaluation.estimated,
+    }
+
+
+def _in_words(facts: dict[str, Any]) -> str:
+    if facts["speedup"] is not None:
+        low, high = facts["ci95"]
+        kind = " estimated" if facts["estimated"] else ""
+        return f"{facts['kernel']}: ok, {facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} against the seed"
+    lines = [f"{facts['kernel']}: {facts['verdict']} at stage {facts['stage']}: {facts['message']}"]
+    lines += [f"  line {f['line']}: {f['rule']}: {f['message']}" for f in facts["findings"]]
+    return "\n".join(lines)

@@ -1,0 +1,94 @@
+"""`evo run`: search for a faster kernel."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.commands import parts
+from evo.commands.search import search
+from evo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evo.config import RunConfig
+
+DEFAULT_TASK = "softmax"
+DEFAULT_BUDGET = 32
+
+
+def add(commands: Any) -> None:
+    run = commands.add_parser("run", help="search for a faster kernel")
+    run.add_argument("task", nargs="?", default=DEFAULT_TASK, metavar="TASK", help="a built-in task or a task folder")
+    run.add_argument("--budget", type=int, default=DEFAULT_BUDGET, metavar="N", help="candidates to evaluate")
+    run.add_argument("--run-dir", type=Path, metavar="DIR", help="where to store the run (default: runs/TASK-NUMBER)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
+    run.add_argument("--strategy", default="evolve", help="evolve (default), random or hillclimb")
+    run.add_argument("--operators", metavar="A,B", help="names of operators (default: the strategy's)")
+    run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
+    run.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU); 1: repeatable")
+    parts.add_target(run)
+    run.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from evo.device import choose
+    from evo.store import RunInfo, Store, check_vacant
+    from evo.versions import versions
+
+    config = _config(arguments)
+    if arguments.run_dir is not None:
+        check_vacant(arguments.run_dir)
+    task = parts.load_task(config.task)
+    device, line = choose(arguments.gpus, lambda: parts.find_gpus(config.target))
+    config = config.with_device(device)
+    parts.say(line)
+    parts.say(f"preparing {task.name}: evaluating its seed kernel")
+    with closing(parts.open_evaluator(task, config.target, config.device)) as evaluator:
+        first = evaluator.prepare()
+        folder = arguments.run_dir or _new_folder(task.name)
+        info = RunInfo(config, task.hash, versions(), evaluator.environment)
+        with Store.create(folder, info) as store:
+            return search(store, task.seed_source, first, evaluator)
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
+    from evo.config import RunConfig
+    from evo.strategies import STRATEGIES
+    from fitness.target import get_target
+    from fitness.task import task_names
+    from operators.registry import get_operators
+
+    if arguments.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
+    names: Sequence[str] = STRATEGIES[arguments.strategy].operators
+    if arguments.operators is not None:
+        names = [n.strip() for n in arguments.operators.split(",")]
+    get_operators(names)
+    get_target(arguments.target)
+    return RunConfig(
+        task=arguments.task if arguments.task in task_names() else str(Path(arguments.task).resolve()),
+        operators=tuple(names),
+        budget=arguments.budget,
+        seed=arguments.seed,
+        strategy=arguments.strategy,
+        islands=arguments.islands,
+        workers=parts.workers(arguments.workers),
+        target=arguments.target,
+    )
+
+
+def _new_folder(task: str) -> Path:
+    """runs/TASK-NNN with the first free number, made now so that two runs started at once do not meet."""
+    number = 1
+    while True:
+        folder = Path("runs") / f"{task}-{number:03}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise ConfigError(f"expected to make {folder}, got: {error}; name another folder by --run-dir") from error

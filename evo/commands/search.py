@@ -1,0 +1,81 @@
+"""A search under a progress display, and what is said at its end: shared by `run` and `resume`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from evo.commands import parts
+
+if TYPE_CHECKING:
+    from evo.engine import Evaluator, Outcome
+    from evo.records import Evaluation
+    from evo.store import Store
+
+
+def search(store: Store, seed_source: str, first: Evaluation, evaluator: Evaluator) -> int:
+    """Runs the engine under a progress display, then writes and prints the result."""
+    from rich.console import Console
+
+    from evo.engine import Engine
+    from evo.interrupt import Interrupt
+    from evo.progress import Progress
+    from operators.registry import get_operators
+
+    config = store.info.config
+    operators = {o.name: o for o in get_operators(config.operators)}
+    with _forced_exit(store, evaluator), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
+        engine = Engine(store, first, seed_source, evaluator, parts.scorer(), operators, [progress], interrupt)
+        outcome = engine.run()
+    return conclude(store, outcome)
+
+
+def _notify() -> None:
+    print("\nevo: stopping when what is being evaluated is done; Ctrl-C again drops it", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _forced_exit(store: Store, evaluator: Evaluator) -> Iterator[None]:
+    """A second Ctrl-C: everything finished is stored already, so leave at once, without waiting for worker threads."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"evo: interrupted; go on by `evo resume {store.folder}`", file=sys.stderr, flush=True)
+        evaluator.close()
+        store.close()
+        os._exit(parts.EXIT_INTERRUPTED)
+
+
+def conclude(store: Store, outcome: Outcome | None = None) -> int:
+    """Writes the best kernel and prints what there is to know."""
+    from evo.records import Trial
+    from evo.result import speedup_text, write_best
+
+    folder = store.folder
+    interrupted = outcome is not None and outcome.reason == "interrupted"
+    if outcome is not None:
+        parts.say(f"ended: {outcome.reason}, {outcome.spent} candidates evaluated")
+    best = store.best()
+    if best is None or best.fitness is None:
+        parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {folder}`")
+        return parts.EXIT_INTERRUPTED
+    seed = store.trial(0)
+    assert isinstance(seed, Trial)  # it is the first to finish
+    patch = write_best(folder, store.info, seed, best)
+    if best.index == 0:
+        parts.say("nothing faster than the seed was found; best/kernel.py is the seed")
+    else:
+        parts.say(f"\n{patch}")
+        parts.say(f"best: {speedup_text(best.fitness)} against the seed, trial {best.index}")
+        if best.fitness.estimated:
+            parts.say("      estimated: a model of the target computed it, no GPU measured it")
+        if best.fitness.ci95[0] <= 1:
+            parts.say("      the interval includes 1: it may be no faster")
+    parts.say(f"kernel: {folder / 'best' / 'kernel.py'} (diff.patch and result.json beside it)")
+    parts.say(f"look closer: evo show {folder}, evo show {folder} {best.index}")
+    if interrupted:
+        parts.say(f"go on: evo resume {folder}")
+    return parts.EXIT_INTERRUPTED if interrupted else 0
