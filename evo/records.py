@@ -234,6 +234,45 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Hint:
+    """An action that a profile suggests.  Use and gain are counted under its id."""
+
+    id: str
+    action: str
+
+
+# What a profile rests on, the best first: hardware counters, measured times with compiled code, a model alone.
+TIERS = ("ncu", "counters-free", "estimate")
+# What limits a kernel: the rate of a memory, the rate of the arithmetic units, waiting, or a device not filled.
+BOTTLENECKS = ("memory", "compute", "latency", "parallelism")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What limits a candidate, digested.
+
+    `numbers` are the few that show it, by a name with its unit; `before` the same ones of the candidate it was made
+    from, where those are known.  `metrics` is all that was read.
+    """
+
+    tier: str  # one of TIERS
+    bottleneck: str  # one of BOTTLENECKS
+    reason: str  # one sentence
+    numbers: Mapping[str, float]
+    roofline: float | None = None  # least possible time / time, 0..1
+    before: Mapping[str, float] = field(default_factory=dict)
+    hints: tuple[Hint, ...] = ()
+    kernel: str = ""  # the one that takes the most time, to which the numbers belong
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    fallback: str = ""  # why a better tier was not used
+
+    def __post_init__(self) -> None:
+        for name, value, valid in (("tier", self.tier, TIERS), ("bottleneck", self.bottleneck, BOTTLENECKS)):
+            if value not in valid:
+                raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
+
+
+@dataclass(frozen=True)
 class Fitness:
     """Speedup over the seed: the geometric mean over the tune cases, with its 95% interval."""
 
@@ -276,3 +315,12 @@ def evaluation_from_json(text: str) -> Evaluation:
         Timing(**{**t, **{k: tuple(t[k]) for k in ("samples_us", "baseline_us", "ci95")}}) for t in raw["timings"]
     )
     return Evaluation(**raw)
+
+
+def profile_to_json(profile: Profile) -> str:
+    return json.dumps(dataclasses.asdict(profile), sort_keys=True, default=dict)
+
+
+def profile_from_json(text: str) -> Profile:
+    raw = json.loads(text)
+    return Profile(**{**raw, "hints": tuple(Hint(**h) for h in raw["hints"])})

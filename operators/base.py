@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from evo.records import Build, Finding, Verdict
+
 # Estimated (or measured) speedup over the seed for each source, None where it does not even compile.  Results are
 # cached by source, so asking twice costs once.
 Screen = Callable[[Sequence[str]], list[float | None]]
@@ -14,12 +16,20 @@ Screen = Callable[[Sequence[str]], list[float | None]]
 
 @dataclass(frozen=True)
 class Parent:
-    """An evaluated candidate, as an operator sees it."""
+    """An evaluated candidate, as an operator sees it.
+
+    Only operators that repair are given candidates that are not ok; those have a `message`, and no speedup.
+    """
 
     index: int
     source: str
-    speedup: float
+    speedup: float  # over the seed; 0.0 where the verdict is not ok
     per_case: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict = Verdict.OK
+    stage: str = "done"
+    message: str = ""
+    findings: tuple[Finding, ...] = ()
+    builds: tuple[Build, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,16 @@ class Context:
 
 @dataclass(frozen=True)
 class Draft:
-    """A new source with one line on what was done and what it cost (e.g. {"screened": 8})."""
+    """A new source with one line on what was done and what it cost (e.g. {"screened": 8}).
+
+    `spans`: where the parts of a model's answer lie in its text, as (first character, one past the last), by "plan" and
+    "code"; empty where no model answered.
+    """
 
     source: str
     note: str
     cost: Mapping[str, float] = field(default_factory=dict)
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Operator(Protocol):

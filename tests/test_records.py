@@ -2,7 +2,17 @@
 
 import pytest
 
-from evo.records import Candidate, Evaluation, Proposal, Verdict, candidate_id
+from evo.records import (
+    Candidate,
+    Evaluation,
+    Hint,
+    Profile,
+    Proposal,
+    Verdict,
+    candidate_id,
+    profile_from_json,
+    profile_to_json,
+)
 
 SOURCE = 'def f(x):\n    text = """a\n\n  # no comment  \n"""\n    return f"{x!r:>{8}} # {text}"\n'
 
@@ -40,3 +50,10 @@ def test_facts_that_do_not_fit_are_refused():
         Evaluation("x", Verdict.OK, "done")
     with pytest.raises(ValueError, match="needs a message"):
         Evaluation("x", Verdict.WRONG, "verify")
+    with pytest.raises(ValueError, match="tier must be one of ncu, counters-free, estimate, got 'guess'"):
+        Profile("guess", "memory", "because", {})
+
+
+def test_a_profile_survives_its_json():
+    profile = Profile("ncu", "memory", "why", {"DRAM, % of peak": 91.5}, 0.8, hints=(Hint("wider", "load more"),))
+    assert profile_from_json(profile_to_json(profile)) == profile

@@ -1,0 +1,123 @@
+"""What an operator of a language model is: parents in, a prompt out; an answer in, a draft out.
+
+Between the two lies a model, an agent or a person, minutes and a price; all of that belongs to the engine.  So `prompt`
+and `read` are pure functions: same parents, same context, same prompt, and the answer alone decides the draft.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from evo.records import Profile, Verdict
+from operators.base import Draft, Parent
+
+ROLES = ("system", "user", "assistant")
+# How much of a profile a prompt holds: a digest with hints, the metrics as they were read, nothing.  The latter two
+# exist to find out what the first is worth.
+GUIDANCE = ("digest", "raw", "none")
+# What is asked for: the whole file, or search/replace blocks (`operators/llm/edits.py`).
+ANSWERS = ("rewrite", "edits")
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str  # one of ROLES
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role must be one of {', '.join(ROLES)}, got {self.role!r}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is sent to a model for one draft."""
+
+    operator: str
+    messages: tuple[Message, ...]
+
+    @cached_property
+    def hash(self) -> str:
+        """64 hex digits of the messages; equal prompts may share an answer."""
+        text = json.dumps([[m.role, m.text] for m in self.messages])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An answer that gives no source; the reason is told to the next prompt."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An earlier try, as it is told to the next prompt."""
+
+    operator: str
+    note: str  # what was done, one line
+    verdict: Verdict
+    message: str = ""
+    speedup: float | None = None  # over the seed, where the verdict is ok
+    parent_speedup: float | None = None  # of the best parent, to tell a gain from a loss
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """The task in words and sources, as `fitness.briefing` gives it."""
+
+    name: str
+    entry: str  # the host function that is called
+    reference: str  # Python source of the reference, with what it needs
+    cases: tuple[str, ...]  # one line each: name, role, arguments with shape and dtype
+    tolerance: str  # one sentence
+
+
+@dataclass(frozen=True)
+class LlmContext:
+    """What a prompt is made of, beside the parents.  All randomness comes from `rng`, keyed by (seed, proposal)."""
+
+    rng: random.Random
+    task: TaskFacts
+    hardware: Mapping[str, Any]  # what is known of the GPU, by a name in words
+    rules: Sequence[str]  # of the gate: "name: what it forbids"
+    triton: str  # version
+    history: Sequence[Tried] = ()  # the oldest first
+    profiles: Mapping[int, Profile] = field(default_factory=dict)  # by index of the parent
+    guidance: str = "digest"  # one of GUIDANCE
+    answer: str = "rewrite"  # one of ANSWERS
+
+    def __post_init__(self) -> None:
+        for name, value, valid in (("guidance", self.guidance, GUIDANCE), ("answer", self.answer, ANSWERS)):
+            if value not in valid:
+                raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
+
+
+class LlmOperator(Protocol):
+    """A way to ask a model for a new source."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def arity(self) -> int:
+        """Number of parents."""
+        ...
+
+    @property
+    def repairs(self) -> bool:
+        """Whether its parent is a candidate that failed."""
+        ...
+
+    def prompt(self, parents: Sequence[Parent], context: LlmContext) -> Prompt | None:
+        """What to ask; None where the operator does not apply to these parents."""
+        ...
+
+    def read(self, answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:
+        """The draft in an answer, whatever format it was asked in."""
+        ...
