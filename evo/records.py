@@ -51,7 +51,8 @@ _RANK = {
     Verdict.OK: 5,
 }
 
-STAGES = ("gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
+# "answer": of a language model, where it holds no new source.
+STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from evo.records import Candidate, Fitness, Proposal, Trial, evaluation_from_jso
 
 FILE = "run.sqlite"
 LOCK = "run.lock"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
@@ -66,6 +66,37 @@ CREATE TABLE screens (
     candidate TEXT PRIMARY KEY,
     speedup REAL,
     at REAL NOT NULL
+);
+CREATE TABLE llm_calls (
+    call INTEGER PRIMARY KEY,
+    prompt_hash TEXT NOT NULL,
+    model TEXT NOT NULL,
+    operator TEXT NOT NULL,
+    parents TEXT NOT NULL,
+    island INTEGER NOT NULL,
+    told INTEGER NOT NULL,
+    trial INTEGER UNIQUE REFERENCES proposals (trial),
+    request TEXT NOT NULL,
+    answer TEXT,
+    reasoning TEXT,
+    spans TEXT,
+    finish TEXT,
+    tokens_in INTEGER,
+    tokens_out INTEGER,
+    usd REAL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    unsettled INTEGER NOT NULL DEFAULT 0,
+    seconds REAL,
+    error TEXT,
+    asked_at REAL NOT NULL,
+    answered_at REAL
+);
+CREATE TABLE profiles (
+    candidate TEXT NOT NULL REFERENCES sources (candidate),
+    tier TEXT NOT NULL,
+    profile TEXT NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (candidate, tier)
 );
 CREATE TABLE events (
     event INTEGER PRIMARY KEY,
