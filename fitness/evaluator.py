@@ -2,24 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import shutil
+from collections.abc import Mapping
+from typing import Any
 
+from evo.errors import EvoError
 from evo.records import Candidate, Timing
 from fitness import estimate as model
 from fitness.calls import CPU
+from fitness.facts import Estimates, Facts, Recorder, scratch_folder, scratch_root
 from fitness.jobs import Limits
-from fitness.pipeline import Evaluator, Facts, Judged
+from fitness.pipeline import Evaluator, Judged
 from fitness.target import Target
 from fitness.task import Task
 from fitness.verify import verify
 from fitness.zygote import Zygote
 
 
+class CpuJudge:
+    """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
+
+    stage = "verify"
+    environment: Mapping[str, Any] = {}
+
+    def __init__(
+        self, task: Task, target: Target, *, limits: Limits | None = None, zygote: Zygote | None = None
+    ) -> None:
+        """A `zygote` that is given is shared with others and not closed here."""
+        self._task, self._limits = task, limits or Limits()
+        self._root = scratch_root()
+        self._own_zygote = zygote is None
+        self._zygote = zygote or Zygote(target.name, ("interpret",))
+        self._baseline: Estimates | None = None
+
+    def prepare(self, seed: str, facts: Facts) -> Judged:
+        """As of every judge."""
+        self._baseline = facts.estimates
+        return self.judge(seed, facts, f"{Candidate(seed).id}:0")
+
+    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+        """As of every judge."""
+        with scratch_folder(self._root) as scratch:
+            check = verify(
+                self._task,
+                {c.name: facts.plans[c.name + CPU] for c in self._task.cases},
+                {c.name: facts.choices[c.name + CPU] for c in self._task.cases},
+                source=source,
+                constants=facts.constants,
+                seed=key,
+                zygote=self._zygote,
+                scratch=scratch,
+                limits=self._limits,
+            )
+        timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
+        return Judged(check, timings, facts.choices)
+
+    def close(self) -> None:
+        if self._own_zygote:
+            self._zygote.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _timing(self, case: str, estimate: model.Estimate) -> Timing:
+        if self._baseline is None:
+            raise EvoError("there is no baseline yet: call prepare() before evaluate()")
+        baseline_us = self._baseline[case].total_us
+        ratio = baseline_us / estimate.total_us
+        return Timing(
+            case=case,
+            samples_us=(estimate.total_us,),
+            baseline_us=(baseline_us,),
+            ratio=ratio,
+            ci95=model.interval(ratio),
+            estimated=True,
+            terms=dict(estimate.terms),
+        )
+
+
 class CpuEvaluator(Evaluator):
     """Verifies at the cases' sizes for a CPU, estimates at the target's."""
-
-    judging = "verify"
 
     def __init__(
         self,
@@ -33,49 +93,12 @@ class CpuEvaluator(Evaluator):
         """`use_gate=False` is for testing that the later stages hold without the first; a `zygote` that is given is
         shared with others and not closed here.
         """
-        super().__init__(task, target, limits, use_gate, zygote)
+        self._own_zygote = Zygote(target.name) if zygote is None else None
+        zygote = zygote or self._own_zygote
+        recorder = Recorder(task, target, measured=False, limits=limits, use_gate=use_gate, zygote=zygote)
+        super().__init__(task, target, recorder, CpuJudge(task, target, limits=limits, zygote=zygote))
 
-    def _recorded(self) -> list[str]:
-        return list(self._calls.described())
-
-    def _compiled(self) -> list[str]:
-        return self._tune()
-
-    def _stages(self) -> Sequence[Callable[[str, Facts, Path], None]]:
-        return (self._gate, self._record, self._compile, self._screen, self._estimate)
-
-    def _estimates(self, source: str, facts: Facts) -> dict[str, model.Estimate]:
-        return facts.estimates
-
-    def _judge_seed(self, seed: Candidate, facts: Facts) -> Judged:
-        self._baseline = facts.estimates
-        return self._judge(seed, facts, f"{seed.id}:0")
-
-    def _judge(self, candidate: Candidate, facts: Facts, key: str) -> Judged:
-        with self._scratch() as scratch:
-            check = verify(
-                self.task,
-                {c.name: facts.plans[c.name + CPU] for c in self.task.cases},
-                {c.name: facts.choices[c.name + CPU] for c in self.task.cases},
-                source=candidate.source,
-                constants=facts.constants,
-                seed=key,
-                zygote=self._zygote,
-                scratch=scratch,
-                limits=self.limits,
-            )
-        timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
-        return Judged(check, timings, facts.choices)
-
-    def _timing(self, case: str, estimate: model.Estimate) -> Timing:
-        ratio = self._ratio(case, estimate)
-        assert self._baseline is not None
-        return Timing(
-            case=case,
-            samples_us=(estimate.total_us,),
-            baseline_us=(self._baseline[case].total_us,),
-            ratio=ratio,
-            ci95=model.interval(ratio),
-            estimated=True,
-            terms=dict(estimate.terms),
-        )
+    def close(self) -> None:
+        if self._own_zygote is not None:
+            self._own_zygote.close()
+        super().close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from evo.records import Finding, Verdict
 from fitness.jobs import JobResult
 
@@ -12,6 +14,9 @@ class Stop(Exception):
     def __init__(self, stage: str, verdict: Verdict, message: str, findings: tuple[Finding, ...] = ()) -> None:
         super().__init__(message)
         self.stage, self.verdict, self.message, self.findings = stage, verdict, message, findings
+
+    def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone
+        return Stop, (self.stage, self.verdict, self.message, self.findings)
 
 
 # What a job that ended without its own verdict means for the candidate.

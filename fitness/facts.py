@@ -1,0 +1,216 @@
+"""What is known about a source before it is judged: gate, record, compile and screen, in the order of ARCHITECTURE.md.
+
+Every stage hands facts to the next or raises Stop with the verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evo.records import Verdict
+from fitness import estimate as model
+from fitness import sandbox, screen
+from fitness import work as steps
+from fitness.calls import CPU, Calls
+from fitness.gate import gate
+from fitness.jobs import Limits
+from fitness.plan import LaunchPlan, to_json
+from fitness.stages import Stop, expect_ok
+from fitness.target import Target
+from fitness.task import Task
+from fitness.zygote import Zygote
+
+PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
+
+Estimates = dict[str, model.Estimate]  # by tune case
+
+
+@dataclass
+class Facts:
+    """What is known about a source before it is verified."""
+
+    plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
+    constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
+    builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
+    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
+    plan_hash: str = ""
+    choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
+    estimates: Estimates = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Recorder:
+    """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
+
+    `measured`: for candidates that a GPU judges.  All cases are recorded and compiled at the target's sizes then, the
+    machine code is kept, and estimates are made only where they are asked for.  Otherwise the cases are also recorded
+    at their sizes for a CPU, and the tune cases are compiled and estimated.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        target: Target,
+        *,
+        measured: bool,
+        limits: Limits | None = None,
+        use_gate: bool = True,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """`use_gate=False` is for testing that the later stages hold without the first; a `zygote` that is given is
+        shared with others and not closed here.
+        """
+        self.task, self.target, self.limits = task, target, limits or Limits()
+        self._measured, self._use_gate = measured, use_gate
+        self._root = scratch_root()
+        self._calls = Calls(task, self._root)
+        self._own_zygote = zygote is None
+        self._zygote = zygote or Zygote(target.name)
+
+    def collect(self, source: str) -> Facts:
+        """All stages before a candidate is judged.  Raises Stop with the verdict."""
+        facts = Facts()
+        stages: list[Callable[[str, Facts, Path], None]] = [self._gate, self._record, self._compile, self._screen]
+        with scratch_folder(self._root) as scratch:
+            for stage in stages if self._measured else [*stages, self._estimate]:
+                begin = time.perf_counter()
+                stage(source, facts, scratch)
+                facts.seconds[stage.__name__.strip("_")] = time.perf_counter() - begin
+        return facts
+
+    def estimates(self, source: str, facts: Facts) -> Estimates:
+        """The estimate of each tune case.  Raises Stop where there is none."""
+        trial = dataclasses.replace(facts, choices={}, estimates={})  # other threads may be reading `facts`
+        with scratch_folder(self._root) as scratch:
+            self._estimate(source, trial, scratch)
+        return trial.estimates
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """Layers of the sandbox on this machine: "active" or the reason why not."""
+        return sandbox.available_layers()
+
+    def close(self) -> None:
+        if self._own_zygote:
+            self._zygote.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    # --- stages ------------------------------------------------------------------------------------------------------
+
+    def _gate(self, source: str, facts: Facts, scratch: Path) -> None:
+        if not self._use_gate:
+            return
+        findings = tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
+        if findings:
+            first = findings[0]
+            verdict = Verdict.COMPILE_ERROR if first.rule == "syntax" else Verdict.REJECTED
+            more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+            raise Stop("gate", verdict, f"line {first.line}: {first.message}{more}", findings)
+
+    def _record(self, source: str, facts: Facts, scratch: Path) -> None:
+        described = self._calls.described()
+        calls = [{"name": name, "args": described[name]} for name in self._recorded()]
+        recorded = steps.record(source, self.task, calls, **self._in(scratch))
+        facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
+
+    def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
+        """Compiles every configuration of every launch at the target's sizes."""
+        plans = {name: facts.plans[name] for name in self._compiled()}
+        facts.builds = steps.build(source, plans, facts.constants, **self._in(scratch))
+        if self._measured:
+            facts.cubins = steps.cubins(facts.builds, scratch)
+
+    def _screen(self, source: str, facts: Facts, scratch: Path) -> None:
+        """Refuses what the device cannot launch; gives the plan its hash."""
+        for name in self._compiled():
+            for launch, builds in zip(facts.plans[name].launches, facts.builds[name], strict=True):
+                problems = [screen.out_of_resources(build, self.target) for build in builds]
+                if all(problems):
+                    raise Stop("screen", Verdict.OUT_OF_MEMORY, f"kernel {launch.kernel}: {problems[0]}")
+        facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._compiled()})
+
+    def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
+        """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
+        traces: dict[str, Any] = {}
+        for name in self._tune():
+            payload = {
+                "source": source,
+                "constants": facts.constants,
+                "plan": to_json(facts.plans[name]),
+                "samples": PROGRAMS_SAMPLED,
+                "integers": self._calls.link_integers(name, scratch),
+            }
+            value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
+            traces[name] = model.traces_from_json(value["launches"])
+        choice = self._choose(facts, traces)
+        for call, plan in facts.plans.items():
+            facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
+        for case in self._calls.tune:
+            name, plan = case.name, facts.plans[case.name]
+            case_bytes = self.task.bytes(case) if self.task.bytes else None
+            skipped = model.coverage(plan, facts.choices[name], traces[name], case_bytes)
+            if skipped:
+                raise Stop("estimate", Verdict.WRONG, f"case {name} at its full size: {skipped}")
+            facts.estimates[name] = model.estimate(
+                plan, facts.choices[name], facts.builds[name], traces[name], self.target
+            )
+
+    def _choose(self, facts: Facts, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+        """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.
+
+        Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
+        """
+        scores: dict[tuple[str, int], list[float]] = {}
+        for name in self._tune():
+            plan = facts.plans[name]
+            times = model.config_times(plan, facts.builds[name], traces[name], self.target)
+            for launch, by_config in zip(plan.launches, times, strict=True):
+                total = scores.setdefault((launch.kernel, len(launch.configs)), [0.0] * len(launch.configs))
+                for i, microseconds in enumerate(by_config):
+                    total[i] += math.log(microseconds) if microseconds is not None else math.inf
+        return {key: min(range(len(total)), key=total.__getitem__) for key, total in scores.items()}
+
+    def _recorded(self) -> list[str]:
+        """Names of the calls that are recorded."""
+        return [name for name in self._calls.described() if not (self._measured and name.endswith(CPU))]
+
+    def _compiled(self) -> list[str]:
+        """Names of the recorded calls that are compiled."""
+        return self._recorded() if self._measured else self._tune()
+
+    def _tune(self) -> list[str]:
+        return [case.name for case in self._calls.tune]
+
+    def _in(self, scratch: Path) -> dict[str, Any]:
+        """Where sandboxed steps are executed."""
+        return {"zygote": self._zygote, "target": self.target.name, "scratch": scratch, "limits": self.limits}
+
+
+@contextmanager
+def scratch_folder(root: Path) -> Iterator[Path]:
+    """A new folder in `root` that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def scratch_root() -> Path:
+    """A new folder for scratch files; those of processes that were killed before they could tidy up are removed."""
+    for folder in Path(tempfile.gettempdir()).glob("evo-scratch-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"evo-scratch-{os.getpid()}-"))
