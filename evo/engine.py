@@ -52,35 +52,50 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.  `reason`: "budget spent", "search space exhausted" or "interrupted"."""
+    """How a run ended.
+
+    `reason`: "budget spent", "search space exhausted", "interrupted", and, where only a part was asked for: "proposed",
+    "all of the budget is proposed", "nothing new can be made of what is known", "nothing is pending".
+    """
 
     reason: str
     seed: Trial | None  # None where an interrupt came before the first trial
     best: Trial | None
     spent: int  # candidates evaluated, in this process or earlier
+    proposed: int = 0  # candidates proposed in this process
 
 
 class Engine:
-    """One run.  `run` may be called once; `stop` is asked between steps."""
+    """One run.  `run` may be called once; `stop` is asked between steps.
+
+    The two halves of a search may run in processes and on machines of their own.  `evaluator` None: nothing is
+    evaluated (nor screened), what is proposed stays pending.  `proposals`: the most to make here; None: as the budget
+    allows; 0: what is pending is evaluated, nothing else.
+    """
 
     def __init__(
         self,
         store: Store,
-        task_seed: Evaluation,
+        task_seed: Evaluation | None,
         seed_source: str,
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
         score: Score,
         operators: Mapping[str, Operator],
         observers: Sequence[Observer] = (),
         stop: Callable[[], bool] = lambda: False,
+        proposals: int | None = None,
     ) -> None:
+        if (evaluator is None) != (task_seed is None):
+            raise ValueError("expected an evaluator with its evaluation of the seed, or neither")
         config: RunConfig = store.info.config
         self._store, self._evaluator, self._score = store, evaluator, score
         self._task_seed, self._seed = task_seed, Candidate(seed_source)
         self._observers, self._stop = observers, stop
         self._archive = Archive()
         self._budget = Budget(config.budget)
-        self._scheduler = Scheduler(config, operators, self._archive, stored_screen(store, self._screen))
+        self._proposals, self._proposed = proposals, 0
+        screen = stored_screen(store, self._screen) if evaluator is not None else None
+        self._scheduler = Scheduler(config, operators, self._archive, screen)
         self._pool = _Pool(self._evaluate, config.workers)
 
     def run(self) -> Outcome:
@@ -93,9 +108,11 @@ class Engine:
                 self._submit(proposal)
             if self._scheduler.next_index == 0:
                 self._propose(self._scheduler.first(self._seed))
+            if self._evaluator is None and self._archive.seed is None:
+                self._scheduler.assume_seed(self._seed)
             reason = self._search()
         self._store.event("ended", reason)
-        return Outcome(reason, self._archive.seed, self._archive.best, self._budget.spent)
+        return Outcome(reason, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
 
     def _search(self) -> str:
         while True:
@@ -104,17 +121,23 @@ class Engine:
                 break
             done = self._pool.next_done()
             if done is not None:
-                proposal, evaluation = done
-                trial = Trial(proposal, evaluation, self._score(evaluation))
-                self._store.finished(trial)
-                self._absorb(trial, replayed=False)
+                self._finish(*done)
+        return self._reason()
+
+    def _reason(self) -> str:
         if self._budget.spent >= self._budget.total:
             return "budget spent"
-        return "interrupted" if self._stop() else "search space exhausted"
+        if self._stop():
+            return "interrupted"
+        if self._evaluator is not None:
+            return "search space exhausted" if self._proposals is None else "nothing is pending"
+        if self._proposed == self._proposals:
+            return "proposed"
+        return "nothing new can be made of what is known" if self._budget.left() else "all of the budget is proposed"
 
     def _fill_pool(self) -> None:
         """Asks for as much as the workers can take, or as can be made of what is known now."""
-        while self._pool.wants_more() and self._budget.left() and not self._stop():
+        while self._pool.wants_more() and self._budget.left() and self._may_propose() and not self._stop():
             try:
                 proposal = self._scheduler.ask()
             except _Stopped:  # asking changes nothing, so a question can be dropped
@@ -122,6 +145,10 @@ class Engine:
             if proposal is None:
                 break
             self._propose(proposal)
+            self._proposed += 1
+
+    def _may_propose(self) -> bool:
+        return self._proposals is None or self._proposed < self._proposals
 
     def _propose(self, proposal: Proposal) -> None:
         self._store.proposed(proposal)
@@ -130,7 +157,17 @@ class Engine:
     def _submit(self, proposal: Proposal) -> None:
         self._scheduler.register(proposal)
         self._budget.reserve(proposal)
-        self._pool.submit(proposal)
+        if self._evaluator is None:
+            return
+        if self._task_seed is not None and proposal.index == 0:  # known already; first, as others may descend from it
+            self._finish(proposal, self._task_seed)
+        else:
+            self._pool.submit(proposal)
+
+    def _finish(self, proposal: Proposal, evaluation: Evaluation) -> None:
+        trial = Trial(proposal, evaluation, self._score(evaluation))
+        self._store.finished(trial)
+        self._absorb(trial, replayed=False)
 
     def _absorb(self, trial: Trial, *, replayed: bool) -> None:
         self._budget.spend(trial)
@@ -142,8 +179,7 @@ class Engine:
         """Runs in a worker.  None where the run is to stop: the proposal stays pending and is evaluated on resume."""
         if self._stop():
             return None
-        if proposal.index == 0:
-            return self._task_seed
+        assert self._evaluator is not None  # nothing is submitted without one
         for _ in range(2):  # a failing evaluator is given a second chance, then its failure is a fact
             evaluation = self._evaluator.evaluate(proposal.candidate, seed=proposal.seed, known=self._scheduler.known)
             if evaluation.verdict is not Verdict.INFRASTRUCTURE:
@@ -156,6 +192,7 @@ class Engine:
         def one(source: str) -> float | None:
             if self._stop():
                 raise _Stopped
+            assert self._evaluator is not None  # nothing is screened without one
             return self._evaluator.screen([source])[0]
 
         return self._pool.map(one, sources)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from evo.archive import Archive, Elite
+from evo.archive import Archive, Elite, Niche
 from evo.bandit import reward
 from evo.budget import SEED_OPERATOR
 from evo.config import RunConfig
@@ -38,6 +38,7 @@ class Scheduler:
         self._speedups: dict[int, float] = {}
         self._known: dict[str, str] = {}
         self.known: Mapping[str, str] = MappingProxyType(self._known)  # plan hash -> id of the first OK candidate
+        self._assumed: list[Elite] = []
         self.next_index = 0
 
     def register(self, proposal: Proposal) -> None:
@@ -54,6 +55,10 @@ class Scheduler:
             self._speedups[trial.index] = speedup
         parent = max((self._speedups[p] for p in trial.proposal.parents), default=1.0)
         self._strategy.tell(trial, elite, reward(speedup, parent))
+
+    def assume_seed(self, seed: Candidate) -> None:
+        """Lets `seed` be a parent before it is evaluated: its speedup is over itself, all else is unknown."""
+        self._assumed = [Elite(0, seed.source, 1.0, {}, 0.0, Niche("unknown", 0, 0, 0))]
 
     def first(self, seed: Candidate) -> Proposal:
         """Trial 0: the seed kernel."""
@@ -75,7 +80,7 @@ class Scheduler:
         island = index % self._config.islands
         name = self._strategy.operator(rng, wide=wide)
         operator = self._operators[name]
-        parents = self._strategy.parents(island, operator.arity, rng, wide=wide)
+        parents = self._strategy.parents(island, operator.arity, rng, wide=wide) or self._assumed
         if len(parents) < operator.arity:
             return None
         screen = self._screen if attempt < SCREENED_ATTEMPTS else None

@@ -119,7 +119,7 @@ _TRIAL = """
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run was started with."""
+    """What a run was started with.  `environment` is empty as long as no evaluator has worked on it."""
 
     config: RunConfig
     task_hash: str
@@ -291,6 +291,14 @@ class Store(RunReader):
         """Replaces the stored configuration (a resumed run may have another budget)."""
         with self._transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
+        self.info = _read_info(self._db, self.folder)
+
+    def set_evaluator(self, versions: Mapping[str, str], environment: Mapping[str, Any]) -> None:
+        """Completes a run that was started without an evaluator, before the first evaluation."""
+        with self._transaction():
+            for key, value in (("versions", versions), ("environment", environment)):
+                text = json.dumps(dict(value), default=str)
+                self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (text, key))
         self.info = _read_info(self._db, self.folder)
 
     def close(self) -> None:

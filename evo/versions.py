@@ -17,11 +17,15 @@ _LIBRARIES = ("torch", "triton")
 def versions() -> dict[str, str]:
     """Version of each part that decides results; runs go on only where all of them are the same."""
     return {
-        "evo": evo.__version__,
-        "code": code_hash(Path(evo.__file__).parent.parent),
+        **own_versions(),
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: _installed(name) for name in _LIBRARIES},
     }
+
+
+def own_versions() -> dict[str, str]:
+    """Those that decide what is proposed: proposals can be made beside another build of torch than evaluates them."""
+    return {"evo": evo.__version__, "code": code_hash(Path(evo.__file__).parent.parent)}
 
 
 def code_hash(root: Path) -> str:

@@ -57,6 +57,7 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     setattr_(parts, "find_gpus", lambda target: NO_GPU)
     setattr_(parts, "scorer", lambda: score)
     setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
+    setattr_(evo.versions, "own_versions", lambda: {"evo": "1"})
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)
     for strategy in STRATEGIES.values():
         setattr_(strategy, "operators", tuple(ALL_OPERATORS))

@@ -9,6 +9,7 @@ from typing import Any
 
 from evo.commands import parts
 from evo.commands.search import conclude, search
+from evo.commands.split import choose_device, comparable_versions, prepare
 from evo.errors import ConfigError
 
 
@@ -20,23 +21,22 @@ def add(commands: Any) -> None:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from evo.device import again
     from evo.store import RunReader, Store
-    from evo.versions import versions
 
     with RunReader(arguments.folder) as run:
-        config = run.info.config
-    task = parts.load_task(config.task)
-    with Store.resume(arguments.folder, task_hash=task.hash, versions=versions()) as store:
+        info = run.info
+    task = parts.load_task(info.config.task)
+    versions = comparable_versions(info)
+    with Store.resume(arguments.folder, task_hash=task.hash, versions=versions) as store:
         spent = max(0, sum(store.verdicts().values()) - 1)
         if arguments.budget is not None:
             if arguments.budget < spent:
                 raise ConfigError(f"budget: expected at least the {spent} candidates spent, got {arguments.budget}")
-            store.set_config(config.with_budget(arguments.budget))
+            store.set_config(info.config.with_budget(arguments.budget))
         if spent >= store.info.config.budget and not store.pending():
             parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} --budget N` goes further")
             return conclude(store)
         parts.say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
-        parts.say(again(config.device, lambda: parts.find_gpus(config.target)))
-        with closing(parts.open_evaluator(task, config.target, config.device)) as evaluator:
-            return search(store, task.seed_source, evaluator.prepare(), evaluator)
+        choose_device(store, None)
+        with closing(parts.open_evaluator(task, info.config.target, store.info.config.device)) as evaluator:
+            return search(store, task.seed_source, prepare(store, evaluator), evaluator)

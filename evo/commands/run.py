@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.commands import parts
+from evo.commands import parts, split
 from evo.commands.search import search
 from evo.errors import ConfigError
 
@@ -21,7 +21,9 @@ DEFAULT_BUDGET = 32
 
 def add(commands: Any) -> None:
     run = commands.add_parser("run", help="search for a faster kernel")
-    run.add_argument("task", nargs="?", default=DEFAULT_TASK, metavar="TASK", help="a built-in task or a task folder")
+    run.add_argument(
+        "task", nargs="?", metavar="TASK", help=f"a built-in task or a task folder (default: {DEFAULT_TASK})"
+    )
     run.add_argument("--budget", type=int, default=DEFAULT_BUDGET, metavar="N", help="candidates to evaluate")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="where to store the run (default: runs/TASK-NUMBER)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
@@ -30,6 +32,7 @@ def add(commands: Any) -> None:
     run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
     run.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU); 1: repeatable")
     parts.add_target(run)
+    split.add_options(run)
     run.set_defaults(command=_run)
 
 
@@ -39,6 +42,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from evo.versions import versions
 
     config = _config(arguments)
+    if arguments.propose_only is not None:
+        return split.propose(arguments, config)
+    if arguments.evaluate_only:
+        return split.evaluate(arguments, config)
     if arguments.run_dir is not None:
         check_vacant(arguments.run_dir)
     task = parts.load_task(config.task)
@@ -68,8 +75,9 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         names = [n.strip() for n in arguments.operators.split(",")]
     get_operators(names)
     get_target(arguments.target)
+    task = arguments.task or DEFAULT_TASK
     return RunConfig(
-        task=arguments.task if arguments.task in task_names() else str(Path(arguments.task).resolve()),
+        task=task if task in task_names() else str(Path(task).resolve()),
         operators=tuple(names),
         budget=arguments.budget,
         seed=arguments.seed,

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 
 def search(store: Store, seed_source: str, first: Evaluation, evaluator: Evaluator) -> int:
-    """Runs the engine under a progress display, then writes and prints the result."""
+    """Runs the engine, then writes and prints the result."""
+    return conclude(store, run_engine(store, seed_source, first, evaluator))
+
+
+def run_engine(
+    store: Store,
+    seed_source: str,
+    first: Evaluation | None,
+    evaluator: Evaluator | None,
+    *,
+    proposals: int | None = None,
+) -> Outcome:
+    """Runs the engine under a progress display; `proposals` and no evaluator as in Engine."""
     from rich.console import Console
 
     from evo.engine import Engine
@@ -28,9 +40,9 @@ def search(store: Store, seed_source: str, first: Evaluation, evaluator: Evaluat
     config = store.info.config
     operators = {o.name: o for o in get_operators(config.operators)}
     with _forced_exit(store, evaluator), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
-        engine = Engine(store, first, seed_source, evaluator, parts.scorer(), operators, [progress], interrupt)
-        outcome = engine.run()
-    return conclude(store, outcome)
+        score = parts.scorer()
+        engine = Engine(store, first, seed_source, evaluator, score, operators, [progress], interrupt, proposals)
+        return engine.run()
 
 
 def _notify() -> None:
@@ -38,13 +50,14 @@ def _notify() -> None:
 
 
 @contextmanager
-def _forced_exit(store: Store, evaluator: Evaluator) -> Iterator[None]:
+def _forced_exit(store: Store, evaluator: Evaluator | None) -> Iterator[None]:
     """A second Ctrl-C: everything finished is stored already, so leave at once, without waiting for worker threads."""
     try:
         yield
     except KeyboardInterrupt:
         print(f"evo: interrupted; go on by `evo resume {store.folder}`", file=sys.stderr, flush=True)
-        evaluator.close()
+        if evaluator is not None:
+            evaluator.close()
         store.close()
         os._exit(parts.EXIT_INTERRUPTED)
 

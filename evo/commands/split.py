@@ -1,0 +1,165 @@
+"""The halves of `evo run`: `--propose-only` proposes and evaluates nothing, `--evaluate-only` the other way round.
+
+Both work by turns on one run folder, which may be copied between machines: proposing needs no GPU and starts no
+evaluator, evaluating needs no network.  The first to evaluate decides on what the run is evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evo.commands import parts
+from evo.commands.search import conclude, run_engine
+from evo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evo.config import RunConfig
+    from evo.engine import Evaluator
+    from evo.records import Evaluation
+    from evo.store import RunInfo, Store
+    from fitness.task import Task
+
+# Settings of RunConfig that may differ each time, or are checked elsewhere.
+_FREE = ("task", "budget", "workers", "device")
+
+
+def add_options(run: argparse.ArgumentParser) -> None:
+    half = run.add_mutually_exclusive_group()
+    half.add_argument(
+        "--propose-only", type=int, metavar="N", help="store N candidates in --run-dir, new or not, evaluate none"
+    )
+    half.add_argument(
+        "--evaluate-only", action="store_true", help="evaluate what is pending in --run-dir, propose nothing"
+    )
+    run.set_defaults(default_of=run.get_default)
+
+
+def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
+    """`config`: as the arguments ask for it."""
+    from evo.store import FILE, RunInfo, Store
+    from evo.versions import own_versions
+
+    folder, count = _folder(arguments, "--propose-only N"), arguments.propose_only
+    if count < 1:
+        raise ConfigError(f"--propose-only: expected a number from 1, got {count}")
+    if (folder / FILE).exists():
+        task, store = _open(folder, arguments, config)
+    else:
+        task = parts.load_task(config.task)
+        store = Store.create(folder, RunInfo(config, task.hash, own_versions(), {}))
+    with store:
+        outcome = run_engine(store, task.seed_source, None, None, proposals=count)
+        pending = len(store.pending())
+        parts.say(f"ended: {outcome.reason}; {outcome.proposed} candidates proposed, {pending} pending")
+        if pending:
+            parts.say(f"evaluate them: evo run --evaluate-only --run-dir {folder}")
+    return parts.EXIT_INTERRUPTED if outcome.reason == "interrupted" else 0
+
+
+def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
+    """`config`: as the arguments ask for it."""
+    folder = _folder(arguments, "--evaluate-only")
+    task, store = _open(folder, arguments, config)
+    with store:
+        if not store.pending():
+            parts.say(f"nothing is pending; propose more: evo run --propose-only N --run-dir {folder}")
+            return 0
+        store.set_config(dataclasses.replace(store.info.config, workers=config.workers))
+        choose_device(store, arguments.gpus)
+        with closing(parts.open_evaluator(task, store.info.config.target, store.info.config.device)) as evaluator:
+            first = prepare(store, evaluator)
+            outcome = run_engine(store, task.seed_source, first, evaluator, proposals=0)
+        return conclude(store, outcome)
+
+
+def comparable_versions(info: RunInfo) -> dict[str, str]:
+    """What a run of `info` is compared with on this machine: all versions once it is evaluated, evo's own before."""
+    from evo.versions import own_versions, versions
+
+    return versions() if info.environment else {**info.versions, **own_versions()}
+
+
+def choose_device(store: Store, wanted: str | None) -> None:
+    """Says what the run is evaluated on; decides it, by --gpus `wanted`, where nothing is evaluated yet."""
+    from evo.device import again, choose
+
+    config = store.info.config
+    if store.info.environment:
+        if wanted is not None and (wanted == "none") != (config.device == "cpu"):
+            kind = "measured on a GPU" if config.device == "gpu" else "estimated"
+            raise ConfigError(
+                f"--gpus {wanted}: the run in {store.folder} is {kind}; leave it out, or start another run"
+            )
+        parts.say(again(config.device, lambda: parts.find_gpus(config.target)))
+        return
+    device, line = choose(wanted, lambda: parts.find_gpus(config.target))
+    store.set_config(config.with_device(device))
+    parts.say(line)
+
+
+def prepare(store: Store, evaluator: Evaluator) -> Evaluation:
+    """The evaluation of the seed; the first evaluator of a run is noted in its store."""
+    from evo.versions import versions
+
+    first = evaluator.prepare()
+    if not store.info.environment:
+        store.set_evaluator(versions(), evaluator.environment)
+    return first
+
+
+def _folder(arguments: argparse.Namespace, option: str) -> Path:
+    if arguments.run_dir is None:
+        raise ConfigError(f"{option}: expected the folder of the run, got none; add --run-dir DIR")
+    folder: Path = arguments.run_dir
+    return folder
+
+
+def _open(folder: Path, arguments: argparse.Namespace, wanted: RunConfig) -> tuple[Task, Store]:
+    """The task and the store of the run in `folder`, to go on with half of it."""
+    from evo.store import RunReader, Store
+
+    with RunReader(folder) as run:
+        info = run.info
+    _check_same(folder, arguments, wanted, info.config)
+    task = _load_task(folder, arguments, info)
+    versions = comparable_versions(info)
+    if arguments.propose_only is not None:
+        from evo.versions import own_versions
+
+        versions = {**info.versions, **own_versions()}
+    store = Store.resume(folder, task_hash=task.hash, versions=versions)
+    if arguments.budget != arguments.default_of("budget"):
+        store.set_config(store.info.config.with_budget(wanted.budget))
+    return task, store
+
+
+def _check_same(folder: Path, arguments: argparse.Namespace, wanted: RunConfig, stored: RunConfig) -> None:
+    """Raises ConfigError for a setting that was given and is not that of the run."""
+    for name in (field.name for field in dataclasses.fields(stored)):
+        given = getattr(arguments, name, None) != arguments.default_of(name)
+        old, new = getattr(stored, name), getattr(wanted, name)
+        if given and name not in _FREE and old != new:
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option}: the run in {folder} was started with {old}, got {new}; leave it out, or start another run"
+            )
+
+
+def _load_task(folder: Path, arguments: argparse.Namespace, info: RunInfo) -> Task:
+    """The task of the run; from where TASK says, as a task's folder may have another path on another machine."""
+    stored = info.config.task
+    if arguments.task is None and Path(stored).is_absolute() and not Path(stored).is_dir():
+        raise ConfigError(
+            f"the run in {folder} is of the task in {stored}, which is not on this machine; name its folder as TASK"
+        )
+    task = parts.load_task(arguments.task or stored)
+    if arguments.task is not None and task.hash != info.task_hash:
+        raise ConfigError(
+            f"TASK: the run in {folder} is of {stored}, and {arguments.task} is another task or was changed since; "
+            f"restore it, or start another run"
+        )
+    return task

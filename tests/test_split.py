@@ -1,0 +1,243 @@
+"""Runs in halves: proposed without an evaluator, evaluated without proposing, by turns on one folder."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import evo.versions
+from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator, score
+from evo.cli import main
+from evo.commands import parts
+from evo.engine import Engine, Outcome
+from evo.store import RunReader, Store
+from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
+from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
+from tests.test_cli import evo_process
+
+# --- the engine ------------------------------------------------------------------------------------------------------
+
+
+def propose(store: Store, count: int | None) -> Outcome:
+    return Engine(store, None, SEED_SOURCE, None, score, ALL_OPERATORS, proposals=count).run()
+
+
+def evaluate(store: Store, evaluator: InstantEvaluator | None = None) -> Outcome:
+    return search(store, evaluator, proposals=0)
+
+
+def by_turns(folder: Path, **changes: object) -> Outcome:
+    """A run of rounds of 8, each half with the store opened anew."""
+    create(folder, **changes).close()
+    for _ in range(100):
+        with resume(folder) as store:
+            propose(store, 8)
+        with resume(folder) as store:
+            outcome = evaluate(store)
+        if outcome.reason == "budget spent":
+            return outcome
+    raise AssertionError("the budget is never spent")
+
+
+@pytest.mark.parametrize(("strategy", "workers"), [("evolve", 1), ("random", 1), ("hillclimb", 1), ("evolve", 3)])
+def test_halves_by_turns_are_a_search(tmp_path: Path, strategy: str, workers: int) -> None:
+    outcome = by_turns(tmp_path, strategy=strategy, workers=workers, budget=60)
+    assert outcome.spent == 60
+    assert outcome.best is not None and outcome.best.fitness is not None and outcome.best.fitness.speedup > 1.05
+    with RunReader(tmp_path) as run:
+        trials = list(run.trials())
+        assert run.pending() == []
+    assert sorted(t.index for t in trials) == list(range(61))
+    assert trials[0].index == 0, "the seed is finished first, whoever evaluates beside it"
+    assert len({t.proposal.candidate.id for t in trials}) == 61
+    assert max(max(t.proposal.parents, default=0) for t in trials) > 8, "later rounds build on earlier ones"
+
+
+def test_same_halves_same_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        by_turns(tmp_path / name, budget=30)
+    assert facts(tmp_path / "a") == facts(tmp_path / "b")
+
+
+def test_the_first_candidates_are_made_from_the_seed_before_it_is_evaluated(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        outcome = propose(store, 5)
+        pending = store.pending()
+        assert (outcome.reason, outcome.proposed, outcome.spent, outcome.best) == ("proposed", 5, 0, None)
+        assert pending[0].operator == "seed"
+        assert [p.parents for p in pending] == [()] + [(0,)] * 5
+        assert store.screen_count() == 0
+        assert store.events()[-1][:2] == ("ended", "proposed")
+
+
+def test_proposing_stops_at_the_budget_pending_candidates_included(tmp_path: Path) -> None:
+    with create(tmp_path, budget=7) as store:
+        assert propose(store, 5).proposed == 5
+    with resume(tmp_path) as store:
+        outcome = propose(store, 5)
+        assert (outcome.reason, outcome.proposed) == ("all of the budget is proposed", 2)
+        assert propose(store, None).proposed == 0
+        assert evaluate(store).reason == "budget spent"
+        assert propose(store, 5).reason == "budget spent"
+
+
+def test_evaluating_proposes_nothing(tmp_path: Path) -> None:
+    evaluator = SlowEvaluator()
+    with create(tmp_path) as store:
+        propose(store, 5)
+        outcome = evaluate(store, evaluator)
+        assert (outcome.reason, outcome.spent, outcome.proposed) == ("nothing is pending", 5, 0)
+        assert len(evaluator.evaluated) == 5, "the seed was evaluated by prepare()"
+        assert evaluator.screened == []
+
+
+def test_a_space_that_is_exhausted_before_anything_is_evaluated(tmp_path: Path) -> None:
+    """`mix` needs two parents, and the seed is all there is."""
+    with create(tmp_path, operators=("mix",)) as store:
+        assert propose(store, 5).reason == "nothing new can be made of what is known"
+
+
+def test_a_run_in_halves_goes_on_as_a_whole(tmp_path: Path) -> None:
+    with create(tmp_path, budget=30) as store:
+        propose(store, 5)
+    with resume(tmp_path) as store:
+        assert search(store).reason == "budget spent"
+        assert store.pending() == []
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator]:
+    monkeypatch.chdir(tmp_path)
+    return install(monkeypatch.setattr)
+
+
+def run(*arguments: str) -> int:
+    return main(["run", *arguments])
+
+
+def test_a_folder_that_travels_between_a_login_node_and_a_gpu_node(
+    opened: list[CliEvaluator],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The GPU node has another build of torch, and is the only one with a GPU."""
+    here, there = Path("login"), Path("node")
+    on_node = {"evo": "1", "torch": "2.13.0+cu126"}
+    for round_ in range(3):
+        monkeypatch.setattr(parts, "find_gpus", lambda target: NO_GPU)
+        assert run("softmax", "--propose-only", "4", "--budget", "10", "--run-dir", str(here)) == 0
+        assert len(opened) == round_, "proposing starts no evaluator"
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(here, there)
+        monkeypatch.setattr(parts, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+        monkeypatch.setattr(evo.versions, "versions", lambda: on_node)
+        assert run("--evaluate-only", "--run-dir", str(there)) == 0
+        assert opened[-1].device == "gpu"
+        shutil.rmtree(here)
+        shutil.copytree(there, here)
+    out = capsys.readouterr().out
+    assert "ended: proposed; 4 candidates proposed, 5 pending" in out
+    assert "evaluate them: evo run --evaluate-only --run-dir login" in out
+    assert "ended: nothing is pending, 4 candidates evaluated" in out
+    assert "ended: budget spent, 10 candidates evaluated" in out
+    with RunReader(here) as reader:
+        assert reader.info.versions == on_node
+        assert reader.info.environment == {"evaluator": "instant"}
+        assert (reader.info.config.device, reader.info.config.screen_budget) == ("gpu", 0)
+    assert run("--evaluate-only", "--run-dir", str(here)) == 0
+    assert "nothing is pending; propose more" in capsys.readouterr().out
+    monkeypatch.setattr(parts, "find_gpus", lambda target: NO_GPU)
+    assert run("--propose-only", "4", "--budget", "14", "--run-dir", str(here)) == 0
+    assert run("--evaluate-only", "--run-dir", str(here)) == 2
+    assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
+
+
+def test_the_first_to_evaluate_decides_and_resume_may_be_the_first(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("softmax", "--propose-only", "2", "--budget", "6", "--run-dir", "out") == 0
+    assert main(["resume", "out"]) == 0
+    with RunReader(Path("out")) as reader:
+        assert reader.info.environment == {"evaluator": "instant"}
+        assert len(list(reader.trials())) == 7
+    assert run("--propose-only", "2", "--budget", "8", "--run-dir", "out") == 0
+    capsys.readouterr()
+    assert run("--evaluate-only", "--gpus", "1", "--run-dir", "out") == 2
+    assert "the run in out is estimated; leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--propose-only", "2"], "expected the folder of the run, got none; add --run-dir DIR"),
+        (["--evaluate-only"], "expected the folder of the run, got none"),
+        (["--propose-only", "0", "--run-dir", "out"], "expected a number from 1, got 0"),
+        (["--evaluate-only", "--run-dir", "empty"], "expected a run in empty"),
+        (["--propose-only", "2", "--strategy", "random", "--run-dir", "out"], "was started with evolve, got random"),
+        (["--evaluate-only", "--seed", "7", "--run-dir", "out"], "--seed: the run in out was started with 0, got 7"),
+    ],
+)
+def test_misuse(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert run("softmax", "--propose-only", "1", "--run-dir", "out") == 0
+    assert run(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert opened == []
+
+
+def test_both_halves_at_once_are_refused(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        run("--propose-only", "2", "--evaluate-only", "--run-dir", "out")
+    assert left.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_tasks_and_versions_that_do_not_fit(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    assert run("mine", "--propose-only", "1", "--run-dir", "out") == 0
+    (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    assert run("--propose-only", "1", "--run-dir", "out") == 2
+    assert "which is not on this machine; name its folder as TASK" in capsys.readouterr().err
+    assert run("elsewhere", "--propose-only", "1", "--run-dir", "out") == 0
+    other = SimpleNamespace(name="softmax", hash="other", seed_source=SEED_SOURCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "load_task", lambda name: other)
+        assert run("softmax", "--evaluate-only", "--run-dir", "out") == 2
+    assert "softmax is another task or was changed since" in capsys.readouterr().err
+    monkeypatch.setattr(evo.versions, "own_versions", lambda: {"evo": "2"})
+    assert run("elsewhere", "--evaluate-only", "--run-dir", "out") == 2
+    assert "it was started with evo 1, here is evo 2" in capsys.readouterr().err
+
+
+def test_kill_9_while_evaluating_loses_and_repeats_nothing_finished(
+    opened: list[CliEvaluator], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("softmax", "--propose-only", "30", "--workers", "1", "--run-dir", "out") == 0
+    process = evo_process("run", "--evaluate-only", "--run-dir", "out", "--workers", "1", sleep_s=0.03, cwd=tmp_path)
+    while not LOG.exists() or len(LOG.read_text().splitlines()) < 10:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    # Held by the process above: neither half may write meanwhile.
+    assert run("--propose-only", "1", "--run-dir", "out") == 2
+    assert f"process {process.pid} is running" in capsys.readouterr().err
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with RunReader(Path("out")) as reader:
+        done = {trial.proposal.candidate.id for trial in reader.trials()}
+        assert 0 < len(done) < 31
+    assert run("--evaluate-only", "--run-dir", "out", "--workers", "1") == 0
+    assert not done & set(opened[-1].evaluated)
+    with RunReader(Path("out")) as reader:
+        assert reader.pending() == []
+        assert len(list(reader.trials())) == 31
