@@ -163,10 +163,11 @@ class Bench:
         if broken:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
         # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
-        changed = program.modified_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
+        again = oracle.make_inputs(self.task, case, key, variant, device=self.device)
+        changed = program.modified_inputs(again)
         if changed:
             raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
-        expected = oracle.expect(self.task, case, key, variant, device=self.device)
+        expected = oracle.expect_for(self.task, case, variant, again)
         if expected is not None:
             self._compare(program, expected, where, tally)
         if variant == "normal":

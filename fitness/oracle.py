@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from evo.records import Case
+from fitness.norms import Norms, norms
 from fitness.task import Task, run_reference
 
 # Root mean square of the relative error of rounding to nearest, in unit roundoffs: the absolute error is uniform within
@@ -153,66 +154,45 @@ def expect(
     None where nothing can be compared: the float64 result is not finite or does not fit the output's dtype, or the
     reference overflows at the task's own precision.
     """
-    arguments = make_inputs(task, case, seed, variant, device=device)
+    return expect_for(task, case, variant, make_inputs(task, case, seed, variant, device=device))
+
+
+def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -> Expected | None:
+    """`expect` for arguments that are there already, as `make_inputs` gave them and nobody changed them."""
     where = f"task {task.name}, case {case.name!r}, variant {variant}"
     structure, own = run_reference(task, arguments, where=where)
     _, exact = run_reference(task, arguments, double=True, where=where)
-    if not all(_usable(e, o) for e, o in zip(exact, own, strict=True)):
-        return None
     outputs = tuple(e.double() if o.is_floating_point() else o for e, o in zip(exact, own, strict=True))
+    sizes = [norms(e, o) if o.is_floating_point() and o.numel() else None for e, o in zip(outputs, own, strict=True)]
+    if not all(size is None or _usable(size, o.dtype) for size, o in zip(sizes, own, strict=True)):
+        return None
     return Expected(
         structure=structure,
         outputs=outputs,
         dtypes=tuple(o.dtype for o in own),
         strides=tuple(o.stride() for o in own),
-        budgets=tuple(_budget(e, o, task.tolerance) for e, o in zip(outputs, own, strict=True)),
+        budgets=tuple(_budget(size, o, task.tolerance) for size, o in zip(sizes, own, strict=True)),
     )
 
 
-def _usable(exact: torch.Tensor, own: torch.Tensor) -> bool:
-    if not own.is_floating_point() or not own.numel():
-        return True
-    return math.isfinite(_largest(own)) and _largest(exact) <= torch.finfo(own.dtype).max  # false for NaN
+def _usable(size: Norms, dtype: torch.dtype) -> bool:
+    """Both finite (a difference is finite only where both are), and the exact one within the range of the dtype."""
+    return math.isfinite(size.error_largest) and size.largest <= torch.finfo(dtype).max  # false for NaN
 
 
-def _budget(exact: torch.Tensor, own: torch.Tensor, tolerance: float | None) -> Budget | None:
+def _budget(size: Norms | None, own: torch.Tensor, tolerance: float | None) -> Budget | None:
+    """`size`: of the exact output and of the reference's own error; None where there is nothing to measure."""
     if not own.is_floating_point():
         return None
-    if not own.numel():
+    if size is None:
         return Budget(0.0, 0.0)
     info, c = torch.finfo(own.dtype), slack(own.dtype)
     unit = info.eps / 2
     spacing = info.smallest_normal * info.eps  # of subnormal numbers: below it, relative errors mean nothing
-    rms, largest = _size(exact)
-    own_rms, own_max = _errors(exact, own)
     return Budget(
-        rms=max(c * max(own_rms, ROUNDING_RMS * unit * rms, spacing), (tolerance or 0.0) * rms),
-        max=max(c * max(own_max, unit * largest, spacing), (tolerance or 0.0) * largest),
+        rms=max(c * max(size.error_rms, ROUNDING_RMS * unit * size.rms, spacing), (tolerance or 0.0) * size.rms),
+        max=max(c * max(size.error_largest, unit * size.largest, spacing), (tolerance or 0.0) * size.largest),
     )
-
-
-# On a GPU, passes over the outputs are a large part of the time that a candidate takes: hence few of them.
-
-
-def _largest(x: torch.Tensor) -> float:
-    """Largest magnitude; NaN or infinity where there is one."""
-    x = x.float() if x.dtype.itemsize == 1 else x  # reductions do not know the 8-bit types
-    return float(torch.linalg.vector_norm(x, torch.inf))
-
-
-def _size(x: torch.Tensor) -> tuple[float, float]:
-    """(root mean square, largest magnitude) of a float64 tensor; not finite where an element is not."""
-    largest = _largest(x)
-    if not 0 < largest < math.inf:
-        return largest, largest
-    scale = 1.0 if 1e-120 < largest < 1e120 else largest  # squares must neither overflow nor vanish
-    norm = float(torch.linalg.vector_norm(x if scale == 1.0 else x / scale))
-    return scale * norm / math.sqrt(x.numel()), largest
-
-
-def _errors(exact: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
-    """(root mean square, largest) error in float64; not finite where `got` is not."""
-    return _size((got.double() if got.dtype.itemsize == 1 else got) - exact)
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
@@ -283,7 +263,8 @@ def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[
 def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[float, str | None]:
     if not exact.numel():
         return 0.0, None
-    rms, largest = _errors(exact, got)
+    size = norms(exact, got)
+    rms, largest = size.error_rms, size.error_largest
     if not math.isfinite(largest):
         bad = ~torch.isfinite(got.double() - exact)
         where = _position(bad)

@@ -7,7 +7,7 @@ other: a kernel of a few microseconds is timed by many launches on memory that n
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from fitness.launcher import Kernel
 from fitness.memory import DTYPES, GUARD, POISON_FLOAT, POISON_INTEGER, Layout
 from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
 
+# Guarded bytes before the first and after the last buffer; between buffers it is GUARD before and after each.
+EDGE = 1 << 20
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,20 +44,35 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class DeviceMemory(Layout):
-    """One allocation with all buffers of a plan, guard zones between them: `fitness.memory.Layout` on a GPU."""
+    """One allocation with all buffers of a plan: `fitness.memory.Layout` on a GPU.
+
+    Every byte that belongs to no buffer is guarded: nothing can be left there for a later replay, and nothing that a
+    store beyond a buffer may hit is nearer than EDGE.
+    """
 
     def __init__(self, plan: LaunchPlan, device: torch.device) -> None:
         super().__init__(plan)
-        self.arena = torch.empty(self.total, dtype=torch.uint8, device=device)
-        self._pattern = torch.randint(0, 256, (GUARD,), dtype=torch.uint8, device=device)
+        whole = torch.empty(EDGE + self.total + EDGE, dtype=torch.uint8, device=device)
+        self.arena = whole[EDGE : EDGE + self.total]
         self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
-        self._guards: list[tuple[str, torch.Tensor]] = []
-        for b, (start, buffer) in enumerate(zip(self.offsets, plan.buffers, strict=True)):
-            end = start + buffer.nbytes
-            self._guards.append((f"before {self.name(b)}", self.arena[start - GUARD : start]))
-            self._guards.append((f"after {self.name(b)}", self.arena[end : end + GUARD]))
-        for _, zone in self._guards:
-            zone.copy_(self._pattern)
+        self._guards = [(label, whole[start:end]) for label, start, end in self._gaps()]
+        self._sizes = [zone.numel() for _, zone in self._guards]
+        self._pattern = torch.randint(0, 256, (sum(self._sizes),), dtype=torch.uint8, device=device)
+        for (_, zone), pattern in zip(self._guards, self._pattern.split(self._sizes), strict=True):
+            zone.copy_(pattern)
+
+    def _gaps(self) -> Iterator[tuple[str, int, int]]:
+        """(label, start, end) of what lies before and after each buffer, in bytes of the allocation."""
+        end = 0
+        previous = ""
+        for b, (offset, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            start = EDGE + offset
+            if previous:
+                yield previous, end, start - GUARD
+                end = start - GUARD
+            yield f"before {self.name(b)}", end, start
+            end, previous = start + buffer.nbytes, f"after {self.name(b)}"
+        yield previous or "in no buffer", end, EDGE + self.total + EDGE
 
     def address(self, ref: TensorRef) -> int:
         return self.arena.data_ptr() + self.offsets[ref.buffer] + ref.offset * ITEMSIZE[ref.dtype]
@@ -81,9 +98,10 @@ class DeviceMemory(Layout):
 
     def overwritten(self) -> list[str]:
         """One line per guard zone that was written to, as in "3 bytes after output 0 were overwritten"."""
-        if not self._guards:
+        changed = torch.cat([zone for _, zone in self._guards]) != self._pattern
+        if not bool(changed.any()):
             return []
-        counts = (torch.stack([zone for _, zone in self._guards]) != self._pattern).sum(1).tolist()
+        counts = [int(part.sum()) for part in changed.split(self._sizes)]
         return [
             f"{count} bytes {label} were overwritten"
             for (label, _), count in zip(self._guards, counts, strict=True)

@@ -234,3 +234,96 @@ def test_written_arguments_are_restored_before_every_replay(tmp_path):
         assert lab.evaluate(IN_PLACE.replace("1.5", "1.25")).verdict is Verdict.WRONG
     finally:
         lab.close()
+
+
+COLD_TASK = '''"""x * 2, float32: input and output fit into the L2 cache together."""
+import torch
+from fitness import Case
+
+entry = "double"
+stress = False
+cases = [Case("16 MiB", {"N": 1 << 22}, cpu_axes={"N": 64})]
+
+def inputs(case, generator):
+    return (torch.randn(case.axes["N"], generator=generator, device=generator.device),)
+
+def reference(x):
+    return x * 2
+'''
+COLD = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+def double(x):
+    y = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+    return y
+"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_kernel_cannot_keep_its_input_in_the_cache_for_the_next_replay(tmp_path):
+    lab = Lab(tmp_path, COLD_TASK, COLD)
+    try:
+        sticky = COLD.replace("mask=i < n)", 'mask=i < n, eviction_policy="evict_last")', 1)
+        report = lab.evaluate(sticky)
+        assert report.verdict is Verdict.OK, report.message
+        assert report.timings[0].ratio < 1.05
+    finally:
+        lab.close()
+
+
+DOT_TASK = '''"""a @ b in float32."""
+import torch
+from fitness import Case
+
+entry = "product"
+cases = [Case("square", {"N": 512}, cpu_axes={"N": 32})]
+
+def inputs(case, generator):
+    n = case.axes["N"]
+    return tuple(torch.randn(n, n, generator=generator, device=generator.device) for _ in range(2))
+
+def reference(a, b):
+    return a @ b
+'''
+DOT = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(a, b, c, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        total += tl.dot(
+            tl.load(a + i[:, None] * n + k[None, :]), tl.load(b + k[:, None] * n + j[None, :]), input_precision="ieee"
+        )
+    tl.store(c + i[:, None] * n + j[None, :], total)
+
+def product(a, b):
+    c, n = torch.empty_like(a), a.shape[0]
+    kernel[(n // 32, n // 32)](a, b, c, n, BLOCK=32)
+    return c
+"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_tensor_cores_that_round_float32_are_not_precise_enough(tmp_path):
+    lab = Lab(tmp_path, DOT_TASK, DOT)
+    try:
+        assert lab.baseline.verdict is Verdict.OK, lab.baseline.message
+        report = lab.evaluate(DOT.replace("ieee", "tf32"))
+        assert report.verdict is Verdict.WRONG, report
+        assert "wrong" in report.message
+    finally:
+        lab.close()

@@ -5,7 +5,9 @@
 Throughput: softmax of 8192 x 8192 float32; all candidates are right and differ in their machine code.  Each goes
 through sandboxed recording and compilation (`--recorders` at once), then verification (3 fresh inputs, and every
 stress variant unless `--plain`) and 30 paired timings in the runner.  Printed are the rates of everything at once, of
-recording and compiling alone, and of the runner alone with all plans made beforehand.
+recording and compiling alone, of the runner alone with all plans made beforehand, and of the same candidates in a
+process each (`analysis/benchmarks/process_per_candidate.py`): one after the other, as valid timings must be, and
+`--recorders` at once, whose timings disturb each other.
 
 Same and slower: row sums of four sizes, from microseconds to about a millisecond.  `--same` evaluations compare the
 kernel with itself; `--slower` evaluations compare it with one that executes 3, 5 or 10 % more programs of the same
@@ -17,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +39,7 @@ from fitness.zygote import Zygote
 
 TARGET = "sm_90"
 LIMITS = Limits(wall_s=120)
+PROCESSES = 8  # candidates that are judged by a process each, four times as many at once
 
 SOFTMAX_TASK = '''"""Softmax of the rows of an 8192 x 8192 float32 matrix."""
 import torch
@@ -164,6 +169,8 @@ def throughput(count: int, recorders: int, stress: bool) -> dict[str, Any]:
         begin = time.perf_counter()
         reports += [lab.runner.evaluate(work, seed=f"alone-{n}") for n, work in enumerate(works)]
         alone = count / (time.perf_counter() - begin)
+        one = processes(lab.root, sources[:PROCESSES], 1)
+        several = processes(lab.root, sources[: PROCESSES * 4], recorders)
     verdicts = [r.verdict for r in reports]
     return {
         "candidates": len(reports),
@@ -174,7 +181,29 @@ def throughput(count: int, recorders: int, stress: bool) -> dict[str, Any]:
         "recorded_and_compiled_per_s": round(recorded, 1),
         "runner_alone_per_s": round(alone, 1),
         "together_per_s": round(together, 1),
+        "process_per_candidate": {
+            "one_after_the_other_per_s": round(one, 2),
+            "at_once_per_s": round(several, 2),
+            "times_one_after_the_other": round(together / one, 1),
+            "times_at_once": round(together / several, 1),
+        },
     }
+
+
+def processes(root: Path, sources: list[str], at_once: int) -> float:
+    """Candidates a second, each judged by a process of its own."""
+    (root / "seed.py").write_text(SOFTMAX.format(padding=-1e30, warps=4))
+
+    def judge(number: int) -> None:
+        path = root / f"candidate_{number}.py"
+        path.write_text(sources[number])
+        command = [sys.executable, "-m", "analysis.benchmarks.process_per_candidate", str(path), str(root / "seed.py")]
+        subprocess.run(command, check=True, capture_output=True)
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(judge, range(len(sources))))
+    return len(sources) / (time.perf_counter() - begin)
 
 
 def noise(evaluations: int, slower: int) -> dict[str, Any]:
