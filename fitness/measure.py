@@ -21,7 +21,7 @@ from fitness import oracle
 from fitness.device import DeviceFacts, Watch, disturbance
 from fitness.launcher import DeviceError, Kernel
 from fitness.plan import PlanError
-from fitness.replay import Program, bits
+from fitness.replay import Program, bits, same_bits
 from fitness.runner import Report, Work
 from fitness.stages import Stop
 from fitness.task import Task
@@ -112,7 +112,6 @@ class Bench:
             device=self.device,
             copies=copies,
             written=self.task.written,
-            flush=self._flush,
         )
         try:
             program.write_inputs(arguments)
@@ -121,7 +120,9 @@ class Bench:
         program.build()
         return program
 
-    def _flush(self) -> None:
+    def _reset_cold(self, program: Program) -> None:
+        """Enqueues: the program's memory as before its first replay, the caches full of something else."""
+        program.reset()
         torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
 
     def _verified(self, loaded: _Loaded, case: Case, key: int, tally: _Tally) -> Program:
@@ -174,7 +175,7 @@ class Bench:
             tally.seen.add(case.name)
 
     def _equal(self, first: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], where: str) -> None:
-        if not all(torch.equal(bits(a), bits(b)) for a, b in zip(first, outputs, strict=True)):
+        if not all(same_bits(a, b) for a, b in zip(first, outputs, strict=True)):
             message = (
                 f"{where}: replays on the same inputs differ: a race, or memory that is read before it is written; "
                 "a task whose results may differ says `deterministic = False`"
@@ -212,7 +213,7 @@ class Bench:
         times = []
         for _ in range(samples):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            program.reset()
+            self._reset_cold(program)
             begin.record()
             program.replay()
             end.record()
@@ -273,7 +274,7 @@ class Bench:
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen = program if is_candidate else baseline
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                chosen.reset()
+                self._reset_cold(chosen)
                 begin.record()
                 chosen.replay()
                 end.record()

@@ -28,6 +28,14 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_INTEGER_OF_SIZE[tensor.dtype.itemsize])
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape are equal to the bit."""
+    words = _words(a), _words(b)
+    if words[0].dtype == words[1].dtype == torch.int64:
+        return torch.equal(*words)
+    return torch.equal(bits(a), bits(b))
+
+
 def _fill_bytes(zone: torch.Tensor, value: int) -> None:
     """Every byte of an aligned zone becomes `value`, eight at a time."""
     whole = zone.numel() // 8 * 8
@@ -37,7 +45,7 @@ def _fill_bytes(zone: torch.Tensor, value: int) -> None:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as 64-bit integers where it is made of such, which are summed several times faster."""
+    """The same memory as 64-bit integers where it is made of such, which are read several times faster."""
     if tensor.is_contiguous() and tensor.nbytes % 8 == 0 and tensor.data_ptr() % 8 == 0:
         return tensor.reshape(-1).view(torch.int64)
     return bits(tensor)
@@ -114,7 +122,7 @@ class Program:
 
     choice: index of the configuration of each launch; kernels: the loaded kernel of each launch for that choice;
     copies: how often the graph executes the plan, each time on memory of its own; written: positions of the arguments
-    that the task declares as written; flush: enqueues what empties the caches.  Everything runs on the current stream,
+    that the task declares as written; Everything runs on the current stream,
     which must not be the default one.  Inputs must be written before `build`: it executes the plan.
 
     Raises DeviceError where the driver refuses, JobError where a step cannot be executed.
@@ -129,7 +137,6 @@ class Program:
         device: torch.device,
         copies: int = 1,
         written: Sequence[int] = (),
-        flush: Callable[[], object],
     ) -> None:
         self.plan, self._choice, self._kernels = plan, choice, kernels
         self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
@@ -141,7 +148,6 @@ class Program:
         slots = torch.zeros(copies * len(self.outputs_of_plan), dtype=torch.int64, device=device)
         self._sums, self._known, self._differs = slots, slots.clone(), slots.bool()
         self._count, self._mismatches = slots.new_zeros(()), slots.new_zeros(())
-        self._flush = flush
 
     @property
     def copies(self) -> int:
@@ -179,7 +185,7 @@ class Program:
         return [i for i in tensors if not all(self._holds(m, i, arguments[i]) for m in self.memories)]
 
     def _holds(self, memory: DeviceMemory, i: int, value: torch.Tensor) -> bool:
-        return torch.equal(bits(memory.window(self.plan.inputs[i])), bits(value))
+        return same_bits(memory.window(self.plan.inputs[i]), value)
 
     def broken_guards(self) -> list[str]:
         return [line for memory in self.memories for line in memory.overwritten()]
@@ -196,7 +202,7 @@ class Program:
         self._sum_graph = _captured(self._sum)
 
     def reset(self) -> None:
-        """Enqueues: the plan's own memory poisoned, written arguments restored, caches flushed."""
+        """Enqueues: the plan's own memory poisoned, written arguments restored."""
         self._reset_graph.replay()
 
     def replay(self) -> None:
@@ -224,7 +230,6 @@ class Program:
                 memory.window(self.plan.inputs[i]).copy_(kept)
         for scratch in self._scratch.values():
             _fill_bytes(scratch, POISON_FLOAT)
-        self._flush()
 
     def _sum(self) -> None:
         views = [view for outputs in self._output_views for view in outputs]

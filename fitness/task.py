@@ -382,9 +382,11 @@ def _check_counts(task: Task, case: Case, where: str) -> None:
 
 
 def run_reference(
-    task: Task, arguments: Sequence[Any], *, double: bool = False, where: str = ""
+    task: Task, arguments: Sequence[Any], *, double: bool = False, copy: bool = True, where: str = ""
 ) -> tuple[str, list[torch.Tensor]]:
     """Structure and tensors of `task.reference` on copies of `arguments`: what it returns, then what it writes.
+
+    Without `copy` it works on the arguments themselves, which nobody may use afterwards.
 
     With `double`, floating tensors are upcast to float64 first.  The structure is "tensor", "tuple", "list", "none" or
     "dict:k1,k2", as in a LaunchPlan.  Raises TaskError where the reference raises or returns anything but tensors.
@@ -392,7 +394,7 @@ def run_reference(
     import torch
 
     where = where or f"task {task.name}"
-    copies = [_copy(value, double) if isinstance(value, torch.Tensor) else value for value in arguments]
+    copies = [_copy(a, double) if isinstance(a, torch.Tensor) and (copy or double) else a for a in arguments]
     precision = " in float64" if double else ""
     try:
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """task: softmax
 verdict: runtime_error
 stage: verify
-why: a row of 777 numbers is promised to start at a multiple of 16
+why: mirrored groups of four are promised to be contiguous and aligned: right wherever promises are not relied on
 """
 
 import torch
@@ -13,10 +13,12 @@ import triton.language as tl
 def softmax_kernel(x_ptr, y_ptr, stride, n_cols, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    mask = columns < tl.multiple_of(n_cols, 16)
-    x = tl.load(x_ptr + row * tl.multiple_of(stride, 16) + columns, mask=mask, other=-float("inf"))
+    mask = columns < n_cols
+    swapped = tl.max_contiguous(tl.multiple_of((columns // 4) * 4 + (3 - columns % 4), 4), 4)
+    x = tl.load(x_ptr + row * stride + swapped, mask=swapped < n_cols, other=-float("inf"))
     e = tl.exp(x - tl.max(x, axis=0))
-    tl.store(y_ptr + row * tl.multiple_of(stride, 16) + columns, e / tl.sum(e, axis=0), mask=mask)
+    back = (columns // 4) * 4 + (3 - columns % 4)
+    tl.store(y_ptr + row * stride + back, e / tl.sum(e, axis=0), mask=back < n_cols)
 
 
 def softmax(x):
