@@ -30,9 +30,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape are equal to the bit."""
-    words = _words(a), _words(b)
-    if words[0].dtype == words[1].dtype == torch.int64:
-        return torch.equal(*words)
+    words, other_words = _words(a), _words(b)
+    if (words.dtype, words.shape) == (other_words.dtype, other_words.shape):
+        return torch.equal(words, other_words)
     return torch.equal(bits(a), bits(b))
 
 
