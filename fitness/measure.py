@@ -18,10 +18,11 @@ import torch
 
 from evo.records import Case, Check, Timing, Verdict
 from fitness import oracle
+from fitness.bits import bits, same_bits
 from fitness.device import DeviceFacts, Watch, disturbance
 from fitness.launcher import DeviceError, Kernel
 from fitness.plan import PlanError
-from fitness.replay import Program, bits, same_bits
+from fitness.replay import Program
 from fitness.runner import Report, Work
 from fitness.stages import Stop
 from fitness.task import Task

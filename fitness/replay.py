@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from evo.records import Verdict
+from fitness.bits import same_bits, words
 from fitness.jobs import JobError
 from fitness.launcher import Kernel
 from fitness.memory import DTYPES, GUARD, POISON_FLOAT, POISON_INTEGER, Layout
@@ -20,20 +21,6 @@ from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
 
 # Guarded bytes before the first and after the last buffer; between buffers it is GUARD before and after each.
 EDGE = 1 << 20
-_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: NaN compares equal to itself."""
-    return tensor.view(_INTEGER_OF_SIZE[tensor.dtype.itemsize])
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape are equal to the bit."""
-    words, other_words = _words(a), _words(b)
-    if (words.dtype, words.shape) == (other_words.dtype, other_words.shape):
-        return torch.equal(words, other_words)
-    return torch.equal(bits(a), bits(b))
 
 
 def _fill_bytes(zone: torch.Tensor, value: int) -> None:
@@ -42,13 +29,6 @@ def _fill_bytes(zone: torch.Tensor, value: int) -> None:
     zone[:whole].view(torch.int64).fill_(int.from_bytes(bytes([value] * 8), "little", signed=True))
     if whole < zone.numel():
         zone[whole:].fill_(value)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as 64-bit integers where it is made of such, which are read several times faster."""
-    if tensor.is_contiguous() and tensor.nbytes % 8 == 0 and tensor.data_ptr() % 8 == 0:
-        return tensor.reshape(-1).view(torch.int64)
-    return bits(tensor)
 
 
 class DeviceMemory(Layout):
@@ -233,8 +213,8 @@ class Program:
 
     def _sum(self) -> None:
         views = [view for outputs in self._output_views for view in outputs]
-        for slot, words in enumerate(map(_words, views)):
-            torch.sum(words, dtype=torch.int64, dim=tuple(range(words.dim())), out=self._sums[slot])
+        for slot, whole in enumerate(map(words, views)):
+            torch.sum(whole, dtype=torch.int64, dim=tuple(range(whole.dim())), out=self._sums[slot])
         torch.ne(self._sums, self._known, out=self._differs)
         torch.sum(self._differs, dtype=torch.int64, dim=0, out=self._count)
         self._mismatches.add_(self._count)

@@ -1,11 +1,11 @@
-"""fitness.replay: what can be seen without a GPU; the rest is in tests/test_runner.py."""
+"""fitness.bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fitness.replay import same_bits
+from fitness.bits import same_bits
 
 LAYOUTS = {
     "contiguous": lambda x: x.clone(),
