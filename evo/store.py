@@ -204,6 +204,20 @@ class RunReader:
         """(kind, text, seconds since 1970) of every start, resume and end."""
         return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
 
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Rows of a SELECT of one's own (tables: `docs/store.md`), read as they are asked for."""
+        return self._db.execute(query, parameters)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read inside is of one moment, whatever the writer does meanwhile."""
+        self._db.execute("BEGIN")
+        try:
+            self._db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the moment is that of the first read
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
     def close(self) -> None:
         self._db.close()
 

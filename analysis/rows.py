@@ -1,0 +1,166 @@
+"""The rows of each table of `analysis.schema`, read from the store of a run one after the other.
+
+Rows are tuples in the order of the columns, without the first (`run`).  Times are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any
+
+from evo.records import Verdict
+from evo.store import RunReader
+
+Row = tuple[Any, ...]
+
+_COUNTS = """
+    SELECT COUNT(*), COUNT(e.trial), COALESCE(SUM(e.verdict = 'ok'), 0)
+    FROM proposals p LEFT JOIN evaluations e USING (trial)
+"""
+_BEST = """
+    SELECT trial, speedup, ci_low, ci_high, estimated FROM evaluations
+    WHERE speedup IS NOT NULL ORDER BY speedup DESC, finished LIMIT 1
+"""
+_TRIALS = """
+    SELECT p.trial, p.candidate, p.operator, p.parents, p.island, p.seed, p.note, p.cost, p.at,
+           e.finished, e.at, e.at - p.at, e.verdict, e.stage, e.speedup, e.ci_low, e.ci_high, e.estimated
+    FROM proposals p LEFT JOIN evaluations e USING (trial) ORDER BY p.trial
+"""
+# `json_each` opens the list of parents; its key is the position in the list.
+_LINEAGE = """
+    SELECT p.trial, j.value, j.key, p.operator, e.speedup, pe.speedup, e.speedup / pe.speedup,
+           CASE WHEN e.estimated IS NULL AND pe.estimated IS NULL THEN NULL
+                ELSE COALESCE(e.estimated, 0) OR COALESCE(pe.estimated, 0) END
+    FROM proposals p, json_each(p.parents) j
+    LEFT JOIN evaluations e ON e.trial = p.trial LEFT JOIN evaluations pe ON pe.trial = j.value
+    ORDER BY p.trial, j.key
+"""
+_EVALUATIONS = """
+    SELECT finished, trial, candidate, verdict, stage, speedup, ci_low, ci_high, estimated, per_case, evaluation, e.at
+    FROM evaluations e JOIN proposals USING (trial) ORDER BY finished
+"""
+_PROFILES = """
+    SELECT p.trial, f.candidate, f.tier, f.profile, f.at
+    FROM profiles f LEFT JOIN proposals p USING (candidate) ORDER BY f.at, f.candidate, f.tier
+"""
+_LLM_CALLS = """
+    SELECT call, trial, prompt_hash, model, operator, parents, island, told, {texts}, finish, tokens_in, tokens_out, usd,
+           attempts, unsettled, seconds, error, asked_at, answered_at
+    FROM llm_calls ORDER BY call
+"""
+_SOURCES = """
+    SELECT s.candidate, p.trial, s.text, e.evaluation
+    FROM proposals p JOIN sources s USING (candidate) LEFT JOIN evaluations e USING (trial) ORDER BY p.trial
+"""
+
+
+def runs(run: RunReader) -> Iterator[Row]:
+    info, config = run.info, run.info.config
+    counts = next(run.rows(_COUNTS))
+    *best, estimated = next(run.rows(_BEST), (None,) * 5)
+    events = run.events()
+    kind, text, at = events[-1] if events else (None, None, None)
+    yield (
+        str(run.folder), config.task, info.task_hash, config.target, config.device, config.strategy,
+        list(config.operators), config.seed, config.budget, config.workers, config.islands,
+        *counts, *best, _flag(estimated), _time(events[0][2] if events else None), kind, text, _time(at),
+        config.to_json(), dict(info.versions), _json(info.environment), fingerprint(run),
+    )  # fmt: skip
+
+
+def trials(run: RunReader) -> Iterator[Row]:
+    for row in run.rows(_TRIALS):
+        trial, candidate, operator, parents, island, seed, note, cost, at = row[:9]
+        finished, finished_at, seconds, *verdict, estimated = row[9:]
+        yield (
+            trial, candidate, operator, json.loads(parents), island, seed, note, json.loads(cost), _time(at),
+            finished, _time(finished_at), seconds, *verdict, _flag(estimated),
+        )  # fmt: skip
+
+
+def lineage(run: RunReader) -> Iterator[Row]:
+    for *row, estimated in run.rows(_LINEAGE):
+        yield *row, _flag(estimated)
+
+
+def evaluations(run: RunReader) -> Iterator[Row]:
+    for row in run.rows(_EVALUATIONS):
+        finished, trial, candidate, verdict, stage, speedup, low, high, estimated, per_case, text, at = row
+        e = json.loads(text)
+        scored = json.loads(per_case or "{}")
+        cases = [_case(timing, scored[timing["case"]]) for timing in e["timings"]]
+        check = e["check"] or {}
+        yield (
+            finished, trial, candidate, verdict, stage, Verdict(verdict).rank, e["message"],
+            speedup, low, high, _flag(estimated), cases, e["findings"], e["builds"],
+            *(check.get(name) for name in ("cases", "worst_case", "max_error", "budget")),
+            e["plan_hash"], e["duplicate_of"] or None, e["seconds"], _json(e["environment"]), _time(at),
+        )  # fmt: skip
+
+
+def _case(timing: dict[str, Any], speedup: float) -> dict[str, Any]:
+    low, high = timing["ci95"]
+    kept = {name: timing[name] for name in ("case", "ratio", "estimated", "terms")}
+    return kept | {"speedup": speedup, "ci_low": low, "ci_high": high}
+
+
+def timings(run: RunReader) -> Iterator[Row]:
+    for trial, text in run.rows("SELECT trial, evaluation FROM evaluations WHERE verdict = 'ok' ORDER BY finished"):
+        for timing in json.loads(text)["timings"]:
+            case, estimated = timing["case"], timing["estimated"]
+            pairs = zip_longest(timing["samples_us"], timing["baseline_us"])
+            for sample, (candidate_us, baseline_us) in enumerate(pairs):
+                yield trial, case, sample, candidate_us, baseline_us, estimated
+
+
+def profiles(run: RunReader) -> Iterator[Row]:
+    names = ("bottleneck", "reason", "kernel", "roofline", "numbers", "before", "metrics", "hints", "fallback")
+    for trial, candidate, tier, text, at in run.rows(_PROFILES):
+        profile = json.loads(text)
+        yield trial, candidate, tier, *(profile[name] for name in names), _time(at)
+
+
+def llm_calls(run: RunReader, *, with_text: bool = False) -> Iterator[Row]:
+    texts = "request, answer, reasoning" if with_text else "NULL, NULL, NULL"
+    for row in run.rows(_LLM_CALLS.format(texts=texts)):
+        *first, parents = row[:6]
+        *rest, asked_at, answered_at = row[6:]
+        yield *first, json.loads(parents), *rest, _time(asked_at), _time(answered_at)
+
+
+def sources(run: RunReader) -> Iterator[Row]:
+    for candidate, trial, text, evaluation in run.rows(_SOURCES):
+        frozen = json.loads(evaluation)["frozen_source"] if evaluation else ""
+        yield candidate, trial, text, frozen or None
+
+
+ROWS: dict[str, Callable[[RunReader], Iterator[Row]]] = {
+    f.__name__: f for f in (runs, trials, lineage, evaluations, timings, profiles, sources)
+}
+
+
+def rows(run: RunReader, table: str, *, with_text: bool = False) -> Iterator[Row]:
+    """Rows of one of the tables of `analysis.schema.EXPORT`."""
+    return llm_calls(run, with_text=with_text) if table == "llm_calls" else ROWS[table](run)
+
+
+def fingerprint(run: RunReader) -> str:
+    """12 hex digits of what the run's numbers depend on besides its task and its settings."""
+    facts = _json({"versions": dict(run.info.versions), "environment": run.info.environment})
+    return hashlib.sha256(facts.encode()).hexdigest()[:12]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=dict)
+
+
+def _time(seconds: float | None) -> int | None:
+    """Microseconds since 1970."""
+    return None if seconds is None else round(seconds * 1e6)
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else bool(value)

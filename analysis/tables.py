@@ -1,0 +1,125 @@
+"""Runs as tables of pyarrow, in memory or batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from analysis import schema
+from analysis.rows import Row, fingerprint, rows
+from evo.errors import ConfigError
+from evo.store import RunReader
+from evo.versions import versions
+
+# What bounds memory: a batch is the only part of a table that is ever held.  Its rows are read until one of the two is
+# reached; the second counts the characters of the texts in it.
+BATCH_ROWS = 16384
+BATCH_CHARACTERS = 32 << 20
+
+
+def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:
+    """The runs in `folders` as tables by name (none named: all); a run that goes on is read at one moment.
+
+    Raises StoreError where a folder holds no run, ConfigError for unknown tables.
+    """
+    unknown = [name for name in tables if name not in schema.EXPORT]
+    if unknown:
+        raise ConfigError(f"tables: expected some of {', '.join(schema.EXPORT)}, got {', '.join(unknown)}")
+    with opened([Path(folder) for folder in folders]) as runs:
+        facts = metadata(runs)
+        return {
+            name: pa.Table.from_batches(
+                (batch for run in runs.items() for batch in batches(run, name, with_text=with_text)),
+                schema.EXPORT[name].schema(facts),
+            )
+            for name in tables or schema.EXPORT
+        }
+
+
+@contextmanager
+def opened(folders: Sequence[Path]) -> Iterator[dict[str, RunReader]]:
+    """Readers of the runs by name, each held at one moment."""
+    with ExitStack() as stack:
+        readers = {}
+        for name, folder in zip(run_names(folders), folders, strict=True):
+            readers[name] = stack.enter_context(RunReader(folder))
+            stack.enter_context(readers[name].snapshot())
+        yield readers
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """The end of each path, as long as it takes to tell them apart.  Raises ConfigError where one is given twice."""
+    paths = [folder.resolve() for folder in folders]
+    twice = {str(folder) for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1}
+    if twice:
+        raise ConfigError(f"runs: expected each run once, got {', '.join(sorted(twice))} twice; drop the repetition")
+    names, length = [path.name for path in paths], 1
+    while len(set(names)) < len(names):
+        length += 1
+        names = ["/".join(path.parts[-length:]) for path in paths]
+    return names
+
+
+def metadata(runs: dict[str, RunReader]) -> dict[str, Any]:
+    """What an export says of itself: version of the tables and of the code that wrote them, and each run's own."""
+    return {
+        "schema_version": schema.VERSION,
+        "written_by": versions(),
+        "runs": {
+            name: {
+                "task": run.info.config.task,
+                "task_hash": run.info.task_hash,
+                "versions": dict(run.info.versions),
+                "environment": run.info.environment,
+                "fingerprint": fingerprint(run),
+            }
+            for name, run in runs.items()
+        },
+    }
+
+
+def batches(run: tuple[str, RunReader], table: str, *, with_text: bool = False) -> Iterator[pa.RecordBatch]:
+    """One run (name and reader) as batches of a table of `schema.EXPORT`."""
+    name, reader = run
+    named = ((name, *row) for row in rows(reader, table, with_text=with_text))
+    return to_batches(named, schema.EXPORT[table].schema())
+
+
+def to_batches(rows: Iterable[Row], kind: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows in the order of the schema's columns, as batches of bounded size."""
+    rest = iter(rows)
+    while chunk := _chunk(rest):
+        columns = zip(*chunk, strict=True)
+        yield pa.record_batch([_array(column, f.type) for column, f in zip(columns, kind, strict=True)], schema=kind)
+
+
+def _chunk(rows: Iterator[Row]) -> list[Row]:
+    chunk: list[Row] = []
+    characters = 0
+    for row in islice(rows, BATCH_ROWS):
+        chunk.append(row)
+        characters += sum(len(value) for value in row if isinstance(value, str))
+        if characters >= BATCH_CHARACTERS:
+            break
+    return chunk
+
+
+def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(column, kind)
+    except UnicodeEncodeError:  # messages of candidates may hold what UTF-8 cannot
+        return pa.array([_utf8(value) for value in column], kind)
+
+
+def _utf8(value: Any) -> Any:
+    """`value` with lone surrogates made visible, however deep they lie."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_utf8(k): _utf8(v) for k, v in value.items()}
+    return [_utf8(v) for v in value] if isinstance(value, list) else value
