@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from analysis import schema
+from analysis import schema, training
 from analysis.formats import FORMATS
-from analysis.tables import batches, metadata, opened
+from analysis.tables import batches, metadata, opened, to_batches
 from evo.errors import ConfigError
 from evo.store import RunReader
 
@@ -24,10 +25,11 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: rows by file name, and the runs whose best speedup no GPU measured."""
+    """What was written: rows by file name, the runs with speedups that no GPU measured, what was left out and why."""
 
     rows: Mapping[str, int]
     estimated: Sequence[str]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = False) -> Exported:
@@ -43,6 +45,27 @@ def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = F
             written |= write(folder, table, facts, parts, [form])
         write_manifest(folder, facts, schema.EXPORT.values(), written)
         return Exported(written, estimated_runs(runs))
+
+
+def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_estimated: bool = False) -> Exported:
+    """Writes training data (`kind`: "sft" or "grpo") as JSON lines and as Parquet; raises as `export` does."""
+    left_out: Counter[str] = Counter()
+    table = schema.TRAINING[kind]
+    with opened(folders) as runs, new_folder(out) as folder:
+        left_out["no verdict yet, or the evaluator failed"] = sum(map(training.unjudged, runs.values()))
+        rows = (
+            row
+            for run in runs.items()
+            for row in (
+                training.grpo(*run)
+                if kind == "grpo"
+                else training.sft(*run, allow_estimated=allow_estimated, left_out=left_out)
+            )
+        )
+        facts = metadata(runs)
+        written = write(folder, table, facts, to_batches(rows, table.schema()), ("jsonl", "parquet"))
+        write_manifest(folder, facts, [table], written)
+        return Exported(written, estimated_runs(runs), {why: n for why, n in left_out.items() if n})
 
 
 def write(

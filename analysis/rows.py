@@ -47,8 +47,8 @@ _PROFILES = """
     FROM profiles f LEFT JOIN proposals p USING (candidate) ORDER BY f.at, f.candidate, f.tier
 """
 _LLM_CALLS = """
-    SELECT call, trial, prompt_hash, model, operator, parents, island, told, {texts}, finish, tokens_in, tokens_out, usd,
-           attempts, unsettled, seconds, error, asked_at, answered_at
+    SELECT call, trial, prompt_hash, model, operator, parents, island, told, {texts}, finish, tokens_in, tokens_out,
+           usd, attempts, unsettled, seconds, error, asked_at, answered_at
     FROM llm_calls ORDER BY call
 """
 _SOURCES = """

@@ -315,7 +315,12 @@ _TRAINING = (
             ("autotriton_advantage", _REAL, "", "of that reward within the group"),
             ("tritonrl_plan_reward", _REAL, "", "r_speed: speedup where correct, else 0; for the plan's tokens"),
             ("tritonrl_plan_advantage", _REAL, "", "of that reward within the group"),
-            ("tritonrl_code_reward", _REAL, "", "r_correct: syntax × rules × compiled × correct; for the code's tokens"),
+            (
+                "tritonrl_code_reward",
+                _REAL,
+                "",
+                "r_correct: syntax × rules × compiled × correct; for the code's tokens",
+            ),
             ("tritonrl_code_advantage", _REAL, "", "of that reward within the group"),
             ("tritonrl_alpha", _REAL, "", "weight of the plan's tokens in the loss; the code's have weight 1"),
             ("data_source", _TEXT, "", "for verl: `evo/` and the task"),
@@ -342,7 +347,7 @@ def markdown() -> str:
         lines += [f"### {table.name}", "", table.text, "", "| column | type | unit | |", "|---|---|---|---|"]
         lines += [f"| `{c.name}` | {in_words(c.type)} | {c.unit} | {c.text} |" for c in table.columns]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def in_words(kind: pa.DataType) -> str:
@@ -357,4 +362,4 @@ def in_words(kind: pa.DataType) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown())
+    print(markdown(), end="")

@@ -1,23 +1,23 @@
-"""Training data for language models out of runs: answers with what became of them.
+"""Training data for language models out of runs: answers, with what became of them.
 
-A speedup here is over the task's seed kernel, as everywhere; TritonRL's is over PyTorch.  Rewards and advantages:
+Speedups are over the task's seed kernel, as everywhere (TritonRL's are over PyTorch).  Rewards and advantages:
 
 - `autotriton` (AutoTriton, arXiv 2507.05687): 1 where the rules are kept and the outputs are right, else 0.
-- `tritonrl` (TritonRL, arXiv 2510.17891): two rewards, each for its own tokens.  The code's tokens get r_correct = syntax
-  x rules x compiled x correct, the plan's get r_speed = r_correct x speedup; in the loss the plan's weigh ALPHA.
-- The advantage of an answer is (r - mean) / (std + EPSILON) over its group, std with n - 1, and 0 in a group of one:
-  as TRL's GRPOTrainer computes it.
+- `tritonrl` (TritonRL, arXiv 2510.17891): two rewards, each for its own tokens.  The code's get r_correct = syntax x
+  rules x compiled x correct, the plan's r_speed = r_correct x speedup; in the loss the plan's tokens weigh ALPHA, the
+  code's 1.
+- The advantage of an answer is (r - mean) / (std + EPSILON) over its group, std with n - 1; 0 in a group of one, as in
+  TRL's GRPOTrainer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import re
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from analysis.rows import Row
 from evo.records import STAGES, Verdict
@@ -26,11 +26,11 @@ from evo.store import RunReader
 ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
 
-# A duplicate does the work of an earlier candidate that is ok, and is as fast: `t` is that twin.
+# A duplicate does the work of an earlier candidate `t` that is ok, and is as fast.
 _ANSWERS = """
-    SELECT c.call, c.prompt_hash, c.model, c.operator, c.trial, c.request, c.answer, c.reasoning, e.verdict, e.stage,
-           COALESCE(e.speedup, t.speedup), COALESCE(e.ci_low, t.ci_low), COALESCE(e.ci_high, t.ci_high),
-           COALESCE(e.estimated, t.estimated),
+    SELECT c.call, c.prompt_hash, c.model, c.operator, c.trial, c.request, c.answer, c.reasoning, c.spans,
+           e.verdict, e.stage, COALESCE(e.speedup, t.speedup), COALESCE(e.ci_low, t.ci_low),
+           COALESCE(e.ci_high, t.ci_high), COALESCE(e.estimated, t.estimated),
            (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
     FROM llm_calls c JOIN proposals p USING (trial) JOIN evaluations e USING (trial)
     LEFT JOIN proposals tp ON tp.candidate = json_extract(e.evaluation, '$.duplicate_of')
@@ -45,7 +45,7 @@ _UNJUDGED = """
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer with the verdict on what it became.  Speedups are None unless correct."""
+    """A model's answer with the verdict on what it became.  Speedups are None unless `correct`."""
 
     call: int
     prompt_hash: str
@@ -55,6 +55,7 @@ class Answer:
     request: str
     text: str
     reasoning: str | None
+    spans: str | None
     verdict: Verdict
     stage: str
     speedup: float | None
@@ -65,8 +66,8 @@ class Answer:
 
     @property
     def syntax(self) -> bool:
-        """The gate's one verdict about the form is that of Python's parser."""
-        return not (self.stage == "gate" and self.verdict is Verdict.COMPILE_ERROR)
+        """It holds a source that is Python; the gate's compile error is that of Python's parser."""
+        return self.stage != "answer" and not (self.stage == "gate" and self.verdict is Verdict.COMPILE_ERROR)
 
     @property
     def rules(self) -> bool:
@@ -82,11 +83,12 @@ class Answer:
 
     @property
     def gained(self) -> bool:
-        """Surely faster than the seed kernel, and faster than every parent the model was shown."""
+        """Right, surely faster than the seed kernel, and faster than every parent the model was shown."""
         if self.verdict is not Verdict.OK or self.speedup is None or self.ci_low is None:
             return False
         return self.ci_low > 1 and self.speedup > (self.parent_speedup or 0.0)
 
+    @property
     def rewards(self) -> dict[str, float]:
         correct = float(self.syntax and self.rules and self.compiled and self.correct)
         return {
@@ -95,15 +97,85 @@ class Answer:
             "tritonrl_code": correct,
         }
 
+    def sample(self, run: str, reader: RunReader) -> Row:
+        """The columns that both kinds of training data begin with."""
+        config = reader.info.config
+        spans = json.loads(self.spans or "{}")
+        plan, code = (spans.get(part) or (None, None) for part in ("plan", "code"))
+        completion = [{"role": "assistant", "content": self.text}]
+        return (
+            self.messages, completion, self.reasoning, *plan, *code,
+            run, self.call, self.trial, config.task, config.target, self.model, self.operator,
+        )  # fmt: skip
 
-def answers(run: RunReader) -> Iterator[Answer]:
-    """Answers with a verdict; those that the evaluator itself failed on have none."""
-    for row in run.rows(_ANSWERS):
-        *first, verdict, stage, speedup, low, high, estimated, parent = row
-        flag = None if estimated is None else bool(estimated)
-        yield Answer(*first, Verdict(verdict), stage, speedup, low, high, flag, parent)
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": m["role"], "content": m["text"]} for m in json.loads(self.request)["messages"]]
 
 
-def unjudged(run: RunReader) -> int:
-    """Answers without a verdict: pending, never turned into a trial, or failed by the evaluator itself."""
-    return int(next(run.rows(_UNJUDGED))[0])
+_FIELDS = tuple(f.name for f in dataclasses.fields(Answer))
+
+
+def answers(reader: RunReader) -> Iterator[Answer]:
+    """Answers with a verdict; one that the evaluator itself failed on has none."""
+    for row in reader.rows(_ANSWERS):
+        values = dict(zip(_FIELDS, row, strict=True))
+        values["verdict"] = Verdict(values["verdict"])
+        values["estimated"] = None if values["estimated"] is None else bool(values["estimated"])
+        yield Answer(**values)
+
+
+def unjudged(reader: RunReader) -> int:
+    """Answers without a verdict: still to be evaluated, never made a trial, or failed by the evaluator itself."""
+    return int(next(reader.rows(_UNJUDGED))[0])
+
+
+def sft(run: str, reader: RunReader, *, allow_estimated: bool, left_out: Counter[str]) -> Iterator[Row]:
+    """Answers that became a verified gain; `left_out` counts the others by reason."""
+    for answer in answers(reader):
+        if not answer.gained:
+            left_out["no gain"] += 1
+        elif answer.estimated and not allow_estimated:
+            left_out["a gain, but only an estimated one (--allow-estimated takes it)"] += 1
+        else:
+            sample = answer.sample(run, reader)
+            dialogue = answer.messages + sample[1]
+            yield (
+                dialogue, *sample, answer.speedup, answer.ci_low, answer.ci_high, answer.estimated,
+                answer.parent_speedup,
+            )  # fmt: skip
+
+
+def grpo(run: str, reader: RunReader) -> Iterator[Row]:
+    """All answers with a verdict, each with its rewards and its advantages within its group."""
+    advantage = _advantages(reader)
+    for index, answer in enumerate(answers(reader)):
+        rewards = answer.rewards
+        scored = [value for name in rewards for value in (rewards[name], advantage(answer, name))]
+        task = reader.info.config.task
+        yield (
+            *answer.sample(run, reader), f"{run}/{answer.model}/{answer.prompt_hash}", answer.verdict, answer.stage,
+            answer.syntax, answer.rules, answer.compiled, answer.correct,
+            answer.speedup, answer.ci_low, answer.ci_high, answer.estimated, *scored, ALPHA,
+            f"evo/{task}", "triton", {"style": "rule", "ground_truth": task}, {"index": index, "split": "train"},
+        )  # fmt: skip
+
+
+def _advantages(reader: RunReader) -> Callable[[Answer, str], float]:
+    """(answer, reward) -> advantage, from a first pass over all answers that keeps numbers only."""
+    found: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    for answer in answers(reader):
+        for name, reward in answer.rewards.items():
+            found[answer.model, answer.prompt_hash, name].append(reward)
+    groups = {
+        key: (statistics.fmean(rewards), statistics.stdev(rewards))
+        for key, rewards in found.items()
+        if len(rewards) > 1
+    }
+
+    def advantage(answer: Answer, name: str) -> float:
+        reward = answer.rewards[name]
+        mean, std = groups.get((answer.model, answer.prompt_hash, name), (reward, 0.0))
+        return (reward - mean) / (std + EPSILON)
+
+    return advantage

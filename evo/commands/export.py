@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evo.commands.parts import say
 from evo.errors import ConfigError
 
-FORMATS = ("parquet", "csv", "jsonl")
+if TYPE_CHECKING:
+    from analysis.export import Exported
+
+FORMATS, TRAINING = ("parquet", "csv", "jsonl"), ("sft", "grpo")
 
 
 def add(commands: Any) -> None:
     export = commands.add_parser(
         "export",
         help="write runs as Parquet, CSV or JSON lines",
-        description="Writes the tables of one or more runs into a new folder; also while they run.  docs/export.md "
-        "describes every column.",
+        description="Writes the tables of one or more runs into a new folder, also while they run; or, as sft and "
+        "grpo, training data out of the answers of language models.  docs/export.md describes every column.",
     )
     export.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run")
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
-    export.add_argument("--format", default="parquet", metavar="F", help=f"{', '.join(FORMATS)} (default: parquet)")
-    export.add_argument("--with-text", action="store_true", help="prompts and answers of language models too")
+    names = ", ".join(FORMATS + TRAINING)
+    export.add_argument("--format", default="parquet", metavar="F", help=f"{names} (default: parquet)")
+    export.add_argument("--with-text", action="store_true", help="prompts and answers of language models too (tables)")
+    export.add_argument("--allow-estimated", action="store_true", help="gains that no GPU measured too (sft)")
     export.set_defaults(command=_export)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    if arguments.format not in FORMATS:
-        raise ConfigError(f"--format: expected one of {', '.join(FORMATS)}, got {arguments.format!r}")
+    if arguments.format not in FORMATS + TRAINING:
+        raise ConfigError(f"--format: expected one of {', '.join(FORMATS + TRAINING)}, got {arguments.format!r}")
+    for option, formats in (("with_text", FORMATS), ("allow_estimated", ("sft",))):
+        if getattr(arguments, option) and arguments.format not in formats:
+            name = f"--{option.replace('_', '-')}"
+            raise ConfigError(f"{name}: expected --format {', '.join(formats)}, got {arguments.format}; leave it out")
+    written = _write(arguments)
+    for name, rows in written.rows.items():
+        say(f"{arguments.out / name}: {rows:,} rows")
+    for why, count in written.left_out.items():
+        say(f"left out: {count:,} answers: {why}")
+    if written.estimated:
+        say(f"estimated, not measured: the speedups of {', '.join(written.estimated)}")
+    return 0
+
+
+def _write(arguments: argparse.Namespace) -> Exported:
     try:
-        from analysis.export import export
+        from analysis.export import export, export_training
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
         raise ConfigError(
-            "expected pyarrow, which exports are written with, to be installed; pip install 'evo-triton[analysis]'"
+            "expected pyarrow to be installed, which exports are written with; pip install -e '.[analysis]'"
         ) from error
-    written = export(arguments.runs, arguments.out, arguments.format, with_text=arguments.with_text)
-    for name, rows in written.rows.items():
-        say(f"{arguments.out / name}: {rows:,} rows")
-    if written.estimated:
-        say(f"estimated, not measured: the speedups of {', '.join(written.estimated)}")
-    return 0
+    if arguments.format in TRAINING:
+        return export_training(
+            arguments.runs, arguments.out, arguments.format, allow_estimated=arguments.allow_estimated
+        )
+    return export(arguments.runs, arguments.out, arguments.format, with_text=arguments.with_text)

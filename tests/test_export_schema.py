@@ -1,0 +1,30 @@
+"""analysis.schema and docs/export.md say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis import schema
+
+DOCS = Path(__file__).parent.parent / "docs" / "export.md"
+
+
+def test_the_documentation_is_that_of_the_schema() -> None:
+    """Whoever changes a column sees this test fail, prints the new text by `python -m analysis.schema`, raises VERSION."""
+    text = DOCS.read_text(encoding="utf-8")
+    assert text.endswith(schema.markdown())
+    assert f"Version of the tables: {schema.VERSION}." in text
+
+
+def test_every_column_is_described_once() -> None:
+    for table in (*schema.EXPORT.values(), *schema.TRAINING.values()):
+        names = [column.name for column in table.columns]
+        assert len(set(names)) == len(names), table.name
+        assert all(column.text for column in table.columns), table.name
+
+
+def test_every_speedup_has_a_flag_for_estimates_beside_it() -> None:
+    for table in (*schema.EXPORT.values(), *schema.TRAINING.values()):
+        names = {column.name for column in table.columns}
+        if any("speedup" in name for name in names):
+            assert "estimated" in names, table.name

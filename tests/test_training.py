@@ -1,0 +1,197 @@
+"""analysis.training: answers, rewards and advantages, as TRL and verl read them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import statistics
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from analysis.export import export_training
+from analysis.training import EPSILON, Answer
+from evo.cli import main
+from evo.records import Verdict
+from evo.store import FILE
+from tests.analysis_support import CALLS, add_call, fill
+from tests.engine_support import create, failed_trial, ok_trial
+
+REWARDS = ("autotriton", "tritonrl_plan", "tritonrl_code")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A measured run with a few calls, and one with three groups of seven answers, where speedups are estimated."""
+    root = tmp_path_factory.mktemp("runs")
+    fill(root / "measured")
+    with create(root / "many") as store:
+        trials = [ok_trial(0, operator="seed")]
+        trials += [ok_trial(i, i / 3, parents=(0,)) if i % 4 else failed_trial(i, parents=(0,)) for i in range(1, 22)]
+        for trial in trials:
+            store.proposed(trial.proposal)
+            store.finished(trial)
+    with closing(sqlite3.connect(root / "many" / FILE)) as db, db:
+        for i in range(1, 22):
+            add_call(db, i, f"prompt {i % 3}", f"Plan: {i}\n```python\nx = {i}\n```")
+    return [root / "measured", root / "many"]
+
+
+@pytest.fixture(scope="module")
+def grpo(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("grpo") / "out"
+    export_training(runs, out, "grpo")
+    return out
+
+
+@pytest.fixture(scope="module")
+def rows(grpo: Path) -> list[dict[str, Any]]:
+    return pq.read_table(grpo / "grpo.parquet").to_pylist()
+
+
+def test_advantages_recomputed_from_the_file_agree(grpo: Path) -> None:
+    rows = [json.loads(line) for line in (grpo / "grpo.jsonl").read_text(encoding="utf-8").splitlines()]
+    for name in REWARDS:
+        groups = defaultdict(list)
+        for row in rows:
+            groups[row["group"]].append(row[f"{name}_reward"])
+        assert sorted(map(len, groups.values())) == [1, 1, 1, 3, 7, 7, 7]
+        for row in rows:
+            rewards = groups[row["group"]]
+            std = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+            expected = (row[f"{name}_reward"] - statistics.fmean(rewards)) / (std + 1e-4)
+            assert row[f"{name}_advantage"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert any(row[f"{name}_advantage"] for row in rows)
+
+
+def test_rewards_follow_from_flags_and_speedup(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        flags = [row[flag] for flag in ("syntax", "rules", "compiled", "correct")]
+        assert row["autotriton_reward"] == row["rules"] * row["correct"]
+        assert row["tritonrl_code_reward"] == all(flags)
+        assert row["tritonrl_plan_reward"] == all(flags) * (row["speedup"] or 0)
+        assert row["tritonrl_alpha"] == 0.1
+        assert (row["speedup"] is None) == (row["estimated"] is None) == (not row["correct"])
+
+
+def test_every_judged_answer_is_there_with_its_verdict(rows: list[dict[str, Any]]) -> None:
+    found = {row["trial"]: row for row in rows if row["run"] == "measured"}
+    assert {t: (r["verdict"], r["syntax"], r["rules"], r["compiled"], r["correct"]) for t, r in found.items()} == {
+        1: ("ok", True, True, True, True),
+        2: ("ok", True, True, True, True),
+        3: ("duplicate", True, True, True, True),
+        4: ("rejected", True, False, False, False),
+        5: ("wrong", True, True, True, False),
+        6: ("ok", True, True, True, True),
+    }
+    assert (found[2]["speedup"], found[2]["estimated"], found[6]["estimated"]) == (3.0, False, True)
+    assert (found[3]["speedup"], found[3]["estimated"]) == (1.0, False)  # its twin's, the seed's
+    assert len({found[t]["group"] for t in (1, 2, 4)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "stage", "flags"),
+    [
+        (Verdict.COMPILE_ERROR, "answer", (False, False, False)),
+        (Verdict.REJECTED, "answer", (False, False, False)),
+        (Verdict.COMPILE_ERROR, "gate", (False, False, False)),
+        (Verdict.REJECTED, "gate", (True, False, False)),
+        (Verdict.REJECTED, "record", (True, False, False)),
+        (Verdict.COMPILE_ERROR, "record", (True, True, False)),
+        (Verdict.UNSUPPORTED, "record", (True, True, False)),
+        (Verdict.COMPILE_ERROR, "compile", (True, True, False)),
+        (Verdict.OUT_OF_MEMORY, "screen", (True, True, True)),
+        (Verdict.TIMEOUT, "verify", (True, True, True)),
+        (Verdict.REJECTED, "time", (True, False, True)),
+    ],
+)
+def test_flags_say_how_far_an_answer_came(verdict: Verdict, stage: str, flags: tuple[bool, ...]) -> None:
+    answer = Answer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, None, None, None, None, None)
+    assert (answer.syntax, answer.rules, answer.compiled) == flags
+    assert not answer.correct and set(answer.rewards.values()) == {0.0}
+
+
+def test_prompts_completions_and_spans_are_the_stored_ones(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["run"] != "measured":
+            continue
+        prompt, answer = next((prompt, answer) for trial, prompt, answer in CALLS if trial == row["trial"])
+        assert row["prompt"] == [
+            {"role": "system", "content": "You write kernels."},
+            {"role": "user", "content": prompt},
+        ]
+        assert row["completion"] == [{"role": "assistant", "content": answer}]
+        assert answer is not None
+        code = answer[row["code_start"] : row["code_end"]]
+        assert answer == f"{answer.partition('```')[0]}```python\n{code}```"
+        if answer.startswith("Plan"):
+            assert answer[row["plan_start"] : row["plan_end"]] == answer.splitlines()[0]
+        else:
+            assert row["plan_start"] is row["plan_end"] is None
+
+
+def test_verl_finds_its_columns(rows: list[dict[str, Any]]) -> None:
+    assert rows[0]["data_source"] == "evo/instant"
+    assert rows[0]["reward_model"] == {"style": "rule", "ground_truth": "instant"}
+    assert rows[3]["extra_info"] == {"index": 3, "split": "train"}
+
+
+def test_both_files_say_the_same(grpo: Path, rows: list[dict[str, Any]]) -> None:
+    assert [json.loads(line) for line in (grpo / "grpo.jsonl").read_text(encoding="utf-8").splitlines()] == rows
+
+
+def test_datasets_loads_both_files(grpo: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    for form, name in (("json", "grpo.jsonl"), ("parquet", "grpo.parquet")):
+        data = datasets.load_dataset(form, data_files=str(grpo / name), split="train", cache_dir=str(tmp_path))
+        assert data["trial"] == [row["trial"] for row in rows]
+        assert data[0]["prompt"] == rows[0]["prompt"]
+        assert data[0]["completion"] == rows[0]["completion"]
+        assert data["tritonrl_plan_advantage"] == [row["tritonrl_plan_advantage"] for row in rows]
+
+
+def test_sft_has_measured_gains_only(runs: list[Path], tmp_path: Path) -> None:
+    done = export_training(runs, tmp_path / "out", "sft")
+    rows = pq.read_table(tmp_path / "out" / "sft.parquet").to_pylist()
+    assert [(r["run"], r["trial"], r["speedup"], r["parent_speedup"]) for r in rows] == [
+        ("measured", 1, 2.0, 1.0),
+        ("measured", 2, 3.0, 1.0),
+    ]
+    assert all(r["ci_low"] > 1 and not r["estimated"] for r in rows)
+    assert rows[0]["messages"] == rows[0]["prompt"] + rows[0]["completion"]
+    estimated = sum(i % 4 != 0 and i / 3 * 0.9 > 1 for i in range(1, 22))
+    assert done.left_out == {
+        "no verdict yet, or the evaluator failed": 2,
+        "no gain": 25 - estimated,  # trial 6 of the first run is faster than the seed, but slower than its parents
+        "a gain, but only an estimated one (--allow-estimated takes it)": estimated,
+    }
+
+
+def test_the_command_writes_training_data(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["export", *map(str, runs), "--out", str(out), "--format", "sft", "--allow-estimated"]) == 0
+    said = capsys.readouterr().out
+    rows = [json.loads(line) for line in (out / "sft.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert f"{out}/sft.jsonl: {len(rows)} rows\n" in said
+    assert "left out: 2 answers: no verdict yet, or the evaluator failed\n" in said
+    assert "estimated, not measured: the speedups of measured, many\n" in said
+    assert {(r["run"], r["estimated"]) for r in rows} == {("measured", False), ("many", True)}
+
+
+def test_a_group_without_differences_has_no_advantages(tmp_path: Path) -> None:
+    assert EPSILON == 1e-4
+    with create(tmp_path / "run") as store:
+        for i in range(3):
+            trial = ok_trial(0) if i == 0 else failed_trial(i)
+            store.proposed(trial.proposal)
+            store.finished(trial)
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
+        for i in (1, 2):
+            add_call(db, i, "prompt", f"```python\nx = {i}\n```")
+    export_training([tmp_path / "run"], tmp_path / "out", "grpo")
+    rows = pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()
+    assert [row[f"{name}_advantage"] for row in rows for name in REWARDS] == [0.0] * 6
