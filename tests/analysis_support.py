@@ -102,8 +102,8 @@ def add_call(db: sqlite3.Connection, trial: int | None, prompt: str, answer: str
         "parameters": {"temperature": 0.7},
     }
     row = {
-        "prompt_hash": f"hash of {prompt}", "model": model, "operator": f"mutate@{model}", "parents": "[0]", "island": 0,
-        "told": 1, "trial": trial, "request": json.dumps(request), "answer": answer,
+        "prompt_hash": f"hash of {prompt}", "model": model, "operator": f"mutate@{model}", "parents": "[0]",
+        "island": 0, "told": 1, "trial": trial, "request": json.dumps(request), "answer": answer,
         "spans": None if answer is None else json.dumps(spans(answer)), "finish": answer and "stop",
         "tokens_in": 100, "tokens_out": answer and 50, "usd": 0.001, "attempts": 1, "seconds": answer and 2.5,
         "error": None if answer else "timed out", "asked_at": 1.7e9 + 0.123456, "answered_at": answer and 1.7e9 + 3,

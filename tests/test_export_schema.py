@@ -10,7 +10,7 @@ DOCS = Path(__file__).parent.parent / "docs" / "export.md"
 
 
 def test_the_documentation_is_that_of_the_schema() -> None:
-    """Whoever changes a column sees this test fail, prints the new text by `python -m analysis.schema`, raises VERSION."""
+    """Whoever changes a column prints the new text by `python -m analysis.schema`, and raises VERSION."""
     text = DOCS.read_text(encoding="utf-8")
     assert text.endswith(schema.markdown())
     assert f"Version of the tables: {schema.VERSION}." in text
