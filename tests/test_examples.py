@@ -14,7 +14,7 @@ def test_best_so_far(tmp_path: Path, capsys) -> None:
     fill(tmp_path / "run")
     tables = analysis.load(tmp_path / "run")
     best = best_so_far(tables["trials"])
-    assert best["trial"].to_pylist() == [0, 2]  # in the order they finished; trial 1 came after 2
+    assert [row["trial"] for row in best] == [0, 2]  # in the order they finished; trial 1 came after 2
     credit = {row["operator"]: (row["gain_count"], row["gain_max"]) for row in operators(tables["lineage"]).to_pylist()}
     assert credit == {"mutate": (1, 0.5), "mutate@model": (2, 3.0)}
     create(tmp_path / "empty").close()
