@@ -15,19 +15,12 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
-from evo.records import Verdict
+from fitness.faults import HARMLESS, verdict_of
 from fitness.parameters import pack
 
 WARP = 32
 SHARED_WITHOUT_ASKING = 48 << 10  # bytes of dynamic shared memory; beyond, a function must opt in
 PORTABLE_CLUSTER = 8  # programs; CUDA C++ Programming Guide, "Thread Block Clusters"
-
-_OUT_OF_RESOURCES = {"CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"}
-# Errors after which the context still works; all others leave it unusable.
-_HARMLESS = _OUT_OF_RESOURCES | {
-    "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_NOT_FOUND",
-    "CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_INVALID_CLUSTER_SIZE",
-}  # fmt: skip
 
 
 class DeviceError(Exception):
@@ -35,8 +28,8 @@ class DeviceError(Exception):
 
     def __init__(self, name: str, doing: str) -> None:
         super().__init__(f"{name} while {doing}")
-        self.name, self.fatal = name, name not in _HARMLESS
-        self.verdict = Verdict.OUT_OF_MEMORY if name in _OUT_OF_RESOURCES else Verdict.RUNTIME_ERROR
+        self.name, self.fatal = name, name not in HARMLESS
+        self.verdict = verdict_of(name)
 
 
 def check(result: tuple, doing: str) -> Any:

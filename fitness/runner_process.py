@@ -15,6 +15,7 @@ import torch
 
 from evo.records import Verdict
 from fitness.device import device_facts
+from fitness.faults import verdict_of_text
 from fitness.jobs import JobError
 from fitness.launcher import DeviceError
 from fitness.measure import Bench
@@ -71,7 +72,7 @@ def _unexpected(error: Exception) -> Report:
     """CUDA errors surface as RuntimeError wherever PyTorch next asks; anything else is a bug of the evaluator."""
     text = str(error).strip()
     if isinstance(error, RuntimeError) and "CUDA error" in text:
-        return Report(Verdict.RUNTIME_ERROR, "verify", text.splitlines()[0], fault=True)
+        return Report(verdict_of_text(text), "verify", text.splitlines()[0], fault=True)
     traceback.print_exc()
     return Report(Verdict.INFRASTRUCTURE, "verify", f"{type(error).__name__}: {text}", fault=True)
 
