@@ -6,20 +6,49 @@ from collections.abc import Iterable
 
 from evo.errors import ConfigError
 from operators.base import Operator
+from operators.llm.base import LlmOperator
+from operators.llm.operators import LlmCrossover, LlmExplore, LlmInitial, LlmMutate, LlmRepair
 from operators.params import Params, RandomParams
 from operators.recombine import Recombine
 from operators.rewrite import RewriteOperator
 
 OPERATORS: dict[str, Operator] = {o.name: o for o in (Params(), RandomParams(), RewriteOperator(), Recombine())}
 
+# Those that ask a model.
+LLM_OPERATORS: dict[str, LlmOperator] = {
+    o.name: o for o in (LlmMutate(), LlmCrossover(), LlmRepair(), LlmExplore(), LlmInitial())
+}
 
-def get_operators(names: Iterable[str]) -> list[Operator]:
-    """The operators called `names`, in that order.  Raises ConfigError, listing the valid names."""
+
+def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:
+    """Of the operators called `names`, in that order, those that ask no model.
+
+    Raises ConfigError, listing the valid names; also where one needs a model and there is none.
+    """
+    chosen = _known(names)
+    asking = [n for n in chosen if n in LLM_OPERATORS]
+    if asking and not model:
+        raise ConfigError(
+            f"expected a model for {_plural(asking)} {', '.join(asking)}, got none; give --model NAME@BASE_URL, "
+            f"or choose among {', '.join(OPERATORS)}"
+        )
+    return [OPERATORS[n] for n in chosen if n in OPERATORS]
+
+
+def get_llm_operators(names: Iterable[str]) -> list[LlmOperator]:
+    """Of the operators called `names`, in that order, those that ask a model.  Raises ConfigError."""
+    return [LLM_OPERATORS[n] for n in _known(names) if n in LLM_OPERATORS]
+
+
+def _known(names: Iterable[str]) -> list[str]:
     chosen = list(names)
-    unknown = [n for n in chosen if n not in OPERATORS]
+    valid = [*OPERATORS, *LLM_OPERATORS]
+    unknown = [n for n in chosen if n not in valid]
     if unknown or not chosen:
         got = ", ".join(map(repr, unknown)) or "none"
-        raise ConfigError(
-            f"expected operators among {', '.join(OPERATORS)}; got {got}; use at least one of these names"
-        )
-    return [OPERATORS[n] for n in chosen]
+        raise ConfigError(f"expected operators among {', '.join(valid)}; got {got}; use at least one of these names")
+    return chosen
+
+
+def _plural(names: list[str]) -> str:
+    return "operator" if len(names) == 1 else "operators"

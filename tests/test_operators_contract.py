@@ -12,7 +12,7 @@ from evo.errors import ConfigError
 from evo.records import candidate_id
 from operators.base import Context, Draft, Operator, Parent
 from operators.genes import get_genes, set_genes
-from operators.registry import OPERATORS, get_operators
+from operators.registry import LLM_OPERATORS, OPERATORS, get_llm_operators, get_operators
 from tests.operators_sources import ODD_SOURCES
 from tests.operators_tasks import seed
 
@@ -75,10 +75,19 @@ def test_odd_sources_give_none_or_a_source_that_parses(name: str, source: str) -
 
 def test_get_operators_keeps_the_order_and_names_the_valid_ones() -> None:
     assert [o.name for o in get_operators(["rewrite", "params"])] == ["rewrite", "params"]
-    with pytest.raises(ConfigError, match="params, random_params, rewrite, recombine; got 'rewrites'"):
+    with pytest.raises(ConfigError, match="params, random_params, rewrite, recombine, mutate, .*; got 'rewrites'"):
         get_operators(["params", "rewrites"])
     with pytest.raises(ConfigError, match="at least one"):
         get_operators([])
+
+
+def test_operators_that_ask_need_a_model() -> None:
+    names = ["mutate", "params", "repair"]
+    with pytest.raises(ConfigError, match="expected a model for operators mutate, repair, got none; give --model"):
+        get_operators(names)
+    assert [o.name for o in get_operators(names, model=True)] == ["params"]
+    assert [o.name for o in get_llm_operators(names)] == ["mutate", "repair"]
+    assert all(o.name == name for name, o in LLM_OPERATORS.items()) and not set(LLM_OPERATORS) & set(OPERATORS)
 
 
 def test_operators_load_no_compiler_and_no_evaluator() -> None:
