@@ -63,7 +63,7 @@ def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_esti
             )
         )
         facts = metadata(runs)
-        written = write(folder, table, facts, to_batches(rows, table.schema()), ("jsonl", "parquet"))
+        written = write(folder, table, facts, to_batches(rows, table), ("jsonl", "parquet"))
         write_manifest(folder, facts, [table], written)
         return Exported(written, estimated_runs(runs), {why: n for why, n in left_out.items() if n})
 

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 VERSION = 1
+BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
+_TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
 
 _TEXT, _FLAG, _REAL, _INT, _SMALL = pa.string(), pa.bool_(), pa.float64(), pa.int64(), pa.int32()
@@ -36,6 +38,7 @@ class Table:
     name: str
     text: str
     columns: tuple[Column, ...]
+    batch: int  # rows held at once; a row group in Parquet
 
     def schema(self, metadata: Mapping[str, Any] | None = None) -> pa.Schema:
         """Fields carry `unit` and `description`; the schema carries `metadata` as JSON."""
@@ -44,7 +47,7 @@ class Table:
 
 
 def _table(name: str, text: str, columns: Sequence[tuple[str, pa.DataType, str, str]]) -> Table:
-    return Table(name, text, tuple(Column(*c) for c in columns))
+    return Table(name, text, tuple(Column(*c) for c in columns), TEXT_BATCH if name in _TEXTS else BATCH)
 
 
 _RUN = ("run", _TEXT, "", "name of the run: its folder's, with as much of the path as tells the runs apart")

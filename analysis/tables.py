@@ -16,11 +16,6 @@ from evo.errors import ConfigError
 from evo.store import RunReader
 from evo.versions import versions
 
-# What bounds memory: a batch is the only part of a table that is ever held.  Its rows are read until one of the two is
-# reached; the second counts the characters of the texts in it.
-BATCH_ROWS = 16384
-BATCH_CHARACTERS = 32 << 20
-
 
 def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:
     """The runs in `folders` as tables by name (none named: all); a run that goes on is read at one moment.
@@ -87,26 +82,15 @@ def batches(run: tuple[str, RunReader], table: str, *, with_text: bool = False) 
     """One run (name and reader) as batches of a table of `schema.EXPORT`."""
     name, reader = run
     named = ((name, *row) for row in rows(reader, table, with_text=with_text))
-    return to_batches(named, schema.EXPORT[table].schema())
+    return to_batches(named, schema.EXPORT[table])
 
 
-def to_batches(rows: Iterable[Row], kind: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows in the order of the schema's columns, as batches of bounded size."""
-    rest = iter(rows)
-    while chunk := _chunk(rest):
+def to_batches(rows: Iterable[Row], table: schema.Table) -> Iterator[pa.RecordBatch]:
+    """Rows in the order of the table's columns, as batches: the only part of a table that is ever held."""
+    kind, rest = table.schema(), iter(rows)
+    while chunk := list(islice(rest, table.batch)):
         columns = zip(*chunk, strict=True)
         yield pa.record_batch([_array(column, f.type) for column, f in zip(columns, kind, strict=True)], schema=kind)
-
-
-def _chunk(rows: Iterator[Row]) -> list[Row]:
-    chunk: list[Row] = []
-    characters = 0
-    for row in islice(rows, BATCH_ROWS):
-        chunk.append(row)
-        characters += sum(len(value) for value in row if isinstance(value, str))
-        if characters >= BATCH_CHARACTERS:
-            break
-    return chunk
 
 
 def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -33,7 +33,8 @@ _ANSWERS = """
            COALESCE(e.ci_high, t.ci_high), COALESCE(e.estimated, t.estimated),
            (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
     FROM llm_calls c JOIN proposals p USING (trial) JOIN evaluations e USING (trial)
-    LEFT JOIN proposals tp ON tp.candidate = json_extract(e.evaluation, '$.duplicate_of')
+    LEFT JOIN proposals tp
+        ON tp.candidate = CASE e.verdict WHEN 'duplicate' THEN json_extract(e.evaluation, '$.duplicate_of') END
     LEFT JOIN evaluations t ON t.trial = tp.trial
     WHERE c.answer IS NOT NULL AND e.verdict != 'infrastructure' ORDER BY c.call
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -163,13 +164,10 @@ def test_texts_of_calls_are_left_out_unless_asked_for(folder: Path) -> None:
 def test_batches_are_bounded_and_lose_nothing(
     folder: Path, tables: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analysis.tables, "BATCH_ROWS", 2)
-    chunks = analysis.load(folder, tables=("trials",))["trials"]["trial"].chunks
-    assert [len(chunk) for chunk in chunks] == [2, 2, 2, 2, 1]
-    monkeypatch.setattr(analysis.tables, "BATCH_ROWS", 1000)
-    monkeypatch.setattr(analysis.tables, "BATCH_CHARACTERS", 60)
+    small = {name: dataclasses.replace(table, batch=2) for name, table in schema.EXPORT.items()}
+    monkeypatch.setattr(schema, "EXPORT", small)
     loaded = analysis.load(folder, with_text=True)
-    assert loaded["sources"]["text"].num_chunks > 1
+    assert [len(chunk) for chunk in loaded["trials"]["trial"].chunks] == [2, 2, 2, 2, 1]
     assert all(loaded[name].equals(tables[name]) for name in tables)
 
 
