@@ -14,9 +14,10 @@ import pytest
 import analysis
 import analysis.tables
 from analysis import schema
+from analysis.benchmarks import bench_export
 from analysis.tables import run_names
 from evo.errors import ConfigError, StoreError
-from evo.records import Trial
+from evo.records import Trial, evaluation_from_json, evaluation_to_json
 from evo.store import RunReader
 from tests.analysis_support import CALLS, ODD, PENDING, PROFILE, fill, grow, stored, trials
 from tests.engine_support import create, ok_trial
@@ -224,3 +225,19 @@ def test_numbers_beyond_the_finite_are_kept(tmp_path: Path) -> None:
         trial = ok_trial(0, cost={"seconds": math.inf})
         store.proposed(trial.proposal)
     assert dict(analysis.load(tmp_path)["trials"]["cost"][0].as_py()) == {"seconds": math.inf}
+
+
+def test_the_store_of_the_benchmark_is_like_a_real_one(tmp_path: Path) -> None:
+    bench_export.build(tmp_path, 200)
+    loaded = analysis.load(tmp_path)
+    assert {name: len(table) for name, table in loaded.items()} == {
+        "runs": 1, "trials": 200, "lineage": 199, "evaluations": 200, "timings": 170 * 2 * 10, "profiles": 0,
+        "llm_calls": 20, "sources": 200,
+    }  # fmt: skip
+    with RunReader(tmp_path) as run:
+        assert [evaluation_to_json(evaluation_from_json(e)) for (e,) in run.rows(EVALUATIONS)] == [
+            json.dumps(json.loads(e), sort_keys=True) for (e,) in run.rows(EVALUATIONS)
+        ]
+
+
+EVALUATIONS = "SELECT evaluation FROM evaluations ORDER BY trial"
