@@ -26,27 +26,31 @@ from evo.store import RunReader
 ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
 
-# A duplicate does the work of an earlier candidate `t` that is ok, and is as fast.
-_ANSWERS = """
+# What an answer became is judged by `e`.  A duplicate is judged by its twin `t`: the candidate that does the same work,
+# or (at stage "answer") the one with the same source, which may be a duplicate of `u` in turn.
+_TWIN = "ON {0}p.candidate = CASE {1}.verdict WHEN 'duplicate' THEN json_extract({1}.evaluation, '$.duplicate_of') END"
+_ANSWERS = f"""
     SELECT c.call, c.prompt_hash, c.model, c.operator, c.trial, c.request, c.answer, c.reasoning, c.spans,
-           e.verdict, e.stage, COALESCE(e.speedup, t.speedup), COALESCE(e.ci_low, t.ci_low),
-           COALESCE(e.ci_high, t.ci_high), COALESCE(e.estimated, t.estimated),
+           e.verdict, e.stage, t.verdict, t.stage,
+           COALESCE(e.speedup, t.speedup, u.speedup), COALESCE(e.ci_low, t.ci_low, u.ci_low),
+           COALESCE(e.ci_high, t.ci_high, u.ci_high), COALESCE(e.estimated, t.estimated, u.estimated),
            (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
     FROM llm_calls c JOIN proposals p USING (trial) JOIN evaluations e USING (trial)
-    LEFT JOIN proposals tp
-        ON tp.candidate = CASE e.verdict WHEN 'duplicate' THEN json_extract(e.evaluation, '$.duplicate_of') END
-    LEFT JOIN evaluations t ON t.trial = tp.trial
-    WHERE c.answer IS NOT NULL AND e.verdict != 'infrastructure' ORDER BY c.call
+    LEFT JOIN proposals tp {_TWIN.format("t", "e")} LEFT JOIN evaluations t ON t.trial = tp.trial
+    LEFT JOIN proposals up {_TWIN.format("u", "t")} LEFT JOIN evaluations u ON u.trial = up.trial
+    WHERE c.answer IS NOT NULL AND 'infrastructure' NOT IN (e.verdict, COALESCE(t.verdict, ''))
+          AND (e.verdict != 'duplicate' OR t.verdict IS NOT NULL)
+    ORDER BY c.call
 """
-_UNJUDGED = """
-    SELECT COUNT(*) FROM llm_calls c LEFT JOIN evaluations e USING (trial)
-    WHERE c.answer IS NOT NULL AND (e.verdict IS NULL OR e.verdict = 'infrastructure')
-"""
+_UNJUDGED = f"SELECT (SELECT COUNT(answer) FROM llm_calls) - (SELECT COUNT(*) FROM ({_ANSWERS}))"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer with the verdict on what it became.  Speedups are None unless `correct`."""
+    """A model's answer with the verdict on what it became, and on its twin for a duplicate.
+
+    Speedups are None unless `correct`.
+    """
 
     call: int
     prompt_hash: str
@@ -59,6 +63,8 @@ class Answer:
     spans: str | None
     verdict: Verdict
     stage: str
+    twin_verdict: Verdict | None
+    twin_stage: str | None
     speedup: float | None
     ci_low: float | None
     ci_high: float | None
@@ -66,21 +72,29 @@ class Answer:
     parent_speedup: float | None
 
     @property
+    def judged(self) -> tuple[Verdict, str]:
+        """Verdict and stage of its source: an answer that repeats a candidate has those of that candidate."""
+        if self.stage == "answer" and self.twin_verdict is not None and self.twin_stage is not None:
+            return self.twin_verdict, self.twin_stage
+        return self.verdict, self.stage
+
+    @property
     def syntax(self) -> bool:
         """It holds a source that is Python; the gate's compile error is that of Python's parser."""
-        return self.stage != "answer" and not (self.stage == "gate" and self.verdict is Verdict.COMPILE_ERROR)
+        verdict, stage = self.judged
+        return stage != "answer" and not (stage == "gate" and verdict is Verdict.COMPILE_ERROR)
 
     @property
     def rules(self) -> bool:
-        return self.syntax and self.verdict is not Verdict.REJECTED
+        return self.syntax and self.judged[0] is not Verdict.REJECTED
 
     @property
     def compiled(self) -> bool:
-        return STAGES.index(self.stage) > STAGES.index("compile")
+        return STAGES.index(self.judged[1]) > STAGES.index("compile")
 
     @property
     def correct(self) -> bool:
-        return self.verdict in (Verdict.OK, Verdict.DUPLICATE)
+        return self.judged[0] in (Verdict.OK, Verdict.DUPLICATE)
 
     @property
     def gained(self) -> bool:
@@ -122,12 +136,13 @@ def answers(reader: RunReader) -> Iterator[Answer]:
     for row in reader.rows(_ANSWERS):
         values = dict(zip(_FIELDS, row, strict=True))
         values["verdict"] = Verdict(values["verdict"])
+        values["twin_verdict"] = values["twin_verdict"] and Verdict(values["twin_verdict"])
         values["estimated"] = None if values["estimated"] is None else bool(values["estimated"])
         yield Answer(**values)
 
 
 def unjudged(reader: RunReader) -> int:
-    """Answers without a verdict: still to be evaluated, never made a trial, or failed by the evaluator itself."""
+    """Answers without a verdict: still to be evaluated, not made a trial yet, or failed by the evaluator itself."""
     return int(next(reader.rows(_UNJUDGED))[0])
 
 

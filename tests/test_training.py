@@ -16,10 +16,10 @@ import pytest
 from analysis.export import export_training
 from analysis.training import EPSILON, Answer
 from evo.cli import main
-from evo.records import Verdict
+from evo.records import Evaluation, Trial, Verdict
 from evo.store import FILE
 from tests.analysis_support import CALLS, add_call, fill
-from tests.engine_support import create, failed_trial, ok_trial
+from tests.engine_support import create, failed_trial, ok_trial, proposal, resume
 
 REWARDS = ("autotriton", "tritonrl_plan", "tritonrl_code")
 
@@ -110,7 +110,7 @@ def test_every_judged_answer_is_there_with_its_verdict(rows: list[dict[str, Any]
     ],
 )
 def test_flags_say_how_far_an_answer_came(verdict: Verdict, stage: str, flags: tuple[bool, ...]) -> None:
-    answer = Answer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, None, None, None, None, None)
+    answer = Answer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, *(None,) * 7)
     assert (answer.syntax, answer.rules, answer.compiled) == flags
     assert not answer.correct and set(answer.rewards.values()) == {0.0}
 
@@ -195,3 +195,33 @@ def test_a_group_without_differences_has_no_advantages(tmp_path: Path) -> None:
     export_training([tmp_path / "run"], tmp_path / "out", "grpo")
     rows = pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()
     assert [row[f"{name}_advantage"] for row in rows for name in REWARDS] == [0.0] * 6
+
+
+def test_an_answer_that_repeats_a_candidate_is_judged_as_that_one(tmp_path: Path) -> None:
+    fill(
+        tmp_path / "run"
+    )  # its trials: 2 ok, 3 a duplicate of 0, 4 rejected, 5 wrong, 7 failed by the evaluator, 8 pending
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
+        db.execute("DELETE FROM llm_calls")
+    with resume(tmp_path / "run") as store:
+        for index, repeated in enumerate((2, 3, 4, 5, 7, 8), 9):
+            made = proposal(index)
+            judged = Evaluation(
+                made.candidate.id, Verdict.DUPLICATE, "answer", "repeats", duplicate_of=proposal(repeated).candidate.id
+            )
+            store.proposed(made)
+            store.finished(Trial(made, judged))
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
+        for index in range(9, 15):
+            add_call(db, index, "prompt", f"```python\nx = {index}\n```")
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo")
+    rows = pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()
+    flags = [tuple(row[flag] for flag in ("syntax", "rules", "compiled", "correct", "speedup")) for row in rows]
+    assert flags == [
+        (True, True, True, True, 3.0),
+        (True, True, True, True, 1.0),
+        (True, False, False, False, None),
+        (True, True, True, False, None),
+    ]
+    assert {(row["verdict"], row["stage"]) for row in rows} == {("duplicate", "answer")}
+    assert done.left_out == {"no verdict yet, or the evaluator failed": 2}
