@@ -44,6 +44,7 @@ class RunConfig:
     screen_budget: int = 12  # most sources an operator may screen for one draft
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
+    archive_share: float = 0.2  # of parents, taken from the archive of niches: old branches stay reachable; 0: none
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -54,6 +55,9 @@ class RunConfig:
                     if name in ("budget", "seed", "islands", "workers")
                     else f"{name}: expected an integer from {low} to {high}, got {value!r}"
                 )
+        share = self.archive_share
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
         if self.strategy not in STRATEGIES:
             raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
         if self.device not in DEVICES:

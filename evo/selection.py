@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from evo.archive import Elite
+from operators.params import GLOBAL_RANDOM
 
 
 @dataclass
@@ -37,13 +38,14 @@ def _individuals(elites: Sequence[Elite], values: Sequence[tuple[float, ...]]) -
 
 @contextmanager
 def _lent_random(rng: random.Random) -> Iterator[None]:
-    saved = random.getstate()
-    random.setstate(rng.getstate())
-    try:
-        yield
-    finally:
-        rng.setstate(random.getstate())
-        random.setstate(saved)
+    with GLOBAL_RANDOM:
+        saved = random.getstate()
+        random.setstate(rng.getstate())
+        try:
+            yield
+        finally:
+            rng.setstate(random.getstate())
+            random.setstate(saved)
 
 
 def lexicase(elites: Sequence[Elite], count: int, rng: random.Random) -> list[Elite]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from evo.config import RunConfig
     from evo.records import Trial
 
-# Share of parents taken from the archive of niches instead of the island: old branches stay reachable.
-ARCHIVE_SHARE = 0.2
 # Candidates `Random` chooses from.
 RESERVOIR = 256
 
@@ -58,6 +56,7 @@ class Evolve:
         self._operators = config.operators
         self._capacity = config.population
         self._migrate_every = config.migrate_every
+        self._archive_share = config.archive_share
         self._told = 0
         self.bandit = Bandit(config.operators)
         self.islands: list[list[Elite]] = [[] for _ in range(config.islands)]
@@ -97,10 +96,11 @@ class Evolve:
         from evo.selection import lexicase
 
         if wide:
-            everyone = {e.index: e for population in (*self.islands, self._archive.elites()) for e in population}
+            niches = self._archive.elites() if self._archive_share else []
+            everyone = {e.index: e for population in (*self.islands, niches) for e in population}
             return rng.sample(list(everyone.values()), min(count, len(everyone)))
         chosen = lexicase(self.islands[island], count, rng)
-        if rng.random() < ARCHIVE_SHARE and chosen:
+        if rng.random() < self._archive_share and chosen:
             visitor = rng.choice(self._archive.elites())
             if all(visitor.index != e.index for e in chosen):
                 chosen[-1] = visitor

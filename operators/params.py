@@ -19,13 +19,14 @@ _POPULATION = 4  # a third of the usual screening budget of 12, so that there ar
 _CROSSOVER = 0.5  # share of children with two parents
 _STALE_GENERATIONS = 3  # generations without a new setting after which the neighbourhood counts as exhausted
 
-_global_random = threading.Lock()
+# Held by whoever lends DEAP the global `random`: searches may go on in several threads of a process.
+GLOBAL_RANDOM = threading.Lock()
 
 
 @contextmanager
 def seeded_global_random(rng: random.Random) -> Iterator[None]:
     """Seed the global `random` from `rng` for a while: DEAP draws from there.  The old state is put back."""
-    with _global_random:
+    with GLOBAL_RANDOM:
         state = random.getstate()
         random.seed(rng.getrandbits(64))
         try:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from evo.device import Gpus
     from evo.engine import Evaluator, Score
     from fitness.task import Task
+    from fitness.zygote import Zygote
 
 EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -37,13 +38,21 @@ def find_gpus(target: str) -> Gpus:
     return find(get_target(target))
 
 
-def open_evaluator(task: Task, target: str, device: str) -> Evaluator:
-    """`device`: "gpu" measures on the first GPU, "cpu" estimates."""
+def open_zygote(target: str) -> Zygote:
+    """A warm process that the evaluators of several tasks may share."""
+    from fitness.target import get_target
+    from fitness.zygote import Zygote
+
+    return Zygote(get_target(target).name)
+
+
+def open_evaluator(task: Task, target: str, device: str, zygote: Zygote | None = None) -> Evaluator:
+    """`device`: "gpu" measures on the first GPU, "cpu" estimates.  Without a `zygote` it starts its own."""
     from fitness.evaluator import CpuEvaluator
     from fitness.gpu_evaluator import GpuEvaluator
     from fitness.target import get_target
 
-    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target))
+    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target), zygote=zygote)
 
 
 def scorer() -> Score:

@@ -1,0 +1,142 @@
+"""Comparisons as tables: Markdown to read, LaTeX (booktabs) for a paper.  Estimates say that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis import stats
+from analysis.comparison import Against, Comparison, Effect
+
+ESTIMATED = "estimated by a model of the target; no GPU measured anything here"
+MEASURED = "measured on a GPU"
+
+_SPECIAL = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "×": r"$\times$", "–": "--"})
+
+Rows = list[list[str]]
+
+
+def markdown(comparison: Comparison) -> str:
+    """Arms, their effects against the first one, tasks one by one."""
+    parts = [f"{caption(comparison)}\n", _markdown(*arms(comparison))]
+    if comparison.against:
+        first = comparison.arms[0].name
+        parts += [f"\nAgainst {first}. {NOTE}\n", _markdown(*effects(comparison))]
+    parts += ["\nGeometric mean by task:\n", _markdown(*by_task(comparison))]
+    return "\n".join(parts) + "\n"
+
+
+def latex(comparison: Comparison) -> str:
+    """The same three tables, as `table` environments for `\\usepackage{booktabs}`."""
+    first = comparison.arms[0].name
+    tables = [("arms", caption(comparison), arms(comparison))]
+    if comparison.against:
+        tables.append(("effects", f"Against {first}. {NOTE}", effects(comparison)))
+    tables.append(("tasks", f"Geometric mean of the best speedup by task ({_kind(comparison)}).", by_task(comparison)))
+    return "\n".join(_latex(f"tab:ablation-{name}", text, *table) for name, text, table in tables)
+
+
+NOTE = (
+    "Ratio: of the geometric means; areas: their difference; 95% intervals by the hierarchical bootstrap over tasks and "
+    "seeds; A12: chance that a run of the arm ends above one of the first (ties half), mean over the tasks; p: paired "
+    "over tasks and seeds, by permutation / Wilcoxon, each adjusted for the number of arms (Holm)."
+)
+
+
+def caption(comparison: Comparison) -> str:
+    pairs = sum(comparison.seeds)
+    return (
+        f"Best speedup over the seed kernel after {comparison.budget} candidates, {len(comparison.tasks)} tasks, "
+        f"{pairs} runs an arm; {_kind(comparison)}. Success: a gain beyond its 95% interval; runs without one count as "
+        f"1.0×. Area: under the best-so-far curve (log scale), 1 is the best of any arm from the first candidate on."
+    )
+
+
+def arms(comparison: Comparison) -> tuple[list[str], Rows]:
+    mark = " (est.)" if comparison.estimated else ""
+    head = ["arm", "success", f"geometric mean{mark}", f"mean of successes{mark}", f"area{mark}"]
+    return head, [
+        [
+            arm.name,
+            f"{arm.successes}/{arm.runs}",
+            f"{arm.mean:.2f}× {_span(arm.mean_ci)}",
+            "–" if arm.of_successes is None else f"{arm.of_successes:.2f}×",
+            f"{arm.area:.3f} {_span(arm.area_ci, 3)}",
+        ]
+        for arm in comparison.arms
+    ]
+
+
+def effects(comparison: Comparison) -> tuple[list[str], Rows]:
+    mark = " (est.)" if comparison.estimated else ""
+    head = ["arm", f"ratio{mark}", "A12", "p", f"area{mark}", "A12 of areas", "p of areas"]
+    return head, [_effect_row(against) for against in comparison.against]
+
+
+def by_task(comparison: Comparison) -> tuple[list[str], Rows]:
+    mark = " (est.)" if comparison.estimated else ""
+    head = [f"task{mark}", *(arm.name for arm in comparison.arms)]
+    rows = [
+        [task, *(f"{arm.by_task[i]:.2f}×" for arm in comparison.arms)] for i, task in enumerate(comparison.tasks)
+    ]
+    return head, rows
+
+
+def _effect_row(against: Against) -> list[str]:
+    best, area = against.best, against.area
+    return [
+        against.name,
+        f"{best.size:.3f} {_span(best.ci, 3)}",
+        _a12(best),
+        _p(best),
+        f"{area.size:+.3f} {_span(area.ci, 3)}",
+        _a12(area),
+        _p(area),
+    ]
+
+
+def _a12(effect: Effect) -> str:
+    return f"{effect.a12:.2f} ({stats.magnitude(effect.a12)})"
+
+
+def _p(effect: Effect) -> str:
+    return f"{_small(effect.p_flips)} / {_small(effect.p_wilcoxon)}"
+
+
+def _small(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _span(ends: tuple[float, float], digits: int = 2) -> str:
+    return f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+
+
+def _kind(comparison: Comparison) -> str:
+    return ESTIMATED if comparison.estimated else MEASURED
+
+
+def _markdown(head: Sequence[str], rows: Rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _latex(label: str, text: str, head: Sequence[str], rows: Rows) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(cell.translate(_SPECIAL).replace("<", "$<$") for cell in cells) + r" \\"
+
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{text.translate(_SPECIAL)}}}",
+            rf"\label{{{label}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"\toprule",
+            line(head),
+            r"\midrule",
+            *map(line, rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )

@@ -1,0 +1,150 @@
+"""Arms of a campaign against its first one: shares, means, areas, effects, tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analysis import stats
+from analysis.outcomes import Outcome
+
+LEVEL = 0.95  # of intervals; a test finds something at 1 - LEVEL
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm over all its runs.  `by_task`: geometric mean of each task, failures as 1.0."""
+
+    name: str
+    runs: int
+    successes: int
+    mean: float  # geometric, failures as 1.0; over tasks of the tasks' means
+    mean_ci: tuple[float, float]
+    of_successes: float | None  # arithmetic mean of the speedups that are gains
+    area: float
+    area_ci: tuple[float, float]
+    by_task: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an arm's difference from the first one is worth, for one quantity.
+
+    `size`: ratio of geometric means for the best speedup, difference for the area.  p-values are adjusted for the
+    number of arms (Holm).
+    """
+
+    size: float
+    ci: tuple[float, float]
+    a12: float  # mean over the tasks
+    p_flips: float
+    p_wilcoxon: float
+
+
+@dataclass(frozen=True)
+class Against:
+    name: str
+    best: Effect
+    area: Effect
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`arms` in the order of the campaign; `against` has all but the first.  `seeds`: pairs a task."""
+
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    budget: int
+    estimated: bool
+    arms: tuple[Arm, ...]
+    against: tuple[Against, ...]
+
+
+Values = list[list[float]]  # by task, then by seed
+
+
+def compare(outcomes: Sequence[Outcome], arms: Sequence[str]) -> Comparison:
+    """Of what all `arms` have run: a task's seed counts where every arm finished it.  Raises ValueError without any."""
+    found = {(o.arm, o.task, o.seed): o for o in outcomes}
+    tasks = list(dict.fromkeys(o.task for o in outcomes))
+    blocks = {
+        task: [
+            seed
+            for seed in sorted({o.seed for o in outcomes if o.task == task})
+            if all((arm, task, seed) in found for arm in arms)
+        ]
+        for task in tasks
+    }
+    blocks = {task: seeds for task, seeds in blocks.items() if seeds}
+    if not blocks:
+        raise ValueError("no task and seed that all arms have finished")
+    ceilings = {task: max(o.best for o in outcomes if o.task == task) for task in blocks}
+    best: dict[str, Values] = {}
+    area: dict[str, Values] = {}
+    for arm in arms:
+        runs = [[found[arm, task, seed] for seed in seeds] for task, seeds in blocks.items()]
+        best[arm] = [[math.log(o.best) for o in group] for group in runs]
+        area[arm] = [[stats.area_under(o.curve, ceilings[o.task]) for o in group] for group in runs]
+    of_best = _effects(best, arms)
+    of_area = _effects(area, arms)
+    return Comparison(
+        tasks=tuple(blocks),
+        seeds=tuple(len(seeds) for seeds in blocks.values()),
+        budget=outcomes[0].budget,
+        estimated=any(o.estimated for o in outcomes),
+        arms=tuple(_arm(arm, best[arm], area[arm]) for arm in arms),
+        against=tuple(
+            Against(arm, _as_ratio(b), a) for arm, b, a in zip(arms[1:], of_best, of_area, strict=True)
+        ),
+    )
+
+
+def _arm(name: str, best: Values, area: Values) -> Arm:
+    gains = [math.exp(v) for group in best for v in group if v > 0]
+    return Arm(
+        name=name,
+        runs=sum(map(len, best)),
+        successes=len(gains),
+        mean=math.exp(_mean(best)),
+        mean_ci=_exp(stats.interval(best, level=LEVEL)),
+        of_successes=sum(gains) / len(gains) if gains else None,
+        area=_mean(area),
+        area_ci=stats.interval(area, level=LEVEL),
+        by_task=tuple(math.exp(math.fsum(group) / len(group)) for group in best),
+    )
+
+
+def _effects(values: dict[str, Values], arms: Sequence[str]) -> list[Effect]:
+    """Of every arm but the first, in their order; p-values adjusted over them."""
+    reference = values[arms[0]]
+    differences = [
+        [[a - r for a, r in zip(mine, theirs, strict=True)] for mine, theirs in zip(values[arm], reference, strict=True)]
+        for arm in arms[1:]
+    ]
+    flat = [[d for group in groups for d in group] for groups in differences]
+    flips = stats.holm([stats.sign_flips(d) for d in flat])
+    wilcoxon = stats.holm([stats.wilcoxon(d) for d in flat])
+    return [
+        Effect(
+            size=_mean(groups),
+            ci=stats.interval(groups, level=LEVEL),
+            a12=math.fsum(map(stats.a12, values[arm], reference)) / len(reference),
+            p_flips=flips[i],
+            p_wilcoxon=wilcoxon[i],
+        )
+        for i, (arm, groups) in enumerate(zip(arms[1:], differences, strict=True))
+    ]
+
+
+def _as_ratio(effect: Effect) -> Effect:
+    return Effect(math.exp(effect.size), _exp(effect.ci), effect.a12, effect.p_flips, effect.p_wilcoxon)
+
+
+def _mean(groups: Values) -> float:
+    """Over the tasks, of each task's mean."""
+    return math.fsum(math.fsum(group) / len(group) for group in groups) / len(groups)
+
+
+def _exp(ends: tuple[float, float]) -> tuple[float, float]:
+    return math.exp(ends[0]), math.exp(ends[1])

@@ -1,0 +1,259 @@
+"""A campaign: arms x tasks x seeds at equal budget, as a spec file says it and as a folder keeps it.
+
+An arm is the search with a part taken away or put in its place; it is nothing but other settings of a run.  What a
+campaign is gets frozen into its folder when it starts: going on with another spec, task or code is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evo.config import RunConfig
+from evo.errors import ConfigError, StoreError
+from evo.strategies import STRATEGIES
+
+FILE = "campaign.json"
+
+# Settings of a run that the spec may set, for all arms or for one.
+SETTINGS = ("strategy", "operators", "islands", "population", "migrate_every", "screen_budget", "archive_share")
+
+
+def _strategy(name: str) -> Callable[[RunConfig], RunConfig]:
+    return lambda c: dataclasses.replace(c, strategy=name, operators=tuple(STRATEGIES[name].operators))
+
+
+def _no_crossover(config: RunConfig) -> RunConfig:
+    from operators.registry import get_operators
+
+    kept = tuple(o.name for o in get_operators(config.operators) if o.arity == 1)
+    return dataclasses.replace(config, operators=kept)
+
+
+# What each ready arm makes of the settings all arms share.
+ARMS: dict[str, Callable[[RunConfig], RunConfig]] = {
+    "full": lambda c: c,
+    "no-crossover": _no_crossover,
+    # As many candidates are kept, in one population.
+    "no-islands": lambda c: dataclasses.replace(c, islands=1, population=c.islands * c.population),
+    "no-archive": lambda c: dataclasses.replace(c, archive_share=0.0),
+    # Without estimates of drafts there is no inner search: `params` moves a gene at random, structures come untuned.
+    "no-memetic": lambda c: dataclasses.replace(c, screen_budget=0),
+    "hillclimb": _strategy("hillclimb"),
+    "random": _strategy("random"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a campaign; `task` is its name, the rest of it is in the run's configuration."""
+
+    task: str
+    arm: str
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        """Of its run folder, below the campaign's."""
+        return Path("cells", self.task, self.arm, f"seed-{self.seed}")
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.arm}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec file, checked.  The first arm is the one that the others are compared with."""
+
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    trials: int
+    target: str
+    base: Mapping[str, Any]  # settings of all arms
+    own: Mapping[str, Mapping[str, Any]]  # settings of arms the spec defines, by name
+
+    def config(self, task: str, arm: str, seed: int, device: str) -> RunConfig:
+        """The settings of one cell.  Serial (`workers=1`), so that each proposal knows all results before it."""
+        strategy = self.base.get("strategy", "evolve")
+        shared = RunConfig(
+            task, tuple(_operators_of(strategy)), budget=self.trials, seed=seed, target=self.target
+        ).with_device(device)
+        shared = _changed(shared, self.base)
+        return _changed(shared, self.own[arm]) if arm in self.own else ARMS[arm](shared)
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec in the TOML file `path`.  Raises ConfigError where it cannot be what was meant."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"expected a campaign as TOML in {path}, got: {error}; docs/ablations.md has one") from error
+    _only(raw, ("tasks", "seeds", "arms", "budget", "target", "run", "arm"), "the spec")
+    own = raw.get("arm", {})
+    for name, settings in own.items():
+        if name in ARMS:
+            raise ConfigError(f"arm.{name}: expected a new name, got one of the ready arms; choose another")
+        _only(settings, SETTINGS, f"arm.{name}")
+    _only(raw.get("run", {}), SETTINGS, "run")
+    spec = Spec(
+        tasks=tuple(_names(raw, "tasks")),
+        seeds=_seeds(raw.get("seeds")),
+        arms=tuple(_names(raw, "arms")),
+        trials=_trials(raw.get("budget")),
+        target=raw.get("target", "sm_90"),
+        base=raw.get("run", {}),
+        own=own,
+    )
+    unknown = [name for name in spec.arms if name not in ARMS and name not in own]
+    if unknown:
+        raise ConfigError(
+            f"arms: expected names among {', '.join([*ARMS, *own])}, got {', '.join(unknown)}; "
+            f"define another by its settings in [arm.NAME]"
+        )
+    return spec
+
+
+class Campaign:
+    """The folder of a campaign; made by `open`."""
+
+    def __init__(self, folder: Path, spec: Spec, device: str, tasks: Sequence[str]) -> None:
+        """`tasks`: the names of those in the spec, in its order."""
+        self.folder, self.spec, self.device = folder, spec, device
+        self._paths = dict(zip(tasks, spec.tasks, strict=True))
+
+    @classmethod
+    def open(
+        cls, folder: Path, spec: Spec, device: str, hashes: Mapping[str, str], versions: Mapping[str, str]
+    ) -> Campaign:
+        """The campaign in `folder`, begun where there is none.  `hashes`: of the tasks, by name in the spec's order.
+
+        Raises ConfigError where two arms would be the same search, StoreError where the folder holds another campaign.
+        """
+        campaign = cls(folder, spec, device, list(hashes))
+        _check_different(spec, device)
+        frozen = campaign._frozen(hashes, versions)
+        path = folder / FILE
+        if path.exists():
+            _check_same(folder, json.loads(path.read_text(encoding="utf-8")), frozen)
+            return campaign
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
+            os.replace(new, path)
+        except OSError as error:
+            raise StoreError(f"expected to write {path}, got: {error}; choose another folder by --out") from error
+        return campaign
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells, task by task, and within a task all arms of a seed together."""
+        for task in self._paths:
+            for seed in self.spec.seeds:
+                for arm in self.spec.arms:
+                    yield Cell(task, arm, seed)
+
+    def config(self, cell: Cell) -> RunConfig:
+        return self.spec.config(self._paths[cell.task], cell.arm, cell.seed, self.device)
+
+    def _frozen(self, hashes: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, Any]:
+        arms = {}
+        for arm in self.spec.arms:
+            settings = dataclasses.asdict(self.spec.config("", arm, 0, self.device))
+            arms[arm] = {k: v for k, v in settings.items() if k not in ("task", "seed")}
+        frozen = {
+            "arms": arms,
+            "tasks": dict(hashes),
+            "seeds": self.spec.seeds,
+            "budget": {"trials": self.spec.trials},
+            "device": self.device,
+            "versions": dict(versions),
+        }
+        frozen = json.loads(json.dumps(frozen))  # as it will be read
+        return {"hash": hashlib.sha256(json.dumps(frozen, sort_keys=True).encode()).hexdigest()[:16], **frozen}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _only(raw: Any, known: Sequence[str], where: str) -> None:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where}: expected a table, got {raw!r}")
+    unknown = sorted(set(raw) - set(known))
+    if unknown:
+        raise ConfigError(f"{where}: expected keys among {', '.join(known)}, got {', '.join(unknown)}")
+
+
+def _names(raw: Mapping[str, Any], key: str) -> list[str]:
+    names = raw.get(key)
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n for n in names):
+        raise ConfigError(f"{key}: expected a list of names, got {names!r}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{key}: expected each name once, got {', '.join(names)}")
+    return names
+
+
+def _seeds(raw: Any) -> tuple[int, ...]:
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1:
+        return tuple(range(raw))
+    if isinstance(raw, list) and raw and all(type(s) is int for s in raw) and len(set(raw)) == len(raw):
+        return tuple(raw)
+    raise ConfigError(f"seeds: expected how many (from 0 on), or a list of different integers, got {raw!r}")
+
+
+def _trials(raw: Any) -> int:
+    if not isinstance(raw, dict) or set(raw) != {"trials"}:
+        raise ConfigError(f"budget: expected a table with `trials`, the candidates of each cell, got {raw!r}")
+    trials: int = raw["trials"]  # its range is checked with the rest of the run's configuration
+    return trials
+
+
+def _operators_of(strategy: Any) -> Sequence[str]:
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    return STRATEGIES[strategy].operators
+
+
+def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """`config` with other settings; another strategy brings its own operators unless they are set too."""
+    from operators.registry import get_operators
+
+    changes = dict(settings)
+    if "strategy" in changes:
+        changes = {"operators": _operators_of(changes["strategy"])} | changes
+    if "operators" in changes:
+        names = changes["operators"]
+        if isinstance(names, str):
+            raise ConfigError(f"operators: expected a list of names, got {names!r}")
+        changes["operators"] = tuple(o.name for o in get_operators(names))
+    return dataclasses.replace(config, **changes)
+
+
+def _check_different(spec: Spec, device: str) -> None:
+    """Two arms with the same settings are the same runs: a difference of nothing, paid for."""
+    seen: dict[RunConfig, str] = {}
+    for arm in spec.arms:
+        config = spec.config("", arm, 0, device)
+        twin = seen.setdefault(config, arm)
+        if twin != arm:
+            why = " (where a GPU measures, drafts are not screened unless [run] sets screen_budget)"
+            raise ConfigError(
+                f"arms: {twin} and {arm} come to the same settings here"
+                f"{why if device == 'gpu' and config.screen_budget == 0 else ''}; leave one out"
+            )
+
+
+def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [key for key in now if then.get(key) != now[key] and key != "hash"]
+    if changed:
+        raise StoreError(
+            f"cannot go on with the campaign in {folder}: {', '.join(changed)} differ from when it was started, so its "
+            f"cells could not be compared; restore them, or choose another folder by --out"
+        )

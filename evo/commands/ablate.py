@@ -1,0 +1,182 @@
+"""`evo ablate`: a campaign of runs, and what it says about the parts of the search."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.commands import parts
+from evo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evo.campaign import Campaign, Spec
+    from evo.cells import Done
+    from fitness.task import Task
+
+
+def add(commands: Any) -> None:
+    ablate = commands.add_parser(
+        "ablate",
+        help="arms x tasks x seeds as one campaign, with tables, tests and figures",
+        description="Runs every arm of SPEC on every task and seed at equal budget, goes on where it was stopped, and "
+        "compares the arms with the first one. Exit code 0: all cells are finished; 1: some failed; 2: misuse.",
+    )
+    ablate.add_argument("spec", type=Path, metavar="SPEC.toml", help="what to run (docs/ablations.md)")
+    ablate.add_argument("--out", type=Path, metavar="DIR", help="campaign folder (default: runs/ and SPEC's name)")
+    ablate.add_argument("--workers", type=int, metavar="W", help="cells at once (default: one a CPU)")
+    ablate.add_argument(
+        "--gpus", metavar="1|none", help="measure on a GPU, or estimate (default: the first GPU, if it is the target)"
+    )
+    ablate.set_defaults(command=_ablate)
+
+
+def _ablate(arguments: argparse.Namespace) -> int:
+    from evo.campaign import Campaign, read_spec
+    from evo.cells import finished
+    from evo.device import choose
+    from evo.versions import versions
+
+    workers = parts.workers(arguments.workers)
+    if workers < 1:
+        raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
+    _check_figures()
+    spec = read_spec(arguments.spec)
+    tasks = _tasks(spec)
+    device, line = choose(arguments.gpus, lambda: parts.find_gpus(spec.target))
+    folder = arguments.out or Path("runs", arguments.spec.stem)
+    hashes = {name: task.hash for name, task in tasks.items()}
+    campaign = Campaign.open(folder, spec, device, hashes, versions())
+    shutil.copyfile(arguments.spec, folder / "spec.toml")
+    cells = list(campaign.cells())
+    before = sum(finished(folder / cell.path) for cell in cells)
+    parts.say(line)
+    parts.say(
+        f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
+        f"of {spec.trials} candidates; {before} finished; {workers} at once"
+    )
+    failed, interrupted = _run(campaign, tasks, workers, before)
+    if interrupted:
+        parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
+        return parts.EXIT_INTERRUPTED
+    report(campaign, failed)
+    return parts.EXIT_NOT_OK if failed else 0
+
+
+def _check_figures() -> None:
+    """Before hours of running, not after them."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError('expected matplotlib for the figures, found none; pip install "evo-triton[analysis]"')
+
+
+def _tasks(spec: Spec) -> dict[str, Task]:
+    loaded = [parts.load_task(name) for name in spec.tasks]
+    tasks = {task.name: task for task in loaded}
+    if len(tasks) < len(loaded):
+        raise ConfigError(f"tasks: expected different names, got {', '.join(t.name for t in loaded)}; rename a folder")
+    return tasks
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) -> tuple[list[Done], bool]:
+    """Runs what is left; what failed, and whether it was interrupted."""
+    from evo.cells import run_cells
+    from evo.interrupt import Interrupt
+    from evo.versions import versions
+
+    total = sum(1 for _ in campaign.cells())
+    failed: list[Done] = []
+    begin, ended = time.monotonic(), 0
+    with _zygote(campaign.spec.target) as zygote, _forced_exit(campaign), Interrupt(_notify) as interrupt:
+
+        def open_evaluator(task: Task) -> Any:
+            parts.say(f"preparing {task.name}: evaluating its seed kernel")
+            return parts.open_evaluator(task, campaign.spec.target, campaign.device, zygote)
+
+        for done in run_cells(campaign, tasks, versions(), open_evaluator, parts.scorer(), workers, interrupt):
+            if done.reason == "interrupted":
+                continue
+            ended += 1
+            failed += [done] if done.reason == "failed" else []
+            seconds = time.monotonic() - begin
+            left = round(seconds / ended * (total - before - ended))
+            ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+            parts.say(f"[{before + ended}/{total}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+        return failed, interrupt()
+
+
+def _in_words(campaign: Campaign, done: Done) -> str:
+    from evo.result import speedup_text
+    from evo.store import RunReader
+
+    if done.reason == "failed":
+        return f"failed: {done.message.partition(chr(10))[0]}"
+    with RunReader(campaign.folder / done.cell.path) as run:
+        best = run.best()
+    assert best is not None and best.fitness is not None  # the seed at least
+    return f"{done.reason}, best {speedup_text(best.fitness)}"
+
+
+@contextmanager
+def _zygote(target: str) -> Iterator[Any]:
+    """One warm process for all tasks, started when the first of them is prepared."""
+    zygote = parts.open_zygote(target)
+    try:
+        yield zygote
+    finally:
+        zygote.close()
+
+
+def _notify() -> None:
+    print("\nevo: stopping when what is being evaluated is done; Ctrl-C again drops it", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _forced_exit(campaign: Campaign) -> Iterator[None]:
+    """A second Ctrl-C: what is finished is stored, so leave at once; child processes end when this one is gone."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"evo: interrupted; the same command goes on with {campaign.folder}", file=sys.stderr, flush=True)
+        os._exit(parts.EXIT_INTERRUPTED)
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def report(campaign: Campaign, failed: Sequence[Done]) -> None:
+    """Writes outcomes, tables and figures into the campaign's folder, and prints the tables."""
+    from analysis import ablation_tables, figures, outcomes
+    from analysis.comparison import compare
+    from evo.campaign import FILE
+    from evo.cells import finished
+
+    folder = campaign.folder
+    cells = [cell for cell in campaign.cells() if finished(folder / cell.path)]
+    found = [outcomes.outcome_of(folder / cell.path, cell.arm) for cell in cells]
+    for done in failed:
+        parts.say(f"failed: {done.cell}: {done.message.partition(chr(10))[0]} ({folder / done.cell.path}/failure.txt)")
+    outcomes.save(folder / outcomes.FILE, found, campaign=FILE)
+    try:
+        comparison = compare(found, campaign.spec.arms)
+    except ValueError as error:
+        parts.say(f"nothing to compare: {error}")
+        return
+    text = ablation_tables.markdown(comparison)
+    if failed:
+        text += f"\n{len(failed)} cells failed; their tasks and seeds are left out for all arms.\n"
+    (folder / "tables.md").write_text(text, encoding="utf-8")
+    (folder / "tables.tex").write_text(ablation_tables.latex(comparison), encoding="utf-8")
+    paths = figures.draw(folder, comparison, found)
+    parts.say(f"\n{text}")
+    parts.say(f"in {folder}: tables.md, tables.tex, {outcomes.FILE}, {', '.join(p.name for p in paths)}")
