@@ -36,7 +36,7 @@ def latex(comparison: Comparison) -> str:
 
 
 NOTE = (
-    "Ratio: of the geometric means; areas: their difference; 95% intervals by the hierarchical bootstrap over tasks and "
+    "Ratio: of the geometric means; area: its difference; 95% intervals by the hierarchical bootstrap over tasks and "
     "seeds; A12: chance that a run of the arm ends above one of the first (ties half), mean over the tasks; p: paired "
     "over tasks and seeds, by permutation / Wilcoxon, each adjusted for the number of arms (Holm)."
 )
@@ -75,9 +75,7 @@ def effects(comparison: Comparison) -> tuple[list[str], Rows]:
 def by_task(comparison: Comparison) -> tuple[list[str], Rows]:
     mark = " (est.)" if comparison.estimated else ""
     head = [f"task{mark}", *(arm.name for arm in comparison.arms)]
-    rows = [
-        [task, *(f"{arm.by_task[i]:.2f}×" for arm in comparison.arms)] for i, task in enumerate(comparison.tasks)
-    ]
+    rows = [[task, *(f"{arm.by_task[i]:.2f}×" for arm in comparison.arms)] for i, task in enumerate(comparison.tasks)]
     return head, rows
 
 

@@ -94,9 +94,7 @@ def compare(outcomes: Sequence[Outcome], arms: Sequence[str]) -> Comparison:
         budget=outcomes[0].budget,
         estimated=any(o.estimated for o in outcomes),
         arms=tuple(_arm(arm, best[arm], area[arm]) for arm in arms),
-        against=tuple(
-            Against(arm, _as_ratio(b), a) for arm, b, a in zip(arms[1:], of_best, of_area, strict=True)
-        ),
+        against=tuple(Against(arm, _as_ratio(b), a) for arm, b, a in zip(arms[1:], of_best, of_area, strict=True)),
     )
 
 
@@ -119,7 +117,10 @@ def _effects(values: dict[str, Values], arms: Sequence[str]) -> list[Effect]:
     """Of every arm but the first, in their order; p-values adjusted over them."""
     reference = values[arms[0]]
     differences = [
-        [[a - r for a, r in zip(mine, theirs, strict=True)] for mine, theirs in zip(values[arm], reference, strict=True)]
+        [
+            [a - r for a, r in zip(mine, theirs, strict=True)]
+            for mine, theirs in zip(values[arm], reference, strict=True)
+        ]
         for arm in arms[1:]
     ]
     flat = [[d for group in groups for d in group] for groups in differences]

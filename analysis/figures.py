@@ -21,7 +21,7 @@ _DPI = 150
 
 
 def draw(folder: Path, comparison: Comparison, outcomes: Sequence[Outcome]) -> list[Path]:
-    """curves.* (best so far over candidates, a panel a task) and effects.* (each arm against the first); their paths."""
+    """curves.* (best so far, a panel a task) and effects.* (each arm against the first) in `folder`; their paths."""
     paths = _save(_curves(comparison, outcomes), folder / "curves")
     if comparison.against:
         paths += _save(_effects(comparison), folder / "effects")

@@ -89,9 +89,7 @@ def load(path: Path) -> list[Outcome]:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != _FORMAT:
             raise ValueError(f"format {raw['format']}, this version reads {_FORMAT}")
-        return [
-            Outcome(**{**row, "curve": tuple(row["curve"]), "ci95": tuple(row["ci95"])}) for row in raw["outcomes"]
-        ]
+        return [Outcome(**{**row, "curve": tuple(row["curve"]), "ci95": tuple(row["ci95"])}) for row in raw["outcomes"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"expected the outcomes of runs in {path}, got: {error}") from error
 

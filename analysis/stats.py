@@ -99,7 +99,7 @@ def a12(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def magnitude(a: float) -> str:
-    """"negligible", "small", "medium" or "large", as Vargha and Delaney call it."""
+    """ "negligible", "small", "medium" or "large", as Vargha and Delaney call it."""
     return next((word for limit, word in _MAGNITUDES if max(a, 1 - a) >= limit), "negligible")
 
 

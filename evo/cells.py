@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from evo.campaign import Campaign, Cell
 from evo.config import RunConfig
 from evo.engine import Engine, Evaluator, Score
+from evo.errors import StoreError
 from evo.records import Evaluation
 from evo.shared import SharedEvaluator
 from evo.store import FILE, RunInfo, RunReader, Store
@@ -37,11 +38,12 @@ class Done:
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run in `folder` came to its own end."""
-    if not (folder / FILE).exists():
+    """Whether the run in `folder` came to its own end.  One that cannot be read did not: going on with it says why."""
+    try:
+        with RunReader(folder) as run:
+            ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
+    except StoreError:
         return False
-    with RunReader(folder) as run:
-        ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
     return ends not in ([], ["interrupted"])
 
 
@@ -90,11 +92,11 @@ def _run_task(
     with ThreadPoolExecutor(workers, thread_name_prefix="cell") as pool:
         futures: dict[Future[str], Cell] = {pool.submit(one, cell): cell for cell in todo}
         for future in as_completed(futures):
-            error = future.exception()
-            if error is None:
+            failure = future.exception()
+            if failure is None:
                 yield Done(futures[future], future.result())
             else:
-                yield _failed(campaign, futures[future], error)
+                yield _failed(campaign, futures[future], failure)
 
 
 def _run(

@@ -1,0 +1,87 @@
+"""Whether the runs B are worse than the runs A: the question of `evo compare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from analysis import stats
+from analysis.outcomes import Outcome
+
+ALPHA = 0.05
+# With fewer pairs even the best case of a one-sided permutation test, 1 / 2^pairs, is not below ALPHA.
+FEWEST_PAIRS = 5
+
+Pair = tuple[Outcome, Outcome]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`ratio`: geometric mean over tasks and seeds of B's best over A's, with its 95% interval.
+
+    `p`: one-sided, that B is worse and better, of the permutation test over pairs and of Wilcoxon's; None where there
+    are too few pairs, then the interval comes from those of the runs themselves and decides.
+    """
+
+    pairs: int
+    ratio: float
+    ci: tuple[float, float]
+    a12: float  # that a run of B ends above one of A, mean over tasks
+    worse: bool
+    better: bool
+    p: tuple[float, float] | None = None
+    p_wilcoxon: tuple[float, float] | None = None
+
+
+def pair_up(a: Sequence[Outcome], b: Sequence[Outcome]) -> list[Pair]:
+    """Runs of the same arm, task and seed.
+
+    Raises ValueError where there are none, or where the two could not be compared: different budgets, or one estimated
+    and one measured.
+    """
+    known = {(o.arm, o.task, o.seed): o for o in a}
+    pairs = [(known[o.arm, o.task, o.seed], o) for o in b if (o.arm, o.task, o.seed) in known]
+    if not pairs:
+        raise ValueError("no arm, task and seed that both have")
+    for first, second in pairs:
+        name = ", ".join(str(x) for x in (second.arm, second.task, f"seed {second.seed}") if x)
+        if first.budget != second.budget:
+            raise ValueError(f"{name}: budgets differ, {first.budget} and {second.budget} candidates")
+        if first.estimated != second.estimated:
+            raise ValueError(f"{name}: one is estimated, the other measured on a GPU")
+    return pairs
+
+
+def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> Verdict:
+    """Worse or better beyond noise at `alpha`; runs without a gain count as 1.0x."""
+    groups: dict[tuple[str, str], list[Pair]] = {}
+    for a, b in pairs:
+        groups.setdefault((a.arm, a.task), []).append((a, b))
+    logs = [[math.log(b.best / a.best) for a, b in group] for group in groups.values()]
+    flat = [d for group in logs for d in group]
+    a12 = math.fsum(
+        stats.a12([b.best for _, b in group], [a.best for a, _ in group]) for group in groups.values()
+    ) / len(groups)
+    if len(pairs) < FEWEST_PAIRS:
+        low, high = _from_runs(pairs, alpha)
+        ratio = math.exp(math.fsum(flat) / len(flat))
+        return Verdict(len(pairs), ratio, (low, high), a12, worse=high < 1, better=low > 1)
+    low, high = (math.exp(end) for end in stats.interval(logs, level=1 - alpha))
+    ratio = math.exp(math.fsum(math.fsum(group) / len(group) for group in logs) / len(logs))
+    p = stats.sign_flips(flat, alternative="less"), stats.sign_flips(flat, alternative="greater")
+    wilcoxon = stats.wilcoxon(flat, alternative="less"), stats.wilcoxon(flat, alternative="greater")
+    return Verdict(len(pairs), ratio, (low, high), a12, p[0] < alpha, p[1] < alpha, p, wilcoxon)
+
+
+def _from_runs(pairs: Sequence[Pair], alpha: float) -> tuple[float, float]:
+    """Interval of the mean ratio from each run's own 95% interval, taken as independent and normal in the logarithm.
+
+    It knows how well the kernels are known, not how much another seed of the search would differ.
+    """
+    quantile = NormalDist().inv_cdf(1 - alpha / 2)
+    centre = math.fsum(math.log(b.best / a.best) for a, b in pairs) / len(pairs)
+    widths = [math.log(o.ci95[1] / o.ci95[0]) / (2 * NormalDist().inv_cdf(0.975)) for pair in pairs for o in pair]
+    reach = quantile * math.sqrt(math.fsum(w * w for w in widths)) / len(pairs)
+    return math.exp(centre - reach), math.exp(centre + reach)

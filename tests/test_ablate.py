@@ -1,0 +1,156 @@
+"""evo ablate, with the real engine on an instant evaluator."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import figures, outcomes
+from evo.campaign import Cell
+from evo.cli import main
+from evo.commands import parts
+from evo.store import RunReader
+from tests.cli_support import CliEvaluator, install
+from tests.engine_support import facts
+
+ROOT = Path(__file__).parent.parent
+SPEC = """
+tasks = ["softmax", "rotary"]
+seeds = 3
+arms = ["full", "no-islands", "random"]
+[budget]
+trials = 6
+"""
+DRAW = figures.draw
+FILES = {"tables.md", "tables.tex", "outcomes.json", "curves.pdf", "curves.png", "effects.pdf", "effects.png"}
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator]:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.toml").write_text(SPEC)
+    monkeypatch.setattr(figures, "draw", lambda *_: [])  # slow, and seen once
+    return install(monkeypatch.setattr)
+
+
+def ablate(*more: str) -> int:
+    return main(["ablate", "spec.toml", *more])
+
+
+def runs(folder: Path) -> dict[str, dict[str, list[Any]]]:
+    return {str(path.parent.relative_to(folder)): facts(path.parent) for path in folder.glob("cells/*/*/*/run.sqlite")}
+
+
+def test_a_campaign_runs_every_cell_and_reports(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(figures, "draw", DRAW)
+    assert ablate("--workers", "3") == 0
+    folder, said = Path("runs/spec"), capsys.readouterr().out
+    assert {p.name for p in folder.iterdir()} >= FILES | {"campaign.json", "spec.toml", "cells"}
+    assert "3 arms x 2 tasks x 3 seeds = 18 cells of 6 candidates; 0 finished; 3 at once" in said
+    assert len(re.findall(r"^\[\d+/18\] ", said, re.MULTILINE)) == 18
+    assert len(opened) == 2 and all(e.closed for e in opened)  # one evaluator a task
+    found = outcomes.load(folder / "outcomes.json")
+    assert {(o.arm, o.task, o.seed) for o in found} == {
+        (a, t, s) for a in ("full", "no-islands", "random") for t in ("softmax", "rotary") for s in range(3)
+    }
+    assert all(len(o.curve) == 6 and o.estimated for o in found)
+    table = (folder / "tables.md").read_text()
+    assert table in said
+    assert "estimated by a model of the target; no GPU measured anything here" in table
+    assert r"\toprule" in (folder / "tables.tex").read_text()
+
+
+def test_finished_cells_are_not_run_again(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ablate("--workers", "1") == 0
+    before, first = runs(Path("runs/spec")), capsys.readouterr().out.partition("Best speedup")[2]
+    assert ablate() == 0
+    assert len(opened) == 2
+    said = capsys.readouterr().out
+    assert "18 finished" in said and said.partition("Best speedup")[2] == first
+    assert runs(Path("runs/spec")) == before
+
+
+def test_a_cell_does_not_depend_on_how_many_run_at_once(opened: list[CliEvaluator]) -> None:
+    assert ablate("--workers", "1", "--out", "one") == 0
+    assert ablate("--workers", "4", "--out", "four") == 0
+    assert runs(Path("one")) == runs(Path("four"))
+
+
+def test_a_cell_that_fails_stops_no_other_and_is_tried_again(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell("softmax", "random", 1)
+    broken = Path("runs/spec") / cell.path
+    broken.mkdir(parents=True)
+    (broken / "run.sqlite").write_text("not a database, but long enough to be taken for the start of one" * 20)
+    assert ablate() == 1
+    said = capsys.readouterr().out
+    assert "failed: softmax, random, seed 1: expected a run in" in said
+    assert "1 cells failed; their tasks and seeds are left out for all arms." in said
+    assert re.search(r"\| full \| \d/5 \|", said)
+    assert "StoreError" in (broken / "failure.txt").read_text()
+    (broken / "run.sqlite").unlink()
+    assert ablate() == 0
+    assert re.search(r"\| full \| \d/6 \|", capsys.readouterr().out)
+    assert not (broken / "failure.txt").exists()
+
+
+def test_a_task_whose_seed_is_wrong_fails_alone(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("spec.toml").write_text(SPEC.replace("rotary", "broken"))
+    assert ablate() == 1
+    said = capsys.readouterr().out
+    assert said.count("failed: broken, ") == 9
+    assert "1 tasks, 3 runs an arm" in said
+
+
+def test_on_a_gpu_evaluations_are_not_shared(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evo.device.choose", lambda wanted, find: ("gpu", "measuring"))
+    assert ablate() == 0
+    assert {e.device for e in opened} == {"gpu"}
+    assert not Path("runs/spec/evaluations.sqlite").exists()
+    with RunReader(Path("runs/spec/cells/softmax/full/seed-0")) as run:
+        assert run.info.config.device == "gpu" and run.info.config.screen_budget == 0
+    assert "measured on a GPU" in capsys.readouterr().out
+
+
+def test_without_matplotlib_it_says_so_before_it_runs(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert ablate() == 2
+    assert "expected matplotlib" in capsys.readouterr().err
+    assert opened == []
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(opened: list[CliEvaluator], tmp_path: Path) -> None:
+    """A stopped and continued campaign holds the same facts as one that was never stopped."""
+    command = [sys.executable, "-m", "tests.cli_support", "0.02", "ablate", "spec.toml", "--workers", "2"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[2/18]"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == parts.EXIT_INTERRUPTED and "go on by the same command" in rest
+    assert not Path("runs/spec/tables.md").exists()
+    assert 2 <= len(runs(Path("runs/spec"))) < 18
+    deadline = time.monotonic() + 60
+    while ablate() != 0:  # in this process, without sleeping
+        assert time.monotonic() < deadline
+    assert ablate("--out", "straight") == 0
+    assert runs(Path("runs/spec")) == runs(Path("straight"))

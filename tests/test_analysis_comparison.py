@@ -1,0 +1,102 @@
+"""analysis.comparison, and what analysis.tables and analysis.figures make of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from analysis import ablation_tables as tables
+from analysis import figures
+from analysis.comparison import compare
+from tests.ablation_support import campaign, outcome
+
+ARMS = ("full", "worse", "same")
+OUTCOMES = campaign({"full": 1.0, "worse": 0.7, "same": 1.0})
+
+
+def test_arms_are_summed_up_over_tasks_then_seeds() -> None:
+    found = [
+        outcome("a", "x", 0, [1.0, 4.0]),
+        outcome("a", "x", 1, [1.0, 1.0]),
+        outcome("a", "y", 0, [2.0, 8.0]),
+        outcome("b", "x", 0, [1.0, 1.0]),
+        outcome("b", "x", 1, [1.0, 1.0]),
+        outcome("b", "y", 0, [1.0, 1.0]),
+    ]
+    comparison = compare(found, ("a", "b"))
+    a, b = comparison.arms
+    assert (a.runs, a.successes, b.successes) == (3, 2, 0)
+    assert a.by_task == pytest.approx((2.0, 8.0)) and a.mean == pytest.approx(4.0)  # failures as 1.0
+    assert a.of_successes == pytest.approx(6.0) and b.of_successes is None
+    # Area: halves of log 4 / log 4 and 0 on x; log 2 and log 8 over log 8, halved, on y.
+    assert a.area == pytest.approx((0.25 + (1 / 3 + 1) / 2) / 2)
+    assert (b.area, b.mean) == (0.0, 1.0)
+    (against,) = comparison.against
+    assert against.best.size == pytest.approx(1 / 4) and against.best.a12 == pytest.approx((0.25 + 0.0) / 2)
+    assert against.best.p_flips == pytest.approx(0.5)  # two of three pairs differ, both one way: 2 of 4 sign patterns
+    assert (comparison.tasks, comparison.seeds, comparison.budget) == (("x", "y"), (2, 1), 2)
+
+
+def test_a_worse_arm_is_found_and_the_same_one_is_not() -> None:
+    worse, same = compare(OUTCOMES, ARMS).against
+    assert worse.best.size == pytest.approx(0.7, rel=0.05) and worse.best.ci[1] < 0.8
+    assert worse.best.p_flips < 0.001 and worse.best.p_wilcoxon < 0.001 and worse.best.a12 < 0.1
+    assert worse.area.size < 0 and worse.area.p_flips < 0.001
+    assert same.best.ci[0] < 1 < same.best.ci[1] and same.best.p_flips > 0.05 and same.best.p_wilcoxon > 0.05
+
+
+def test_seeds_that_an_arm_lacks_are_left_out_for_all() -> None:
+    some = [o for o in OUTCOMES if (o.arm, o.task, o.seed) not in {("worse", "task-1", 2), ("same", "task-3", 0)}]
+    comparison = compare(some, ARMS)
+    assert comparison.seeds == (5, 4, 5, 4)
+    assert [arm.runs for arm in comparison.arms] == [18, 18, 18]
+    with pytest.raises(ValueError, match="no task and seed"):
+        compare([o for o in OUTCOMES if o.arm != "same"], ARMS)
+
+
+def test_tables_say_what_they_hold() -> None:
+    comparison = compare(OUTCOMES, ARMS)
+    text = tables.markdown(comparison)
+    assert "after 4 candidates, 4 tasks, 20 runs an arm; measured on a GPU" in text and "est" not in text.split("\n")[2]
+    rows = [line for line in text.split("\n") if line.startswith("| worse |")]
+    assert len(rows) == 2 and "<0.001 / <0.001" in rows[1] and "(large)" in rows[1]
+    estimated = tables.markdown(compare([outcome(*key, [2.0], estimated=True) for key in KEYS], ("full", "same")))
+    heads = [line for line in estimated.split("\n") if "---" not in line and line.startswith(("| arm", "| task"))]
+    assert len(heads) == 3 and all("(est.)" in head for head in heads)
+    assert "no GPU measured anything" in estimated
+
+
+KEYS = [(arm, "layer_norm", seed) for arm in ("full", "same") for seed in range(2)]
+
+
+def test_latex_is_balanced_and_escaped() -> None:
+    comparison = compare([outcome(*key, [2.0], estimated=True) for key in KEYS], ("full", "same"))
+    text = tables.latex(comparison)
+    for name in ("table", "tabular"):
+        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 3
+    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 3
+    assert r"layer\_norm" in text and r"95\%" in text and "×" not in text and "–" not in text
+    widths = {line.count("&") for line in text.split("\n") if line.endswith(r"\\")}
+    assert widths == {4, 6, 2}
+
+
+def test_figures_are_files_that_are_the_same_each_time(tmp_path: Path) -> None:
+    comparison = compare(OUTCOMES, ARMS)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        paths = figures.draw(tmp_path / folder, comparison, OUTCOMES)
+        assert [p.name for p in paths] == ["curves.pdf", "curves.png", "effects.pdf", "effects.png"]
+    for path in (tmp_path / "one").iterdir():
+        content = path.read_bytes()
+        assert content == (tmp_path / "two" / path.name).read_bytes()
+        assert content.startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG")
+
+
+def test_the_geometric_mean_of_the_seeds_is_that_of_scipy() -> None:
+    from scipy.stats import gmean
+
+    comparison = compare(OUTCOMES, ARMS)
+    speedups = [o.best for o in OUTCOMES if o.arm == "full"]
+    assert math.isclose(comparison.arms[0].mean, float(gmean(speedups)))  # equally many seeds a task

@@ -1,0 +1,64 @@
+"""analysis.outcomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.outcomes import load, outcome_of, save
+from evo.errors import StoreError
+from evo.records import Fitness, Trial
+from tests.ablation_support import campaign
+from tests.engine_support import create, failed_trial, ok_trial
+
+
+def with_interval(index: int, speedup: float, low: float, high: float) -> Trial:
+    trial = ok_trial(index, speedup)
+    return Trial(trial.proposal, trial.evaluation, Fitness(speedup, (low, high), {"square": speedup}, estimated=True))
+
+
+def test_only_gains_beyond_their_interval_count(tmp_path: Path) -> None:
+    with create(tmp_path, budget=7) as store:
+        for trial in (
+            ok_trial(0),
+            failed_trial(1),
+            with_interval(2, 1.4, 0.9, 2.2),  # may be none
+            with_interval(3, 1.3, 1.1, 1.5),
+            with_interval(4, 1.2, 1.1, 1.3),
+            with_interval(5, 2.0, 1.5, 2.6),
+        ):
+            store.proposed(trial.proposal)
+            store.finished(trial)
+    found = outcome_of(tmp_path, "full")
+    assert found.curve == (1.0, 1.0, 1.3, 1.3, 2.0, 2.0, 2.0)  # level to the end of the budget
+    assert (found.best, found.ci95, found.success) == (2.0, (1.5, 2.6), True)
+    assert (found.arm, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)
+    assert found.verdicts == {"ok": 5, "wrong": 1}
+
+
+def test_a_run_that_gained_nothing_is_a_failure_at_one(tmp_path: Path) -> None:
+    with create(tmp_path, budget=2) as store:
+        for trial in (ok_trial(0), failed_trial(1), with_interval(2, 1.4, 0.9, 2.2)):
+            store.proposed(trial.proposal)
+            store.finished(trial)
+    found = outcome_of(tmp_path)
+    assert (found.curve, found.success, found.ci95) == ((1.0, 1.0), False, (1.0, 1.0))
+
+
+def test_outcomes_survive_their_file_to_six_digits(tmp_path: Path) -> None:
+    found = campaign({"full": 1.0, "random": 0.8})
+    save(tmp_path / "outcomes.json", found, campaign="campaign.json")
+    again = load(tmp_path / "outcomes.json")
+    assert [(o.arm, o.task, o.seed, o.verdicts) for o in again] == [(o.arm, o.task, o.seed, o.verdicts) for o in found]
+    for a, b in zip(found, again, strict=True):
+        assert b.curve == pytest.approx(a.curve, rel=1e-5) and b.ci95 == pytest.approx(a.ci95, rel=1e-5)
+    save(tmp_path / "again.json", again, campaign="campaign.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "outcomes.json").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 7}', '{"format": 1, "outcomes": [{"arm": "full"}]}'])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "outcomes.json").write_text(text)
+    with pytest.raises(StoreError, match="expected the outcomes of runs"):
+        load(tmp_path / "outcomes.json")

@@ -1,0 +1,131 @@
+"""evo.campaign: specs, arms, what is frozen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evo.campaign import ARMS, FILE, Campaign, Cell, Spec, read_spec
+from evo.errors import ConfigError, StoreError
+
+SPEC = """
+tasks = ["softmax", "layer_norm"]
+seeds = 2
+arms = ["full", "no-islands", "greedy"]
+[budget]
+trials = 8
+[run]
+islands = 4
+[arm.greedy]
+strategy = "hillclimb"
+screen_budget = 3
+"""
+HASHES = {"softmax": "aa", "layer_norm": "bb"}
+VERSIONS = {"evo": "1", "code": "c0ffee"}
+
+
+def spec_of(folder: Path, text: str = SPEC) -> Spec:
+    (folder / "spec.toml").write_text(text)
+    return read_spec(folder / "spec.toml")
+
+
+def test_a_spec_becomes_configurations(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    full, greedy = (spec.config("softmax", arm, 1, "cpu") for arm in ("full", "greedy"))
+    assert (full.task, full.seed, full.budget, full.islands, full.workers) == ("softmax", 1, 8, 4, 1)
+    assert (full.strategy, full.operators) == ("evolve", ("params", "rewrite", "recombine"))
+    assert (greedy.strategy, greedy.operators, greedy.screen_budget) == ("hillclimb", ("params", "rewrite"), 3)
+
+
+def test_ready_arms_take_one_part_away(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    full, *_ = (config := {arm: spec.config("softmax", arm, 0, "cpu") for arm in ARMS}).values()
+    changed = {arm: {k for k, v in vars(full).items() if vars(c)[k] != v} for arm, c in config.items() if arm != "full"}
+    assert changed == {
+        "no-crossover": {"operators"},
+        "no-islands": {"islands", "population"},
+        "no-archive": {"archive_share"},
+        "no-memetic": {"screen_budget"},
+        "hillclimb": {"strategy", "operators"},
+        "random": {"strategy", "operators"},
+    }
+    assert config["no-crossover"].operators == ("params", "rewrite")
+    assert (config["no-islands"].islands, config["no-islands"].population) == (1, 64)
+    assert config["no-archive"].archive_share == config["no-memetic"].screen_budget == 0
+
+
+def test_cells_of_a_seed_come_together(tmp_path: Path) -> None:
+    campaign = Campaign.open(tmp_path / "out", spec_of(tmp_path), "cpu", HASHES, VERSIONS)
+    cells = list(campaign.cells())
+    assert len(cells) == 2 * 2 * 3
+    assert cells[:4] == [
+        Cell("softmax", "full", 0), Cell("softmax", "no-islands", 0), Cell("softmax", "greedy", 0),
+        Cell("softmax", "full", 1),
+    ]  # fmt: skip
+    assert cells[3].path == Path("cells/softmax/full/seed-1")
+    assert campaign.config(cells[-1]).task == "layer_norm"
+
+
+def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    Campaign.open(tmp_path / "out", spec, "cpu", HASHES, VERSIONS)
+    frozen = json.loads((tmp_path / "out" / FILE).read_text())
+    assert len(frozen["hash"]) == 16 and frozen["arms"]["greedy"]["screen_budget"] == 3
+    Campaign.open(tmp_path / "out", spec_of(tmp_path, "# a remark\n" + SPEC), "cpu", HASHES, VERSIONS)
+    others = (
+        (spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")), "cpu", HASHES, VERSIONS, "arms, budget"),
+        (spec, "gpu", HASHES, VERSIONS, "device"),
+        (spec, "cpu", {**HASHES, "softmax": "cc"}, VERSIONS, "tasks"),
+        (spec, "cpu", HASHES, {**VERSIONS, "code": "other"}, "versions"),
+    )
+    for other, device, hashes, versions, words in others:
+        with pytest.raises(StoreError, match=words):
+            Campaign.open(tmp_path / "out", other, device, hashes, versions)
+    assert json.loads((tmp_path / "out" / FILE).read_text()) == frozen
+
+
+def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
+    text = SPEC.replace('"no-islands", "greedy"', '"no-memetic"')
+    spec = spec_of(tmp_path, text)
+    Campaign.open(tmp_path / "estimated", spec, "cpu", HASHES, VERSIONS)
+    with pytest.raises(ConfigError, match="full and no-memetic come to the same settings"):
+        Campaign.open(tmp_path / "measured", spec, "gpu", HASHES, VERSIONS)
+    screening = spec_of(tmp_path, text.replace("islands = 4", "screen_budget = 4"))
+    Campaign.open(tmp_path / "measured", screening, "gpu", HASHES, VERSIONS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("seeds = 2", "seeds = 0", "seeds: expected how many"),
+        ("seeds = 2", "seeds = [1, 1]", "seeds: expected how many"),
+        ("seeds = 2", "sedes = 2", "expected keys among .* got sedes"),
+        ("trials = 8", "trials = 8\ntokens = 7", "budget: expected a table with `trials`"),
+        ('"greedy"]', '"gready"]', "expected names among full, .*greedy, got gready"),
+        ('"greedy"]', '"full"]', "arms: expected each name once"),
+        ("[arm.greedy]", "[arm.random]", "arm.random: expected a new name"),
+        ("screen_budget = 3", "screening = 3", "arm.greedy: expected keys among .* got screening"),
+        ("islands = 4", "budget = 4", "run: expected keys among .* got budget"),
+        ('["softmax", "layer_norm"]', '"softmax"', "tasks: expected a list of names"),
+        ("seeds = 2", "seeds = ", "expected a campaign as TOML"),
+    ],
+)
+def test_specs_with_a_slip_are_refused_in_words(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in SPEC
+    with pytest.raises(ConfigError, match=words):
+        spec_of(tmp_path, SPEC.replace(old, new))
+
+
+def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    for old, new, words in (
+        ("trials = 8", "trials = 0", "budget: expected an integer from 1"),
+        ("islands = 4", "operators = ['params', 'magic']", "'magic'"),
+        ("islands = 4", "operators = 'params'", "operators: expected a list"),
+        ("islands = 4", "archive_share = 1.5", "archive_share: expected a number from 0 to 1"),
+        ("islands = 4", "strategy = 'anneal'", "strategy: expected one of"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Campaign.open(tmp_path / "out", spec_of(tmp_path, SPEC.replace(old, new)), "cpu", HASHES, VERSIONS)
+    assert not (tmp_path / "out").exists()

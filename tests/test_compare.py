@@ -1,0 +1,84 @@
+"""evo compare and analysis.regression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.outcomes import Outcome, save
+from analysis.regression import judge, pair_up
+from evo.cli import main
+from tests.ablation_support import campaign, outcome
+from tests.engine_support import create, search
+
+
+def write(folder: Path, outcomes: list[Outcome]) -> str:
+    folder.mkdir()
+    save(folder / "outcomes.json", outcomes)
+    return str(folder)
+
+
+def test_exit_codes_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write(tmp_path / "a", campaign({"full": 1.0}))
+    slower = write(tmp_path / "slower", campaign({"full": 0.8}))
+    faster = write(tmp_path / "faster", campaign({"full": 1.3}))
+    assert main(["compare", a, slower]) == 1
+    assert "B / A, best speedup: 0.800 [" in (said := capsys.readouterr().out) and "B is worse" in said
+    assert main(["compare", a, faster]) == 0
+    assert "B is better" in capsys.readouterr().out
+    assert main(["compare", a, a]) == 0
+    assert "no difference beyond noise" in capsys.readouterr().out
+    assert main(["compare", a, str(tmp_path / "none")]) == 2
+    assert "found none" in capsys.readouterr().err
+
+
+def test_the_same_campaign_twice_is_called_worse_no_more_often_than_stated() -> None:
+    rng = np.random.default_rng(4)
+    worse = 0
+    for _ in range(200):
+        ends = 1 + rng.gamma(2.0, size=(2, 2, 4))
+        pairs = [
+            (outcome("", f"t{t}", s, [ends[0, t, s]]), outcome("", f"t{t}", s, [ends[1, t, s]]))
+            for t in range(2)
+            for s in range(4)
+        ]
+        worse += judge(pairs).worse
+    assert worse <= 19  # of 200: at a true rate of 5%, more come up once in 250
+
+
+def test_single_runs_are_judged_by_their_own_intervals() -> None:
+    def pair(b: float, width: float) -> list[tuple[Outcome, Outcome]]:
+        two = (outcome("", "x", 0, [e], ci95=(e / width, e * width)) for e in (2.0, b))
+        return [(next(two), next(two))]
+
+    assert judge(pair(1.9, 1.01)).worse and judge(pair(2.1, 1.01)).better
+    noisy = judge(pair(1.9, 1.1))
+    assert not noisy.worse and not noisy.better and noisy.p is None
+    # Two independent half-widths of log 1.1 add up to sqrt(2) of one.
+    assert noisy.ci == pytest.approx((0.95 / 1.1 ** (2**0.5), 0.95 * 1.1 ** (2**0.5)))
+
+
+def test_runs_are_read_from_their_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, strategy in (("a", "evolve"), ("b", "random")):
+        for seed in range(2):
+            with create(tmp_path / name / str(seed), seed=seed, strategy=strategy, budget=10) as store:
+                search(store)
+    assert main(["compare", str(tmp_path / "a" / "0"), str(tmp_path / "a" / "0")]) == 0
+    assert "over 1 pairs" in (said := capsys.readouterr().out) and "(estimated)" in said and "fewer than 5" in said
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) in (0, 1)
+    assert "over 2 pairs" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "a" / "0"), str(tmp_path / "b")]) in (0, 1)
+    assert "1 runs have no partner" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    a = [outcome("", "x", 0, [2.0])]
+    for b, words in (
+        (outcome("", "y", 0, [2.0]), "no arm, task and seed"),
+        (outcome("", "x", 0, [2.0, 2.0]), "x, seed 0: budgets differ, 1 and 2"),
+        (outcome("", "x", 0, [2.0], estimated=True), "one is estimated"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            pair_up(a, [b])
