@@ -29,6 +29,8 @@ def test_a_config_survives_its_json() -> None:
         ({"population": 1}, "population: expected"),
         ({"migrate_every": 0}, "migrate_every: expected"),
         ({"screen_budget": -1}, "screen_budget: expected"),
+        ({"archive_share": 1.5}, "archive_share: expected a number from 0 to 1, got 1.5"),
+        ({"archive_share": True}, "archive_share: expected a number"),
         ({"strategy": "anneal"}, "expected one of evolve, random, hillclimb, got 'anneal'"),
         ({"device": "tpu"}, "device: expected one of cpu, gpu, got 'tpu'"),
         ({"operators": ()}, "expected at least one name, got none"),

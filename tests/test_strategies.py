@@ -11,7 +11,7 @@ from evo.strategies import RESERVOIR, STRATEGIES, Evolve, HillClimb, Random, Str
 from tests.engine_support import config, failed_trial, ok_trial
 
 
-def told(kind: type[Strategy], trials: Iterable[Trial], **changes: int) -> Strategy:
+def told(kind: type[Strategy], trials: Iterable[Trial], **changes: float) -> Strategy:
     archive = Archive()
     strategy = kind(config(**changes), archive)
     for trial in trials:
@@ -54,6 +54,18 @@ def test_parents_differ_and_come_from_the_island_or_the_archive() -> None:
         two = strategy.parents(1, 2, random.Random(i), wide=False)
         assert len({e.index for e in two}) == 2
     assert indices(strategy, 1, wide=True) == {0, 1, 2, 3}
+
+
+def test_without_a_share_the_archive_gives_no_parents() -> None:
+    trials = [ok_trial(0, 9.0, island=0), ok_trial(1, 3.0, island=1, warps=8)]
+    for share, reached in ((0.0, {0}), (1.0, {0, 1})):
+        strategy = told(Evolve, trials, islands=2, archive_share=share)
+        assert indices(strategy, 1, island=0) == reached
+    # Nor where the search looks wide: what has left the island stays out of reach, though it holds a niche.
+    many = [ok_trial(i, 1.0 + i, island=0, warps=1 << i) for i in range(6)]
+    sparse = told(Evolve, many, islands=1, population=2, archive_share=0.0)
+    assert isinstance(sparse, Evolve)
+    assert indices(sparse, 1, wide=True) == {e.index for e in sparse.islands[0]} < {0, 1, 2, 3, 4, 5}
 
 
 def test_hillclimb_goes_from_the_best() -> None:
