@@ -10,11 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
+import evo
 from analysis import schema
 from analysis.rows import Row, fingerprint, rows
 from evo.errors import ConfigError
 from evo.store import RunReader
-from evo.versions import versions
+from evo.versions import code_hash
 
 
 def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:
@@ -64,7 +65,7 @@ def metadata(runs: dict[str, RunReader]) -> dict[str, Any]:
     """What an export says of itself: version of the tables and of the code that wrote them, and each run's own."""
     return {
         "schema_version": schema.VERSION,
-        "written_by": versions(),
+        "written_by": {"evo": evo.__version__, "code": _code(), "pyarrow": pa.__version__},
         "runs": {
             name: {
                 "task": run.info.config.task,
@@ -76,6 +77,11 @@ def metadata(runs: dict[str, RunReader]) -> dict[str, Any]:
             for name, run in runs.items()
         },
     }
+
+
+def _code() -> str:
+    """Hash of the code that reads stores and writes tables."""
+    return code_hash(Path(evo.__file__).parent.parent, ("evo", "analysis"))
 
 
 def batches(run: tuple[str, RunReader], table: str, *, with_text: bool = False) -> Iterator[pa.RecordBatch]:

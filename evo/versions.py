@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -28,10 +29,10 @@ def own_versions() -> dict[str, str]:
     return {"evo": evo.__version__, "code": code_hash(Path(evo.__file__).parent.parent)}
 
 
-def code_hash(root: Path) -> str:
-    """12 hex digits of all modules under `root` that decide results; built-in tasks have a hash of their own."""
+def code_hash(root: Path, packages: Sequence[str] = _PACKAGES) -> str:
+    """12 hex digits of all modules of `packages` under `root`; built-in tasks have a hash of their own."""
     digest = hashlib.sha256()
-    for package in _PACKAGES:
+    for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root).as_posix()
             if not name.startswith("fitness/tasks/"):
