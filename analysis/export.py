@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from analysis import schema, training
-from analysis.formats import FORMATS
-from analysis.tables import batches, metadata, opened, to_batches
+from analysis.formats import FORMATS, Write
+from analysis.tables import batches, metadata, named_runs, opened, to_batches
 from evo.errors import ConfigError
 from evo.store import RunReader
 
 MANIFEST = "manifest.json"
+Parts = Iterator[tuple[str, pa.RecordBatch]]  # name of a table, some of its rows
 
 
 @dataclass(frozen=True)
@@ -37,53 +39,82 @@ def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = F
 
     Raises StoreError where a folder holds no run, ConfigError where `out` exists or cannot be written.
     """
-    with opened(folders) as runs, new_folder(out) as folder:
-        facts = metadata(runs)
-        written: dict[str, int] = {}
-        for table in schema.EXPORT.values():
-            parts = (batch for run in runs.items() for batch in batches(run, table.name, with_text=with_text))
-            written |= write(folder, table, facts, parts, [form])
-        write_manifest(folder, facts, schema.EXPORT.values(), written)
-        return Exported(written, estimated_runs(runs))
+
+    def parts(run: str, reader: RunReader) -> Parts:
+        for name in schema.EXPORT:
+            for batch in batches(run, reader, name, with_text=with_text):
+                yield name, batch
+
+    return _export(folders, out, list(schema.EXPORT.values()), [form], parts)
 
 
 def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_estimated: bool = False) -> Exported:
     """Writes training data (`kind`: "sft" or "grpo") as JSON lines and as Parquet; raises as `export` does."""
-    left_out: Counter[str] = Counter()
     table = schema.TRAINING[kind]
-    with opened(folders) as runs, new_folder(out) as folder:
-        left_out["no verdict yet, or the evaluator failed"] = sum(map(training.unjudged, runs.values()))
-        rows = (
-            row
-            for run in runs.items()
-            for row in (
-                training.grpo(*run)
-                if kind == "grpo"
-                else training.sft(*run, allow_estimated=allow_estimated, left_out=left_out)
-            )
-        )
-        facts = metadata(runs)
-        written = write(folder, table, facts, to_batches(rows, table), ("jsonl", "parquet"))
-        write_manifest(folder, facts, [table], written)
-        return Exported(written, estimated_runs(runs), {why: n for why, n in left_out.items() if n})
+    left_out: Counter[str] = Counter()
+
+    def parts(run: str, reader: RunReader) -> Parts:
+        left_out["no verdict yet, or the evaluator failed"] += training.unjudged(reader)
+        if kind == "grpo":
+            rows = training.grpo(run, reader)
+        else:
+            rows = training.sft(run, reader, allow_estimated=allow_estimated, left_out=left_out)
+        return ((kind, batch) for batch in to_batches(rows, table))
+
+    done = _export(folders, out, [table], ["jsonl", "parquet"], parts)
+    return dataclasses.replace(done, left_out={why: count for why, count in left_out.items() if count})
 
 
-def write(
-    folder: Path, table: schema.Table, facts: Mapping[str, Any], parts: Iterable[pa.RecordBatch], forms: Sequence[str]
-) -> dict[str, int]:
-    """One pass over `parts`, into one file a format; rows by file name."""
-    kind = table.schema({"table": table.name, **facts})
-    names = [f"{table.name}.{form}" for form in forms]
-    rows = 0
-    with ExitStack() as stack:
-        writers = [
-            stack.enter_context(FORMATS[form](folder / name, kind)) for form, name in zip(forms, names, strict=True)
-        ]
-        for batch in parts:
-            rows += batch.num_rows
-            for writer in writers:
-                writer(batch)
-    return dict.fromkeys(names, rows)
+def _export(
+    folders: Sequence[Path],
+    out: Path,
+    tables: Sequence[schema.Table],
+    forms: Sequence[str],
+    parts: Callable[[str, RunReader], Parts],
+) -> Exported:
+    """One run after the other, so that any number of them may be exported."""
+    runs = named_runs(folders)
+    facts = metadata(runs)
+    estimated = []
+    with new_folder(out) as folder:
+        with Files(folder, tables, forms, facts) as files:
+            for run, path in runs.items():
+                with opened(path) as reader:
+                    for table, batch in parts(run, reader):
+                        files.write(table, batch)
+                    if _has_estimates(reader):
+                        estimated.append(run)
+        write_manifest(folder, facts, tables, files.rows)
+    return Exported(files.rows, estimated)
+
+
+class Files:
+    """A file for each table and format in `folder`, written batch by batch; `rows` by file name."""
+
+    def __init__(
+        self, folder: Path, tables: Sequence[schema.Table], forms: Sequence[str], facts: Mapping[str, Any]
+    ) -> None:
+        self.rows: dict[str, int] = {}
+        self._writers: dict[str, list[tuple[str, Write]]] = {table.name: [] for table in tables}
+        self._open = ExitStack()
+        for table in tables:
+            kind = table.schema({"table": table.name, **facts})
+            for form in forms:
+                name = f"{table.name}.{form}"
+                writer = self._open.enter_context(FORMATS[form](folder / name, kind))
+                self._writers[table.name].append((name, writer))
+                self.rows[name] = 0
+
+    def write(self, table: str, batch: pa.RecordBatch) -> None:
+        for name, writer in self._writers[table]:
+            writer(batch)
+            self.rows[name] += batch.num_rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._open.__exit__(*raised)
 
 
 def write_manifest(
@@ -101,10 +132,9 @@ def write_manifest(
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def estimated_runs(runs: Mapping[str, RunReader]) -> list[str]:
-    """Names of the runs with a speedup that a model computed."""
-    query = "SELECT EXISTS (SELECT 1 FROM evaluations WHERE estimated)"
-    return [name for name, run in runs.items() if next(run.rows(query))[0]]
+def _has_estimates(reader: RunReader) -> bool:
+    """Whether a model computed one of its speedups."""
+    return bool(next(reader.rows("SELECT EXISTS (SELECT 1 FROM evaluations WHERE estimated)"))[0])
 
 
 @contextmanager

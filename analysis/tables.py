@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,31 +26,30 @@ def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = Fal
     unknown = [name for name in tables if name not in schema.EXPORT]
     if unknown:
         raise ConfigError(f"tables: expected some of {', '.join(schema.EXPORT)}, got {', '.join(unknown)}")
-    with opened([Path(folder) for folder in folders]) as runs:
-        facts = metadata(runs)
-        return {
-            name: pa.Table.from_batches(
-                (batch for run in runs.items() for batch in batches(run, name, with_text=with_text)),
-                schema.EXPORT[name].schema(facts),
-            )
-            for name in tables or schema.EXPORT
-        }
+    names = tables or tuple(schema.EXPORT)
+    runs = named_runs(folders)
+    parts: dict[str, list[pa.RecordBatch]] = {name: [] for name in names}
+    for run, folder in runs.items():
+        with opened(folder) as reader:
+            for name in names:
+                parts[name] += batches(run, reader, name, with_text=with_text)
+    facts = metadata(runs)
+    return {name: pa.Table.from_batches(parts[name], schema.EXPORT[name].schema(facts)) for name in names}
 
 
 @contextmanager
-def opened(folders: Sequence[Path]) -> Iterator[dict[str, RunReader]]:
-    """Readers of the runs by name, each held at one moment."""
-    with ExitStack() as stack:
-        readers = {}
-        for name, folder in zip(run_names(folders), folders, strict=True):
-            readers[name] = stack.enter_context(RunReader(folder))
-            stack.enter_context(readers[name].snapshot())
-        yield readers
+def opened(folder: Path) -> Iterator[RunReader]:
+    """A run, held at one moment."""
+    with RunReader(folder) as reader, reader.snapshot():
+        yield reader
 
 
-def run_names(folders: Sequence[Path]) -> list[str]:
-    """The end of each path, as long as it takes to tell them apart.  Raises ConfigError where one is given twice."""
-    paths = [folder.resolve() for folder in folders]
+def named_runs(folders: Sequence[Path | str]) -> dict[str, Path]:
+    """Folder of each run by its name: the end of its path, as long as it takes to tell the runs apart.
+
+    Raises ConfigError where a run is given twice.
+    """
+    paths = [Path(folder).resolve() for folder in folders]
     twice = {str(folder) for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1}
     if twice:
         raise ConfigError(f"runs: expected each run once, got {', '.join(sorted(twice))} twice; drop the repetition")
@@ -58,25 +57,26 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     while len(set(names)) < len(names):
         length += 1
         names = ["/".join(path.parts[-length:]) for path in paths]
-    return names
+    return {name: Path(folder) for name, folder in zip(names, folders, strict=True)}
 
 
-def metadata(runs: dict[str, RunReader]) -> dict[str, Any]:
+def metadata(runs: Mapping[str, Path]) -> dict[str, Any]:
     """What an export says of itself: version of the tables and of the code that wrote them, and each run's own."""
     return {
         "schema_version": schema.VERSION,
         "written_by": {"evo": evo.__version__, "code": _code(), "pyarrow": pa.__version__},
-        "runs": {
-            name: {
-                "task": run.info.config.task,
-                "task_hash": run.info.task_hash,
-                "versions": dict(run.info.versions),
-                "environment": run.info.environment,
-                "fingerprint": fingerprint(run),
-            }
-            for name, run in runs.items()
-        },
+        "runs": {name: _origin(folder) for name, folder in runs.items()},
     }
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    with RunReader(folder) as run:
+        return {
+            "task": run.info.config.task,
+            "task_hash": run.info.task_hash,
+            "versions": dict(run.info.versions),
+            "fingerprint": fingerprint(run),
+        }
 
 
 def _code() -> str:
@@ -84,10 +84,9 @@ def _code() -> str:
     return code_hash(Path(evo.__file__).parent.parent, ("evo", "analysis"))
 
 
-def batches(run: tuple[str, RunReader], table: str, *, with_text: bool = False) -> Iterator[pa.RecordBatch]:
-    """One run (name and reader) as batches of a table of `schema.EXPORT`."""
-    name, reader = run
-    named = ((name, *row) for row in rows(reader, table, with_text=with_text))
+def batches(run: str, reader: RunReader, table: str, *, with_text: bool = False) -> Iterator[pa.RecordBatch]:
+    """The run named `run` as batches of a table of `schema.EXPORT`."""
+    named = ((run, *row) for row in rows(reader, table, with_text=with_text))
     return to_batches(named, schema.EXPORT[table])
 
 

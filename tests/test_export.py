@@ -252,6 +252,15 @@ def test_every_speedup_says_whether_it_is_estimated(out: Path) -> None:
         assert all(row["estimated"] is True for row in rows if row["run"] == "searched" and row[column] is not None)
 
 
+def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
+    for cell in ("full/0", "full/1", "none/0"):
+        create(tmp_path / "campaign" / cell).close()
+    assert main(["export", str(tmp_path / "campaign"), "--out", str(tmp_path / "out")]) == 0
+    runs = pq.read_table(tmp_path / "out" / "runs.parquet").to_pylist()
+    assert [row["run"] for row in runs] == ["full/0", "full/1", "none/0"]
+    assert [row["folder"] for row in runs] == [str(tmp_path / "campaign" / row["run"]) for row in runs]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

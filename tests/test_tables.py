@@ -15,7 +15,7 @@ import analysis
 import analysis.tables
 from analysis import schema
 from analysis.benchmarks import bench_export
-from analysis.tables import run_names
+from analysis.tables import named_runs
 from evo.errors import ConfigError, StoreError
 from evo.records import Trial, evaluation_from_json, evaluation_to_json
 from evo.store import RunReader
@@ -176,9 +176,8 @@ def test_a_running_run_is_read_at_one_moment(tmp_path: Path) -> None:
     with create(tmp_path / "run") as store:
         store.proposed(ok_trial(0).proposal)
         store.finished(ok_trial(0))
-        with analysis.tables.opened([tmp_path / "run"]) as runs:
+        with analysis.tables.opened(tmp_path / "run") as reader:
             grow(store, 1)
-            reader = runs["run"]
             assert [row[0] for row in analysis.rows.rows(reader, "trials")] == [0]
             assert [row[1] for row in analysis.rows.rows(reader, "evaluations")] == [0]
         grow(store, 2)
@@ -200,10 +199,10 @@ def test_several_runs_share_the_tables(folder: Path, tmp_path: Path) -> None:
 
 def test_runs_are_told_apart_by_as_much_of_their_path_as_it_takes(tmp_path: Path) -> None:
     paths = [tmp_path / "a" / "x" / "run", tmp_path / "b" / "x" / "run", tmp_path / "b" / "y" / "other"]
-    assert run_names(paths) == ["a/x/run", "b/x/run", "b/y/other"]
-    assert run_names(paths[1:]) == ["run", "other"]
+    assert named_runs(paths) == dict(zip(["a/x/run", "b/x/run", "b/y/other"], paths, strict=True))
+    assert list(named_runs(paths[1:])) == ["run", "other"]
     with pytest.raises(ConfigError, match="each run once"):
-        run_names([paths[0], paths[0].parent / "." / "run"])
+        named_runs([paths[0], paths[0].parent / "." / "run"])
 
 
 def test_an_empty_run_gives_empty_tables(tmp_path: Path) -> None:
