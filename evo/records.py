@@ -244,8 +244,9 @@ class Hint:
 
 # What a profile rests on, the best first: hardware counters, measured times with compiled code, a model alone.
 TIERS = ("ncu", "counters-free", "estimate")
-# What limits a kernel: the rate of a memory, the rate of the arithmetic units, waiting, or a device not filled.
-BOTTLENECKS = ("memory", "compute", "latency", "parallelism")
+# What limits a kernel: the rate of a memory, the rate of the arithmetic units, waiting, a device that is not filled, or
+# the start of kernels and programs.
+BOTTLENECKS = ("memory", "compute", "latency", "parallelism", "overhead")
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ class Profile:
     """What limits a candidate, digested.
 
     `numbers` are the few that show it, by a name with its unit; `before` the same ones of the candidate it was made
-    from, where those are known.  `metrics` is all that was read.
+    from, where those are known.  `metrics` is all that was read, by the same names.
     """
 
     tier: str  # one of TIERS
@@ -263,7 +264,8 @@ class Profile:
     roofline: float | None = None  # least possible time / time, 0..1
     before: Mapping[str, float] = field(default_factory=dict)
     hints: tuple[Hint, ...] = ()
-    kernel: str = ""  # the one that takes the most time, to which the numbers belong
+    case: str = ""  # the size that was looked at
+    kernel: str = ""  # the one that takes the most time, whose resources are told
     metrics: Mapping[str, float] = field(default_factory=dict)
     fallback: str = ""  # why a better tier was not used
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evo.records import Verdict
+from evo.records import Profile, Verdict
 from fitness.facts import Facts, Recorder
 from fitness.jobs import Limits
+from fitness.ncu import Counters, NoCounters, counters
 from fitness.pipeline import Evaluator, Judged
+from fitness.profile import Subject, from_counters
 from fitness.runner import Report, Runner, Work
 from fitness.stages import Stop
 from fitness.target import Target
@@ -26,6 +28,7 @@ class GpuJudge:
 
     def __init__(self, task: Task, *, device: int = 0, limits: Limits | None = None) -> None:
         """`device`: CUDA index of the GPU."""
+        self._task, self._device = task, device
         self._runner = Runner(task.folder, device=device, wall_s=(limits or Limits()).wall_s)
         self._facts: Mapping[str, Any] = {}
 
@@ -42,6 +45,11 @@ class GpuJudge:
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
         return _judged(self._runner.evaluate(_work(facts), seed=key))
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """Hardware counters of the launches of one case, read while nothing else is judged.  Raises NoCounters."""
+        with self._runner.idle():
+            return counters(self._task.folder, work, case, device=self._device)
 
     def close(self) -> None:
         self._runner.close()
@@ -61,7 +69,19 @@ class GpuEvaluator(Evaluator):
     ) -> None:
         """`device`: CUDA index of the GPU; a `zygote` that is given is shared with others and not closed here."""
         recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, GpuJudge(task, device=device, limits=limits))
+        self._gpu = GpuJudge(task, device=device, limits=limits)
+        self._denied = ""  # why counters could not be read: asked once, then left alone
+        super().__init__(task, target, recorder, self._gpu)
+
+    def _counted(self, facts: Facts, of: Subject) -> Profile | str:
+        if self._denied:
+            return self._denied
+        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
+        try:
+            return from_counters(of, self._gpu.counters(work, of.case.name), self.target)
+        except NoCounters as error:
+            self._denied = str(error)
+            return self._denied
 
 
 def _work(facts: Facts) -> Work:

@@ -19,8 +19,9 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from evo import __version__
-from evo.errors import TaskError
-from evo.records import Build, Candidate, Check, Evaluation, Timing, Verdict
+from evo.errors import EvoError, TaskError
+from evo.records import Build, Candidate, Check, Evaluation, Profile, Timing, Verdict
+from fitness import profile as profiles
 from fitness.facts import Estimates, Facts
 from fitness.freeze import freeze
 from fitness.plan import Config
@@ -81,6 +82,7 @@ class Evaluator:
         self._recorder, self._judge = recorder, judge
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
+        self._profiles: dict[str, Profile] = {}  # by plan hash
         self._lock = threading.Lock()
 
     # --- what the engine calls ---------------------------------------------------------------------------------------
@@ -116,6 +118,46 @@ class Evaluator:
         """Estimated speedup over the seed for each source, without verification; None where there is no estimate."""
         baseline = self._estimates(self.task.seed_source)
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
+
+    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+        """What limits a candidate that is ok, from the best tier to be had.
+
+        Profiles of equal work on the device are made once.  Raises EvoError where the evaluation is not ok.
+        """
+        if evaluation.verdict is not Verdict.OK:
+            raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
+        with self._lock:
+            known = self._profiles.get(evaluation.plan_hash)
+        if known is None:
+            known = self._profile(candidate, evaluation)
+            with self._lock:
+                self._profiles[evaluation.plan_hash] = known
+        return known
+
+    def _profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+        # Frozen, there is one configuration of each kernel, the chosen one.
+        source = evaluation.frozen_source or candidate.source
+        facts = self._facts(source)
+        if isinstance(facts, Stop):
+            raise EvoError(f"candidate {candidate.id} was ok and is now found {facts.verdict}: {facts.message}")
+        of = profiles.subject(self.task, evaluation, facts.plans, facts.choices, facts.builds)
+        if evaluation.estimated:
+            estimates = self._estimates(source)
+            assert estimates is not None  # the evaluation is made of them
+            return profiles.from_estimate(of, estimates[of.case.name], self.target, self._no_counters)
+        counted = self._counted(facts, of)
+        if isinstance(counted, Profile):
+            return counted
+        timing = next(t for t in evaluation.timings if t.case == of.case.name)
+        estimates = self._estimates(source)
+        estimate = estimates[of.case.name] if estimates else None
+        return profiles.from_timing(of, timing, estimate, self.target, self._judge.environment, counted)
+
+    _no_counters = "no GPU measures this run"
+
+    def _counted(self, facts: Facts, of: profiles.Subject) -> Profile | str:
+        """The profile from hardware counters, or why there is none."""
+        return "the GPUs that measure this run are not read for counters"
 
     @property
     def environment(self) -> Mapping[str, Any]:

@@ -175,10 +175,10 @@ class Program:
     def build(self) -> None:
         """Executes the plan once, which finds what cannot be launched, then captures the graphs."""
         self._reset()
-        self._execute_all()
+        self.execute()
         torch.cuda.current_stream().synchronize()
         self._reset_graph = _captured(self._reset)
-        self._graph = _captured(self._execute_all)
+        self._graph = _captured(self.execute)
         self._sum_graph = _captured(self._sum)
 
     def reset(self) -> None:
@@ -219,7 +219,8 @@ class Program:
         torch.sum(self._differs, dtype=torch.int64, dim=0, out=self._count)
         self._mismatches.add_(self._count)
 
-    def _execute_all(self) -> None:
+    def execute(self) -> None:
+        """Enqueues all steps, on every copy, without a graph."""
         for copy in range(self.copies):
             self._execute(copy)
 

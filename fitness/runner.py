@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -105,6 +105,12 @@ class Runner:
                     break
                 first = first or report.message
             return replace(report, note=f"first try: {first}") if first and not report.fault else report
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Nothing is measured meanwhile: for others who use the GPU for a while."""
+        with self._lock:
+            yield
 
     @property
     def facts(self) -> Mapping[str, Any]:
