@@ -1,15 +1,14 @@
-"""Runs the cells of a campaign: several at once, task by task, on one evaluator (and one GPU) a task.
+"""Runs the cells of a campaign: several at once, all of a task on one evaluator.
 
-Starting processes, warming up and measuring the seed is paid for once a task, not once a cell; and as all cells of a
-task go through one runner, no two timings overlap.
+Starting processes, warming up and measuring the seed is paid for once a task, not once a cell.
 """
 
 from __future__ import annotations
 
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,37 +56,19 @@ def run_cells(
     stop: Callable[[], bool],
 ) -> Iterator[Done]:
     """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other."""
-    for name, task in tasks.items():
-        todo = [c for c in campaign.cells() if c.task == name and not finished(campaign.folder / c.path)]
-        if not todo or stop():
-            continue
-        evaluator = open_evaluator(task)
-        if campaign.device == "cpu":
-            evaluator = SharedEvaluator(evaluator, campaign.folder, task.hash)
-        with closing(evaluator):
-            yield from _run_task(campaign, task, todo, versions, evaluator, score, workers, stop)
-
-
-def _run_task(
-    campaign: Campaign,
-    task: Task,
-    todo: Sequence[Cell],
-    versions: Mapping[str, str],
-    evaluator: Evaluator,
-    score: Score,
-    workers: int,
-    stop: Callable[[], bool],
-) -> Iterator[Done]:
-    try:
-        first = evaluator.prepare()
-    except Exception as error:
-        for cell in todo:
-            yield _failed(campaign, cell, error)
-        return
+    todo = [c for c in campaign.cells() if not finished(campaign.folder / c.path)]
+    benches = {
+        name: _Bench(campaign, task, sum(c.task == name for c in todo), open_evaluator) for name, task in tasks.items()
+    }
 
     def one(cell: Cell) -> str:
-        info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
-        return _run(campaign.folder / cell.path, info, task.seed_source, first, evaluator, score, stop)
+        with benches[cell.task] as bench:
+            if stop():
+                return "interrupted"
+            evaluator, first = bench.prepared()
+            task = tasks[cell.task]
+            info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
+            return _run(campaign.folder / cell.path, info, task.seed_source, first, evaluator, score, stop)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="cell") as pool:
         futures: dict[Future[str], Cell] = {pool.submit(one, cell): cell for cell in todo}
@@ -97,6 +78,44 @@ def _run_task(
                 yield Done(futures[future], future.result())
             else:
                 yield _failed(campaign, futures[future], failure)
+
+
+class _Bench:
+    """The evaluator of a task: opened and prepared by the first cell, closed by the last.
+
+    Entered once by each of its `cells`.  Cells are begun task by task, so two tasks meet only while one ends.
+    """
+
+    def __init__(self, campaign: Campaign, task: Task, cells: int, open_evaluator: Callable[[Task], Evaluator]) -> None:
+        self._campaign, self._task, self._left, self._open = campaign, task, cells, open_evaluator
+        self._lock = threading.Lock()
+        self._evaluator: Evaluator | None = None
+        self._first: Evaluation | Exception | None = None
+
+    def prepared(self) -> tuple[Evaluator, Evaluation]:
+        """The evaluator and its evaluation of the seed; raises what preparing raised, for every cell."""
+        with self._lock:
+            if self._evaluator is None:
+                self._evaluator = self._open(self._task)
+                if self._campaign.device == "cpu":
+                    self._evaluator = SharedEvaluator(self._evaluator, self._campaign.folder, self._task.hash)
+            if self._first is None:
+                try:
+                    self._first = self._evaluator.prepare()
+                except Exception as error:
+                    self._first = error
+            if isinstance(self._first, Exception):
+                raise self._first
+            return self._evaluator, self._first
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._left -= 1
+            if not self._left and self._evaluator is not None:
+                self._evaluator.close()
 
 
 def _run(
@@ -111,8 +130,6 @@ def _run(
     """Starts the run of a cell or goes on with it; how it ended."""
     from operators.registry import get_operators
 
-    if stop():
-        return "interrupted"
     config: RunConfig = info.config
     operators = {o.name: o for o in get_operators(config.operators)}
     if (folder / FILE).exists():

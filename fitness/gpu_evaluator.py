@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from evo.records import Profile, Verdict
@@ -26,8 +27,16 @@ class GpuJudge:
 
     stage = "time"
 
-    def __init__(self, task: Task, *, device: int = 0, limits: Limits | None = None) -> None:
-        """`device`: CUDA index of the GPU."""
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: int = 0,
+        limits: Limits | None = None,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`device`: CUDA index of the GPU; `turn`: entered while it is used, where others use it too."""
+        self._turn = turn or nullcontext()
         self._task, self._device = task, device
         self._runner = Runner(task.folder, device=device, wall_s=(limits or Limits()).wall_s)
         self._facts: Mapping[str, Any] = {}
@@ -39,16 +48,18 @@ class GpuJudge:
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge."""
-        self._facts = self._runner.facts
-        return _judged(self._runner.prepare(_work(facts)))
+        with self._turn:  # the first question to the runner measures the ceilings
+            self._facts = self._runner.facts
+            return _judged(self._runner.prepare(_work(facts)))
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        return _judged(self._runner.evaluate(_work(facts), seed=key))
+        with self._turn:
+            return _judged(self._runner.evaluate(_work(facts), seed=key))
 
     def counters(self, work: Work, case: str) -> Counters:
         """Hardware counters of the launches of one case, read while nothing else is judged.  Raises NoCounters."""
-        with self._runner.idle():
+        with self._turn, self._runner.idle():
             return counters(self._task.folder, work, case, device=self._device)
 
     def close(self) -> None:
@@ -66,22 +77,12 @@ class GpuEvaluator(Evaluator):
         device: int = 0,
         limits: Limits | None = None,
         zygote: Zygote | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """`device`: CUDA index of the GPU; a `zygote` that is given is shared with others and not closed here."""
+        """`device`, `turn`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
         recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
-        self._gpu = GpuJudge(task, device=device, limits=limits)
-        self._denied = ""  # why counters could not be read: asked once, then left alone
-        super().__init__(task, target, recorder, self._gpu)
-
-    def _counted(self, facts: Facts, of: Subject) -> Profile | str:
-        if self._denied:
-            return self._denied
-        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
-        try:
-            return from_counters(of, self._gpu.counters(work, of.case.name), self.target)
-        except NoCounters as error:
-            self._denied = str(error)
-            return self._denied
+        super().__init__(task, target, recorder, GpuJudge(task, device=device, limits=limits, turn=turn))
+        self._task, self._device = task, device
 
 
 def _work(facts: Facts) -> Work:

@@ -47,14 +47,17 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     """Puts the instant parts in place of the real ones; the evaluators that are opened, as they are."""
     opened: list[CliEvaluator] = []
 
-    def open_evaluator(task: Any, target: str, device: str, zygote: Any = None) -> CliEvaluator:
+    def open_evaluator(task: Any, target: str, device: str) -> CliEvaluator:
         opened.append(BrokenEvaluator() if task.name == BROKEN else CliEvaluator(sleep_s, LOG if sleep_s else None))
         opened[-1].device = device
         return opened[-1]
 
+    def open_workshop(target: str, device: str) -> Any:
+        return SimpleNamespace(open=lambda task: open_evaluator(task, target, device), close=lambda: None)
+
     setattr_(parts, "load_task", load)
     setattr_(parts, "open_evaluator", open_evaluator)
-    setattr_(parts, "open_zygote", lambda target: SimpleNamespace(close=lambda: None))
+    setattr_(parts, "open_workshop", open_workshop)
     setattr_(parts, "find_gpus", lambda target: NO_GPU)
     setattr_(parts, "scorer", lambda: score)
     setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from evo.errors import ConfigError
 if TYPE_CHECKING:
     from evo.campaign import Campaign, Spec
     from evo.cells import Done
+    from evo.engine import Evaluator
     from fitness.task import Task
 
 
@@ -62,10 +63,10 @@ def _ablate(arguments: argparse.Namespace) -> int:
         f"of {spec.trials} candidates; {before} finished; {workers} at once"
     )
     failed, interrupted = _run(campaign, tasks, workers, before)
+    report(campaign, failed)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
         return parts.EXIT_INTERRUPTED
-    report(campaign, failed)
     return parts.EXIT_NOT_OK if failed else 0
 
 
@@ -97,11 +98,12 @@ def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) 
     total = sum(1 for _ in campaign.cells())
     failed: list[Done] = []
     begin, ended = time.monotonic(), 0
-    with _zygote(campaign.spec.target) as zygote, _forced_exit(campaign), Interrupt(_notify) as interrupt:
+    workshop = parts.open_workshop(campaign.spec.target, campaign.device)
+    with closing(workshop), _forced_exit(campaign), Interrupt(_notify) as interrupt:
 
-        def open_evaluator(task: Task) -> Any:
+        def open_evaluator(task: Task) -> Evaluator:
             parts.say(f"preparing {task.name}: evaluating its seed kernel")
-            return parts.open_evaluator(task, campaign.spec.target, campaign.device, zygote)
+            return workshop.open(task)
 
         for done in run_cells(campaign, tasks, versions(), open_evaluator, parts.scorer(), workers, interrupt):
             if done.reason == "interrupted":
@@ -125,16 +127,6 @@ def _in_words(campaign: Campaign, done: Done) -> str:
         best = run.best()
     assert best is not None and best.fitness is not None  # the seed at least
     return f"{done.reason}, best {speedup_text(best.fitness)}"
-
-
-@contextmanager
-def _zygote(target: str) -> Iterator[Any]:
-    """One warm process for all tasks, started when the first of them is prepared."""
-    zygote = parts.open_zygote(target)
-    try:
-        yield zygote
-    finally:
-        zygote.close()
 
 
 def _notify() -> None:
@@ -161,8 +153,8 @@ def report(campaign: Campaign, failed: Sequence[Done]) -> None:
     from evo.campaign import FILE
     from evo.cells import finished
 
-    folder = campaign.folder
-    cells = [cell for cell in campaign.cells() if finished(folder / cell.path)]
+    folder, planned = campaign.folder, list(campaign.cells())
+    cells = [cell for cell in planned if finished(folder / cell.path)]
     found = [outcomes.outcome_of(folder / cell.path, cell.arm) for cell in cells]
     for done in failed:
         parts.say(f"failed: {done.cell}: {done.message.partition(chr(10))[0]} ({folder / done.cell.path}/failure.txt)")
@@ -173,8 +165,9 @@ def report(campaign: Campaign, failed: Sequence[Done]) -> None:
         parts.say(f"nothing to compare: {error}")
         return
     text = ablation_tables.markdown(comparison)
-    if failed:
-        text += f"\n{len(failed)} cells failed; their tasks and seeds are left out for all arms.\n"
+    missing = len(planned) - len(cells)
+    if missing:
+        text += f"\n{missing} of {len(planned)} cells are missing; their tasks and seeds are left out for all arms.\n"
     (folder / "tables.md").write_text(text, encoding="utf-8")
     (folder / "tables.tex").write_text(ablation_tables.latex(comparison), encoding="utf-8")
     paths = figures.draw(folder, comparison, found)

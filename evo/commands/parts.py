@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evo.device import Gpus
     from evo.engine import Evaluator, Score
     from fitness.task import Task
-    from fitness.zygote import Zygote
+    from fitness.workshop import Workshop
 
 EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -38,21 +38,21 @@ def find_gpus(target: str) -> Gpus:
     return find(get_target(target))
 
 
-def open_zygote(target: str) -> Zygote:
-    """A warm process that the evaluators of several tasks may share."""
+def open_workshop(target: str, device: str) -> Workshop:
+    """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`."""
     from fitness.target import get_target
-    from fitness.zygote import Zygote
+    from fitness.workshop import Workshop
 
-    return Zygote(get_target(target).name)
+    return Workshop(get_target(target), measured=device == "gpu")
 
 
-def open_evaluator(task: Task, target: str, device: str, zygote: Zygote | None = None) -> Evaluator:
-    """`device`: "gpu" measures on the first GPU, "cpu" estimates.  Without a `zygote` it starts its own."""
+def open_evaluator(task: Task, target: str, device: str) -> Evaluator:
+    """`device`: "gpu" measures on the first GPU, "cpu" estimates."""
     from fitness.evaluator import CpuEvaluator
     from fitness.gpu_evaluator import GpuEvaluator
     from fitness.target import get_target
 
-    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target), zygote=zygote)
+    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target))
 
 
 def scorer() -> Score:

@@ -1,0 +1,33 @@
+"""Evaluators of several tasks at the same time, on one machine with one GPU or none."""
+
+from __future__ import annotations
+
+import threading
+
+from fitness.evaluator import CpuEvaluator
+from fitness.gpu_evaluator import GpuEvaluator
+from fitness.pipeline import Evaluator
+from fitness.target import Target
+from fitness.task import Task
+from fitness.zygote import Zygote
+
+
+class Workshop:
+    """Opens evaluators that share a warm zygote and, where they measure, take turns on the first GPU.
+
+    Each has a runner process of its own; one that waits leaves the GPU alone, so no two timings overlap.  Close the
+    evaluators first.
+    """
+
+    def __init__(self, target: Target, *, measured: bool) -> None:
+        self._target, self._measured = target, measured
+        self._zygote = Zygote(target.name)
+        self._turn = threading.Lock()
+
+    def open(self, task: Task) -> Evaluator:
+        if self._measured:
+            return GpuEvaluator(task, self._target, zygote=self._zygote, turn=self._turn)
+        return CpuEvaluator(task, self._target, zygote=self._zygote)
+
+    def close(self) -> None:
+        self._zygote.close()
