@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from evo.records import Profile, Verdict
+from evo.records import Verdict
 from fitness.facts import Facts, Recorder
 from fitness.jobs import Limits
-from fitness.ncu import Counters, NoCounters, counters
+from fitness.ncu import Counters, counters
 from fitness.pipeline import Evaluator, Judged
-from fitness.profile import Subject, from_counters
 from fitness.runner import Report, Runner, Work
 from fitness.stages import Stop
 from fitness.target import Target

@@ -63,6 +63,7 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
     setattr_(evo.versions, "own_versions", lambda: {"evo": "1"})
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)
+    setattr_(operators.registry, "LLM_OPERATORS", {})  # one of those has the name of one of these
     for strategy in STRATEGIES.values():
         setattr_(strategy, "operators", tuple(ALL_OPERATORS))
     return opened
