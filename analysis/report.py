@@ -1,0 +1,386 @@
+"""One HTML file about runs: their course, the way to the best kernel, what it cost, what it was measured with.
+
+Everything in it is read from the stores in one pass; nothing is loaded from elsewhere, no script runs.  All texts of
+candidates and models are escaped by the template (`analysis/templates/report.html`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+import evo
+from analysis import charts
+from evo.archive import Niche, niche_of
+from evo.budget import SEED_OPERATOR
+from evo.errors import ConfigError
+from evo.records import Fitness, Trial
+from evo.result import best_source, diff
+from evo.store import RunReader
+
+DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
+ANCESTORS = 80  # drawn in a lineage; of more, only the line of first parents
+MESSAGES = 8
+REGISTERS = ("≤ 32", "≤ 64", "≤ 128", "> 128")  # a thread; the classes of evo.archive
+SHARED = ("none", "≤ 16 KiB", "≤ 56 KiB", "≤ 113 KiB", "> 113 KiB")  # a program
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a roofline needs and a store does not hold: the work of each case and the ceilings of the device.
+
+    `problem` says why it is not known; "" where it is.
+    """
+
+    work: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # case: (flops, bytes)
+    bytes_per_s: float = 0.0
+    flops_per_s: float = 0.0
+    ceilings: str = ""  # where the two come from
+    problem: str = ""
+
+
+@dataclass
+class Course:
+    """A run, folded over its trials in the order they were finished."""
+
+    seed: Trial | None = None
+    best: Trial | None = None
+    trials: int = 0  # the seed is not counted
+    steps: list[tuple[dict[str, float], Trial]] = field(default_factory=list)  # improvements, where on each axis
+    at: dict[str, float] = field(default_factory=lambda: {"trials": 0.0, "GPU seconds": 0.0, "tokens": 0.0})
+    dots: list[tuple[dict[str, float], float]] = field(default_factory=list)
+    by_operator: dict[str, Counter[str]] = field(default_factory=dict)
+    by_model: dict[str, Counter[str]] = field(default_factory=dict)
+    niches: dict[Niche, tuple[float, int]] = field(default_factory=dict)  # the best speedup and its trial
+    seconds: Counter[str] = field(default_factory=Counter)
+    cost: Counter[str] = field(default_factory=Counter)
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinds: set[bool] = field(default_factory=set)  # of the fitness: estimated?
+
+
+@dataclass(frozen=True)
+class View:
+    """What the template shows of one run."""
+
+    number: int
+    folder: str
+    run: RunReader
+    course: Course
+    kind: str
+    axes: Sequence[tuple[str, Markup]]  # best so far, by what it is drawn over
+    verdicts: Sequence[str]  # that occurred, most frequent first
+    credit: Sequence[Any]
+    lineage: Markup | None
+    diffs: Sequence[Mapping[str, Any]]
+    final_diff: str
+    archive: Sequence[Mapping[str, Any]]
+    cases: Sequence[Mapping[str, Any]]
+    case_chart: Markup | None
+    roofline: Markup | None
+    bounds: Bounds
+    moves: Sequence[charts.Move]
+    models: Sequence[Mapping[str, Any]]
+    environment: Sequence[tuple[str, str]]
+    running_s: float
+    pending: int
+
+    @property
+    def best_text(self) -> str:
+        best = self.course.best
+        return _interval(best.fitness) if best is not None and best.fitness is not None else "none yet"
+
+
+def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -> None:
+    """Writes the report of the runs in `folders` to `out`; `bounds`: one for each.
+
+    Raises StoreError where a folder holds no run, ConfigError where `out` cannot be written.
+    """
+    with ExitStack() as stack:
+        runs = [stack.enter_context(RunReader(folder)) for folder in folders]
+        for run in runs:
+            stack.enter_context(run.snapshot())  # of runs that go on meanwhile
+        views = [view(number, run, known) for number, (run, known) in enumerate(zip(runs, bounds, strict=True), 1)]
+        text = render(views)
+    new = out.with_name(out.name + ".new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, out)
+    except OSError as error:
+        raise ConfigError(f"expected to write {out}, got: {error}; name another file by --out") from error
+
+
+def render(views: Sequence[View]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("analysis"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("report.html")
+    together = overlay(views) if len(views) > 1 else []
+    return template.render(views=views, together=together, key=charts.key, version=evo.__version__, REGISTERS=REGISTERS)
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def view(number: int, run: RunReader, bounds: Bounds) -> View:
+    calls = _calls(run)
+    course = fold(run.trials(), calls)
+    best = course.best
+    moves = _moves(course, bounds)
+    kind = "estimated" if course.kinds == {True} else "measured" if course.kinds == {False} else "mixed"
+    bars = [charts.CaseBar(t.case, t.ratio, *t.ci95) for t in best.evaluation.timings] if best else []
+    return View(
+        number=number,
+        folder=str(run.folder),
+        run=run,
+        course=course,
+        kind=kind if course.kinds else "no speedups yet",
+        axes=[(name, charts.best_so_far([series], name)) for name, series in _series(course, "best so far").items()],
+        verdicts=[v for v, _ in sum(course.by_operator.values(), Counter()).most_common()],
+        credit=[credit for credit in run.operators() if credit.name != SEED_OPERATOR],
+        lineage=_lineage(number, run, best) if best else None,
+        diffs=_diffs(run, best) if best else [],
+        final_diff=_final_diff(course),
+        archive=_archive(course),
+        cases=_cases(course),
+        case_chart=charts.case_speedups(bars, kind) if bars else None,
+        roofline=charts.roofline(moves, bounds.bytes_per_s, bounds.flops_per_s, kind) if moves else None,
+        bounds=bounds,
+        moves=moves,
+        models=_models(calls),
+        environment=list(_flat({"versions": run.info.versions, **run.info.environment})),
+        running_s=_running_s(run),
+        pending=len(run.pending()),
+    )
+
+
+def _calls(run: RunReader) -> list[dict[str, Any]]:
+    """What language models were asked, in the order of asking; `trial` is None where nothing came of it."""
+    columns = ("trial", "model", "tokens_in", "tokens_out", "usd", "error")
+    rows = run.rows(f"SELECT {', '.join(columns)} FROM llm_calls ORDER BY call")
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def fold(trials: Iterable[Trial], calls: Sequence[Mapping[str, Any]]) -> Course:
+    """`calls`: of language models, as `_calls` gives them."""
+    course, of_trial = Course(), {call["trial"]: call for call in calls if call["trial"] is not None}
+    tokens = _tokens_by_trial(calls)
+    for trial in trials:
+        evaluation, operator = trial.evaluation, trial.proposal.operator
+        course.trials += operator != SEED_OPERATOR
+        course.at["trials"] = float(course.trials)
+        course.at["GPU seconds"] += evaluation.seconds.get("time", 0.0)
+        course.at["tokens"] += tokens.get(trial.index, 0.0)
+        course.seconds.update(evaluation.seconds)  # type: ignore[arg-type]  # counts may be fractions
+        course.cost.update(trial.proposal.cost)  # type: ignore[arg-type]
+        course.by_operator.setdefault(operator, Counter())[evaluation.verdict] += 1
+        if trial.index in of_trial:
+            course.by_model.setdefault(of_trial[trial.index]["model"], Counter())[evaluation.verdict] += 1
+        if trial.index == 0:
+            course.seed = trial
+        if trial.fitness is None:
+            course.messages[evaluation.verdict.value, evaluation.message.partition("\n")[0]] += 1
+        else:
+            _improve(course, trial, trial.fitness)
+    return course
+
+
+def _improve(course: Course, trial: Trial, fitness: Fitness) -> None:
+    course.kinds.add(fitness.estimated)
+    course.dots.append((dict(course.at), fitness.speedup))
+    niche = niche_of(trial.evaluation)
+    if fitness.speedup > course.niches.get(niche, (0.0, 0))[0]:
+        course.niches[niche] = (fitness.speedup, trial.index)
+    if course.best is None or course.best.fitness is None or fitness.speedup > course.best.fitness.speedup:
+        course.best = trial
+        course.steps.append((dict(course.at), trial))
+
+
+def _tokens_by_trial(calls: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Tokens by trial; what was spent on answers that became none is added to the next that did."""
+    tokens: dict[int, float] = {}
+    spent = 0.0
+    for call in calls:
+        spent += (call["tokens_in"] or 0) + (call["tokens_out"] or 0)
+        if call["trial"] is not None:
+            tokens[call["trial"]], spent = spent, 0.0
+    return tokens
+
+
+def _series(course: Course, name: str) -> dict[str, charts.Series]:
+    """Best so far over each axis on which something was spent."""
+    found = {}
+    estimated = course.kinds == {True}
+    every = max(1, -(-len(course.dots) // DOTS))
+    for over, end in course.at.items():
+        if not end or not course.steps:
+            continue
+        steps = [
+            charts.Step(at[over], t.fitness.speedup, *t.fitness.ci95, f"trial {t.index}: {_interval(t.fitness)}")
+            for at, t in course.steps
+            if t.fitness is not None
+        ]
+        dots = [(at[over], speedup) for at, speedup in course.dots[::every]]
+        found[over] = charts.Series(name, steps, end, estimated, dots)
+    return found
+
+
+def overlay(views: Sequence[View]) -> list[tuple[str, Markup]]:
+    """Best so far of all runs together, over each axis that at least two have."""
+    by_axis: dict[str, list[charts.Series]] = {}
+    for one in views:
+        for over, series in _series(one.course, one.folder).items():
+            by_axis.setdefault(over, []).append(charts.Series(series.name, series.steps, series.end, series.estimated))
+    return [(over, charts.best_so_far(series, over)) for over, series in by_axis.items() if len(series) == len(views)]
+
+
+# --- the way to the best ---------------------------------------------------------------------------------------------
+
+
+def _lineage(number: int, run: RunReader, best: Trial) -> Markup:
+    main = {trial.index for trial in run.lineage(best.index)}
+    ancestors = _ancestors(run, best)
+    if len(ancestors) > ANCESTORS:
+        ancestors = {index: trial for index, trial in ancestors.items() if index in main}
+    nodes = {
+        index: charts.Node(
+            index=index,
+            parents=trial.proposal.parents,
+            operator=trial.proposal.operator,
+            label=_times(trial.fitness) if trial.fitness else trial.evaluation.verdict.value,
+            main=index in main,
+            link=f"run{number}-trial{index}" if index in main else "",
+        )
+        for index, trial in sorted(ancestors.items())
+    }
+    return charts.lineage(nodes)
+
+
+def _ancestors(run: RunReader, best: Trial) -> dict[int, Trial]:
+    """`best` and all it descends from, by index; parents that are not evaluated are left out."""
+    found, waiting = {best.index: best}, [best]
+    while waiting:
+        for parent in waiting.pop().proposal.parents:
+            trial = run.trial(parent)
+            if parent not in found and isinstance(trial, Trial):
+                found[parent] = trial
+                waiting.append(trial)
+    return found
+
+
+def _diffs(run: RunReader, best: Trial) -> list[dict[str, Any]]:
+    """Each step on the line of first parents, from the seed on."""
+    line = run.lineage(best.index)[::-1]
+    steps = []
+    for old, new in zip([None, *line[:-1]], line, strict=True):
+        source = new.proposal.candidate.source
+        patch = diff(old.proposal.candidate.source, source, f"trial {old.index}", f"trial {new.index}") if old else ""
+        steps.append({"trial": new, "fitness": _times(new.fitness) if new.fitness else "", "diff": patch})
+    return steps
+
+
+def _final_diff(course: Course) -> str:
+    """From the seed to the source that is to be used, with its chosen configuration."""
+    if course.seed is None or course.best is None or course.best.index == 0:
+        return ""
+    return diff(course.seed.proposal.candidate.source, best_source(course.best), "seed/kernel.py", "best/kernel.py")
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _archive(course: Course) -> list[dict[str, Any]]:
+    """A row for each bottleneck and number of warps; its cells, one a class of registers, list the niches by memory."""
+    if not course.niches:
+        return []
+    most = max(speedup for speedup, _ in course.niches.values())
+    rows: dict[tuple[str, int], list[list[dict[str, Any]]]] = {}
+    for niche, (speedup, index) in sorted(course.niches.items()):
+        row = rows.setdefault((niche.bottleneck, niche.warps), [[] for _ in REGISTERS])
+        elite = {"speedup": f"{speedup:.2f}×", "trial": index, "shared": SHARED[niche.shared], "share": speedup / most}
+        row[niche.registers].append(elite)
+    return [{"bottleneck": b, "warps": w, "cells": cells} for (b, w), cells in sorted(rows.items())]
+
+
+def _cases(course: Course) -> list[dict[str, Any]]:
+    """A row for each tune case of the best kernel."""
+    if course.best is None:
+        return []
+    rows = []
+    for timing in course.best.evaluation.timings:
+        ours, seed = (_median(samples) for samples in (timing.samples_us, timing.baseline_us))
+        low, high = timing.ci95
+        interval = f"{timing.ratio:.2f}× [{low:.2f}, {high:.2f}]"
+        rows.append(
+            {"case": timing.case, "us": ours, "seed_us": seed, "speedup": interval, "estimated": timing.estimated}
+        )
+    return rows
+
+
+def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
+    """For each case whose work is known: the rates of seed and best."""
+    moves = []
+    for row in _cases(course):
+        flops, moved = bounds.work.get(row["case"], (0.0, 0.0))
+        if flops > 0 and moved > 0:
+            moves.append(charts.Move(row["case"], flops / moved, 1e6 * flops / row["seed_us"], 1e6 * flops / row["us"]))
+    return moves
+
+
+def _models(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each language model: calls, failures, tokens, dollars; None where nobody counted."""
+    rows: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        row = rows.setdefault(
+            call["model"], {"calls": 0, "failed": 0, "tokens_in": None, "tokens_out": None, "usd": None}
+        )
+        row["calls"] += 1
+        row["failed"] += call["error"] is not None
+        for name in ("tokens_in", "tokens_out", "usd"):
+            if call[name] is not None:
+                row[name] = (row[name] or 0) + call[name]
+    return [{"model": model, **row} for model, row in rows.items()]
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name} ")
+        else:
+            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _running_s(run: RunReader) -> float:
+    """Seconds between starts and ends; what a killed process did is not known."""
+    total, started = 0.0, None
+    for kind, _, at in run.events():
+        if kind in ("started", "resumed"):
+            started = at
+        elif kind == "ended" and started is not None:
+            total, started = total + at - started, None
+    return total
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _interval(fitness: Fitness) -> str:
+    low, high = fitness.ci95
+    return f"{fitness.speedup:.2f}× [{low:.2f}, {high:.2f}]"
+
+
+def _times(fitness: Fitness) -> str:
+    return f"{fitness.speedup:.2f}×{' est.' if fitness.estimated else ''}"

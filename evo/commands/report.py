@@ -1,0 +1,63 @@
+"""`evo report`: one HTML file about runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.commands import parts
+from evo.errors import EvoError
+
+if TYPE_CHECKING:
+    from analysis.report import Bounds
+    from evo.store import RunInfo
+
+DEFAULT_OUT = Path("report.html")
+
+
+def add(commands: Any) -> None:
+    report = commands.add_parser("report", help="write one HTML file about runs, finished or not")
+    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs")
+    report.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=f"(default: {DEFAULT_OUT})")
+    report.set_defaults(command=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from analysis.report import write_report
+    from evo.store import RunReader
+
+    bounds = []
+    for folder in arguments.folders:
+        with RunReader(folder) as run:
+            bounds.append(_bounds(run.info))
+    write_report(arguments.folders, arguments.out, bounds)
+    parts.say(f"wrote {arguments.out}")
+    return 0
+
+
+def _bounds(info: RunInfo) -> Bounds:
+    """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
+    from analysis.report import Bounds
+    from fitness.target import get_target
+
+    try:
+        task = parts.load_task(info.config.task)
+    except EvoError as error:
+        return Bounds(problem=f"the task is not to be had here: {error}")
+    if task.hash != info.task_hash:
+        return Bounds(problem="the task was changed since the run started")
+    if task.flops is None or task.bytes is None:
+        return Bounds()
+    work = {case.name: (float(task.flops(case)), float(task.bytes(case))) for case in task.cases}
+    measured = info.environment
+    if "copy_bytes_per_s" in measured and "matmul_flops" in measured:
+        rates = float(measured["copy_bytes_per_s"]), float(measured["matmul_flops"])
+        return Bounds(work, *rates, f"measured on the GPU, {_rates(*rates)} (copying; bfloat16 matrix product)")
+    target, dtype = get_target(info.config.target), task.cases[0].dtype
+    rates = target.dram_bytes_per_s, target.tensor_flops.get(dtype, target.tensor_flops["float16"])
+    return Bounds(work, *rates, f"peaks of {target.device_name} by its data sheet, {_rates(*rates)} (tensor cores)")
+
+
+def _rates(bytes_per_s: float, flops_per_s: float) -> str:
+    return f"{bytes_per_s / 1e12:.2f} TB/s and {flops_per_s / 1e12:,.0f} TFLOP/s"
