@@ -117,7 +117,7 @@ def timings(run: RunReader) -> Iterator[Row]:
 
 
 def profiles(run: RunReader) -> Iterator[Row]:
-    names = ("bottleneck", "reason", "kernel", "roofline", "numbers", "before", "metrics", "hints", "fallback")
+    names = ("bottleneck", "reason", "case", "kernel", "roofline", "numbers", "before", "metrics", "hints", "fallback")
     for trial, candidate, tier, text, at in run.rows(_PROFILES):
         profile = json.loads(text)
         yield trial, candidate, tier, *(profile[name] for name in names), _time(at)

@@ -214,7 +214,7 @@ _TABLES = (
             ("trial", _INT, "", "that proposed the candidate; null where none did"),
             _CANDIDATE,
             ("tier", _TEXT, "", "`ncu`: hardware counters; `counters-free`: measured times; `estimate`: a model"),
-            ("bottleneck", _TEXT, "", "`memory`, `compute`, `latency` or `parallelism`"),
+            ("bottleneck", _TEXT, "", "`memory`, `compute`, `latency`, `parallelism` or `overhead`"),
             ("reason", _TEXT, "", "one sentence"),
             ("kernel", _TEXT, "", 'the one that takes the most time; "" where unknown'),
             ("roofline", _REAL, "0..1", "least possible time / time; null where unknown"),

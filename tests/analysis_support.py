@@ -61,8 +61,8 @@ def trials() -> list[Trial]:
 
 PENDING = proposal(8, operator="mutate@model", parents=(6,), note="waits")
 PROFILE = Profile(
-    "ncu", "memory", "loads stall", {"stalls %": 61.0}, 0.4, {"stalls %": 70.5}, (Hint("tile", "tile it"),), "kernel",
-    {"dram__bytes.sum": 1e9}, "",
+    "ncu", "memory", "loads stall", {"stalls %": 61.0}, 0.4, {"stalls %": 70.5}, (Hint("tile", "tile it"),), "square",
+    "kernel", {"dram bytes": 1e9}, "",
 )  # fmt: skip
 
 

@@ -146,6 +146,7 @@ def test_profiles_and_calls_are_there(tables: dict[str, pa.Table], folder: Path)
     (profile,) = tables["profiles"].to_pylist()
     assert (profile["trial"], profile["tier"], profile["bottleneck"]) == (2, "ncu", "memory")
     assert (dict(profile["numbers"]), profile["roofline"]) == (PROFILE.numbers, PROFILE.roofline)
+    assert (profile["case"], profile["kernel"], dict(profile["metrics"])) == ("square", "kernel", PROFILE.metrics)
     assert profile["hints"] == [{"id": "tile", "action": "tile it"}]
     calls = tables["llm_calls"].to_pylist()
     assert [(c["trial"], c["answer"]) for c in calls] == [(trial, answer) for trial, _, answer in CALLS]

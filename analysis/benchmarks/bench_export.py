@@ -119,16 +119,22 @@ def measure(run: Path, form: str) -> float:
         command = [sys.executable, "-m", "evo", "export", str(run), "--out", f"{scratch}/out", "--format", form]
         if form in ("parquet", "csv", "jsonl"):
             command.append("--with-text")
-        begin = time.perf_counter()
+        begin, spent = time.perf_counter(), _cpu_seconds()
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        seconds = time.perf_counter() - begin
+        seconds, cpu = time.perf_counter() - begin, _cpu_seconds() - spent
         written = sum(f.stat().st_size for f in Path(scratch, "out").iterdir())
     print(said.replace(f"{scratch}/out/", "  "), end="")
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     verdict = "ok" if memory <= MEMORY_GB_LIMIT else "BROKEN"
-    print(f"{form}: {seconds:.1f} s, {written / 1e6:.0f} MB; memory at most {memory:.2f} GB", end=" ")
-    print(f"(limit {MEMORY_GB_LIMIT:g}, the largest so far) {verdict}", flush=True)
+    print(f"{form}: {seconds:.1f} s, {cpu:.1f} s of CPU time, {written / 1e6:.0f} MB")
+    print(f"  memory at most {memory:.2f} GB (limit {MEMORY_GB_LIMIT:g}, the largest so far) {verdict}", flush=True)
     return memory
+
+
+def _cpu_seconds() -> float:
+    """Of all exports so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> int:
