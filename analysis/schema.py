@@ -216,6 +216,7 @@ _TABLES = (
             ("tier", _TEXT, "", "`ncu`: hardware counters; `counters-free`: measured times; `estimate`: a model"),
             ("bottleneck", _TEXT, "", "`memory`, `compute`, `latency`, `parallelism` or `overhead`"),
             ("reason", _TEXT, "", "one sentence"),
+            ("case", _TEXT, "", 'the size that was looked at; "" where unknown'),
             ("kernel", _TEXT, "", 'the one that takes the most time; "" where unknown'),
             ("roofline", _REAL, "0..1", "least possible time / time; null where unknown"),
             ("numbers", _NUMBERS, "as named", "the few that show the bottleneck"),
