@@ -13,24 +13,37 @@ NOISE = 0.01
 
 
 class Bandit:
-    """A Beta posterior an arm, discounted (Raj & Kalyani 2017), with rewards in 0..1 counted as partial successes."""
+    """A Beta posterior an arm, discounted (Raj & Kalyani 2017), with rewards in 0..1 counted as partial successes.
+
+    Arms that cost more have to achieve more: what counts is success by cost (as in Thompson sampling with a budget, Xia
+    et al. 2015).  A trial without a model costs 1.
+    """
 
     def __init__(self, arms: Sequence[str]) -> None:
         self._counts = dict.fromkeys(arms, (0.0, 0.0))  # discounted successes, failures
+        self._costs = dict.fromkeys(arms, 0.0)  # discounted sums
 
-    def choose(self, rng: random.Random) -> str:
-        """The arm whose sampled chance of success is highest."""
-        draws = {arm: rng.betavariate(1 + won, 1 + lost) for arm, (won, lost) in self._counts.items()}
+    def choose(self, rng: random.Random, among: Sequence[str] | None = None) -> str:
+        """The arm whose sampled chance of success by its cost is highest."""
+        arms = self._counts if among is None else among
+        draws = {arm: rng.betavariate(*(1 + n for n in self._counts[arm])) / self.cost(arm) for arm in arms}
         return max(draws, key=lambda arm: draws[arm])
 
-    def credit(self, arm: str, reward: float) -> None:
+    def credit(self, arm: str, reward: float, cost: float = 1.0) -> None:
         """Records an outcome; arms that are not choices (the seed) earn nothing."""
         if arm not in self._counts:
             return
         for name, (won, lost) in self._counts.items():
             self._counts[name] = (won * DECAY, lost * DECAY)
+            self._costs[name] *= DECAY
         won, lost = self._counts[arm]
         self._counts[arm] = (won + reward, lost + 1 - reward)
+        self._costs[arm] += cost
+
+    def cost(self, arm: str) -> float:
+        """Mean cost of a trial of `arm`; 1, the least there is, where it was not tried yet."""
+        tries = sum(self._counts[arm])
+        return self._costs[arm] / tries if tries > 0 else 1.0
 
     def means(self) -> Mapping[str, float]:
         """Expected reward of each arm."""

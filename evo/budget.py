@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from evo.records import Proposal, Trial
 
 SEED_OPERATOR = "seed"
+
+
+def price(cost: Mapping[str, float], budget: int, max_tokens: int | None, max_usd: float | None) -> float:
+    """What a trial took of all limits, in candidates: 1, and more where it used tokens or dollars that are limited.
+
+    A trial that took a share of the tokens that was meant for three candidates costs 4.
+    """
+    tokens = cost.get("tokens_in", 0) + cost.get("tokens_out", 0)
+    share = (tokens / max_tokens if max_tokens else 0.0) + (cost.get("usd", 0.0) / max_usd if max_usd else 0.0)
+    return 1 + budget * share
 
 
 class Budget:

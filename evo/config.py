@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.errors import ConfigError
+from evo.llm.models import Model
 from evo.strategies import STRATEGIES
 
 # (lowest, highest) value of each number.  The upper ends are far beyond sensible use; they catch slips of the keyboard.
@@ -19,9 +20,12 @@ _RANGES = {
     "screen_budget": (0, 10_000),
     "population": (2, 1024),
     "migrate_every": (1, 1_000_000),
+    "llm_slots": (1, 1024),
 }
+_OPTIONS = {"llm_slots": "--llm-concurrency"} | {n: f"--{n}" for n in ("budget", "seed", "islands", "workers")}
 
 DEVICES = ("cpu", "gpu")
+GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would cost --help its speed
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,19 @@ class RunConfig:
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
     archive_share: float = 0.2  # of parents, taken from the archive of niches: old branches stay reachable; 0: none
+    models: tuple[Model, ...] = ()  # that operators of the form `mutate@NAME` ask
+    llm_slots: int = 1  # most questions to models in flight
+    max_tokens: int | None = None  # of all answers and prompts together; None: no limit
+    max_usd: float | None = None
+    guidance: str = "digest"  # how much of a profile prompts hold: one of GUIDANCE
+    triton: str = ""  # version that prompts are written for
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise ConfigError(
-                    f"{name}: expected an integer from {low} to {high}, got {value!r}; set --{name.replace('_', '-')}"
-                    if name in ("budget", "seed", "islands", "workers")
-                    else f"{name}: expected an integer from {low} to {high}, got {value!r}"
-                )
+                hint = f"; set {_OPTIONS[name]}" if name in _OPTIONS else ""
+                raise ConfigError(f"{name}: expected an integer from {low} to {high}, got {value!r}{hint}")
         share = self.archive_share
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
@@ -67,6 +74,31 @@ class RunConfig:
         twice = sorted({name for name in self.operators if self.operators.count(name) > 1})
         if twice:
             raise ConfigError(f"operators: expected each name once, got {', '.join(twice)} twice; drop the repetition")
+        if self.guidance not in GUIDANCE:
+            raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
+        self._check_models()
+
+    def _check_models(self) -> None:
+        names = {m.name for m in self.models}
+        unknown = sorted({o.partition("@")[2] for o in self.operators if "@" in o} - names)
+        if unknown:
+            raise ConfigError(
+                f"operators: expected models among {', '.join(names) or 'none'}, got {', '.join(unknown)}"
+            )
+        for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"{name}: expected a number above 0, got {limit!r}; leave it out for no limit")
+        priceless = [m.name for m in self.models if m.provider == "openai" and m.usd_in is None]
+        if self.max_usd is not None and priceless:
+            raise ConfigError(
+                f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "
+                f"usd_out in --models FILE (docs/llm.md), or limit tokens by --max-tokens"
+            )
+
+    @property
+    def serial(self) -> bool:
+        """Whether each proposal knows all results before it."""
+        return self.workers == 1 and self.llm_slots == 1
 
     def with_budget(self, budget: int) -> RunConfig:
         return dataclasses.replace(self, budget=budget)
@@ -81,4 +113,5 @@ class RunConfig:
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
         raw: dict[str, Any] = json.loads(text)
-        return cls(**{**raw, "operators": tuple(raw["operators"])})
+        models = tuple(Model(**m) for m in raw["models"])
+        return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models})

@@ -1,7 +1,8 @@
 """The loop of a search: ask, store, evaluate, score, store, tell.
 
 Live and resumed runs go through the same `absorb`: what is in the store is replayed, what was proposed but not finished
-is evaluated first, then the search goes on.  With one worker evaluation is serial and a run is a function of its seed.
+is evaluated first, then the search goes on.  With one worker (and one question at a time) all is serial, and a run is a
+function of its seed and of the answers it got.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from typing import Any, Protocol
 from evo.archive import Archive
 from evo.budget import Budget
 from evo.config import RunConfig
+from evo.llm.asking import Asker
+from evo.llm.calls import Call, Question
+from evo.llm.lane import Lane
 from evo.records import Candidate, Evaluation, Fitness, Proposal, Trial, Verdict
 from evo.scheduler import Scheduler
 from evo.store import Store
 from operators.base import Operator, Screen
 
 Score = Callable[[Evaluation], Fitness | None]
+# How soon Ctrl-C is noticed while models, or whoever reads a mailbox, think.
+STOP_POLL_S = 0.5
 
 
 class Evaluator(Protocol):
@@ -51,11 +57,20 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
+class Llm:
+    """The models' side of a run: what is asked, and where."""
+
+    asker: Asker
+    lane: Lane
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended.
 
-    `reason`: "budget spent", "search space exhausted", "interrupted", and, where only a part was asked for: "proposed",
-    "all of the budget is proposed", "nothing new can be made of what is known", "nothing is pending".
+    `reason`: "budget spent", "search space exhausted", "interrupted", why no model can be asked, and, where only a part
+    was asked for: "proposed", "all of the budget is proposed", "nothing new can be made of what is known", "nothing is
+    pending".
     """
 
     reason: str
@@ -84,6 +99,7 @@ class Engine:
         observers: Sequence[Observer] = (),
         stop: Callable[[], bool] = lambda: False,
         proposals: int | None = None,
+        llm: Llm | None = None,
     ) -> None:
         if (evaluator is None) != (task_seed is None):
             raise ValueError("expected an evaluator with its evaluation of the seed, or neither")
@@ -95,60 +111,132 @@ class Engine:
         self._budget = Budget(config.budget)
         self._proposals, self._proposed = proposals, 0
         screen = stored_screen(store, self._screen) if evaluator is not None else None
-        self._scheduler = Scheduler(config, operators, self._archive, screen)
-        self._pool = _Pool(self._evaluate, config.workers)
+        self._lane = llm.lane if llm else None
+        self._asker = llm.asker if llm else None
+        self._scheduler = Scheduler(config, operators, self._archive, screen, self._asker)
+        self._inbox: queue.SimpleQueue[_Done | Call] = queue.SimpleQueue()
+        self._pool = _Pool(self._evaluate, config.workers, self._inbox)
+        self._serial = config.serial
+        self._arms = {asks: [o for o in config.operators if ("@" in o) is asks] for asks in (False, True)}
 
     def run(self) -> Outcome:
         """Searches until the budget is spent, nothing new can be made, or `stop` says so."""
         with self._pool:
-            for trial in self._store.trials():
-                self._scheduler.register(trial.proposal)
-                self._absorb(trial, replayed=True)
-            for proposal in self._store.pending():
-                self._submit(proposal)
-            if self._scheduler.next_index == 0:
-                self._propose(self._scheduler.first(self._seed))
-            if self._evaluator is None and self._archive.seed is None:
-                self._scheduler.assume_seed(self._seed)
-            reason = self._search()
+            try:
+                self._take_up()
+                reason = self._search()
+            finally:
+                if self._lane is not None:
+                    self._lane.close()
         self._store.event("ended", reason)
         return Outcome(reason, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
 
+    def _take_up(self) -> None:
+        """What an earlier process left, or the beginning."""
+        for trial in self._store.trials():
+            self._scheduler.register(trial.proposal)
+            self._absorb(trial, replayed=True)
+        for proposal in self._store.pending():
+            self._submit(proposal)
+        if self._scheduler.next_index == 0:
+            self._propose(self._scheduler.first(self._seed))
+        if self._evaluator is None and self._archive.seed is None:
+            self._scheduler.assume_seed(self._seed)
+        if self._lane is not None and self._asker is not None and self._proposals != 0:
+            for question in self._lane.start(self._inbox.put):
+                self._asker.asked(question)
+
     def _search(self) -> str:
         while True:
-            self._fill_pool()
-            if not self._pool.busy:
+            self._fill()
+            if not self._pool.busy and not self._asking:
                 break
-            done = self._pool.next_done()
-            if done is not None:
-                self._finish(*done)
+            done = self._next()
+            if done is None:
+                break
+            if isinstance(done, Call):
+                self._answered(done)
+            else:
+                evaluation = self._pool.result(done)
+                if evaluation is not None:
+                    self._finish(done.proposal, evaluation)
         return self._reason()
+
+    def _next(self) -> _Done | Call | None:
+        """Waits for what is done next.  None where only models are waited for and the run is to stop."""
+        while True:
+            try:
+                return self._inbox.get(timeout=STOP_POLL_S if self._asking else None)
+            except queue.Empty:
+                if self._stop() and not self._pool.busy:
+                    return None
+
+    @property
+    def _asking(self) -> int:
+        """Questions to models whose outcome was not taken in yet."""
+        return self._lane.busy if self._lane else 0
 
     def _reason(self) -> str:
         if self._budget.spent >= self._budget.total:
             return "budget spent"
         if self._stop():
             return "interrupted"
+        if self._lane is not None and self._lane.ended:
+            return self._lane.ended
         if self._evaluator is not None:
             return "search space exhausted" if self._proposals is None else "nothing is pending"
         if self._proposed == self._proposals:
             return "proposed"
         return "nothing new can be made of what is known" if self._budget.left() else "all of the budget is proposed"
 
-    def _fill_pool(self) -> None:
-        """Asks for as much as the workers can take, or as can be made of what is known now."""
-        while self._pool.wants_more() and self._budget.left() and self._may_propose() and not self._stop():
-            try:
-                proposal = self._scheduler.ask()
-            except _Stopped:  # asking changes nothing, so a question can be dropped
-                break
-            if proposal is None:
-                break
-            self._propose(proposal)
-            self._proposed += 1
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Asks for as much as models and workers can take, or as can be made of what is known now.
+
+        Models come first: they take longest, and what they need is a parent, not a worker.
+        """
+        for arms in (self._all_arms,) if self._serial else (self._model_arms, self._rule_arms):
+            while self._may_propose() and not self._stop():
+                among = arms()
+                if not among or not self._ask(among):
+                    break
 
     def _may_propose(self) -> bool:
-        return self._proposals is None or self._proposed < self._proposals
+        """Each question in flight is to be a proposal."""
+        most = self._budget.left()
+        if self._proposals is not None:
+            most = min(most, self._proposals - self._proposed)
+        return most > self._asking
+
+    def _all_arms(self) -> Sequence[str]:
+        return () if self._pool.busy or self._asking else (*self._rule_arms(), *self._model_arms())
+
+    def _rule_arms(self) -> Sequence[str]:
+        return self._arms[False] if self._pool.wants_more() else ()
+
+    def _model_arms(self) -> Sequence[str]:
+        """Answers that wait for a worker count as in flight: more of them would make parents staler, nothing faster."""
+        if self._lane is None or self._asking + self._pool.waiting >= self._lane.slots:
+            return ()
+        free = self._lane.free()
+        return [arm for arm in self._arms[True] if arm.partition("@")[2] in free]
+
+    def _ask(self, among: Sequence[str]) -> bool:
+        """Whether it is worth asking again at once."""
+        try:
+            made = self._scheduler.ask(among)
+        except _Stopped:  # asking changes nothing, so a question can be dropped
+            return False
+        if isinstance(made, Question):
+            assert self._lane is not None and self._asker is not None  # without them there are no such arms
+            if not self._lane.submit(made):
+                return not self._asking  # the lane has struck this model off its list; another may be cheaper
+            self._asker.asked(made)
+        elif made is not None:
+            self._propose(made)
+            self._proposed += 1
+        return made is not None
 
     def _propose(self, proposal: Proposal) -> None:
         self._store.proposed(proposal)
@@ -163,6 +251,28 @@ class Engine:
             self._finish(proposal, self._task_seed)
         else:
             self._pool.submit(proposal)
+
+    # --- taking in ---------------------------------------------------------------------------------------------------
+
+    def _answered(self, call: Call) -> None:
+        assert self._lane is not None and self._asker is not None  # who else sends calls
+        self._lane.collected(call)
+        self._asker.collected(call.question)
+        if call.fault is not None:
+            raise call.fault
+        if call.error:
+            self._store.event("llm", f"call {call.number}, {call.question.operator}: {call.error}")
+            return
+        self._proposed += 1
+        made = self._scheduler.read(call)
+        if made.evaluation is None:
+            self._store.proposed(made.proposal, call=call.number, spans=made.spans)
+            self._submit(made.proposal)
+        else:
+            trial = Trial(made.proposal, made.evaluation)
+            self._store.proposed_and_finished(trial, call=call.number)
+            self._scheduler.register(made.proposal)
+            self._absorb(trial, replayed=False)
 
     def _finish(self, proposal: Proposal, evaluation: Evaluation) -> None:
         trial = Trial(proposal, evaluation, self._score(evaluation))
@@ -202,17 +312,36 @@ class _Stopped(Exception):
     """The run is to stop; no more screening."""
 
 
-class _Pool:
-    """Threads that evaluate, and the queue their results come back through, in the order they are done."""
+@dataclass(frozen=True)
+class _Done:
+    """An evaluation that ended."""
 
-    def __init__(self, evaluate: Callable[[Proposal], Evaluation | None], workers: int) -> None:
+    proposal: Proposal
+    future: Future[Evaluation | None]
+
+
+class _Pool:
+    """Threads that evaluate; what is done goes to `inbox`, in the order it is done."""
+
+    def __init__(
+        self,
+        evaluate: Callable[[Proposal], Evaluation | None],
+        workers: int,
+        inbox: queue.SimpleQueue[_Done | Call],
+    ) -> None:
         self._evaluate = evaluate
         # One more than there are workers waits, so that none is idle while the next proposal is made.  A single worker
         # gets none: each proposal is to know all results before it.
         self._room = workers + (workers > 1)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="evaluate")
-        self._done: queue.SimpleQueue[tuple[Proposal, Future[Evaluation | None]]] = queue.SimpleQueue()
+        self._workers = workers
+        self._inbox = inbox
         self.busy = 0
+
+    @property
+    def waiting(self) -> int:
+        """Evaluations that no worker has taken up."""
+        return max(0, self.busy - self._workers)
 
     def wants_more(self) -> bool:
         return self.busy < self._room
@@ -220,18 +349,16 @@ class _Pool:
     def submit(self, proposal: Proposal) -> None:
         self.busy += 1
         future = self._executor.submit(self._evaluate, proposal)
-        future.add_done_callback(lambda f: self._done.put((proposal, f)))
+        future.add_done_callback(lambda f: self._inbox.put(_Done(proposal, f)))
 
     def map(self, function: Callable[[str], float | None], sources: Sequence[str]) -> list[float | None]:
         """The results in the order of `sources`."""
         return list(self._executor.map(function, sources))
 
-    def next_done(self) -> tuple[Proposal, Evaluation] | None:
-        """Waits for a result; None where the evaluation was dropped.  Raises what the evaluator raised."""
-        proposal, future = self._done.get()
+    def result(self, done: _Done) -> Evaluation | None:
+        """None where the evaluation was dropped.  Raises what the evaluator raised."""
         self.busy -= 1
-        evaluation = future.result()
-        return None if evaluation is None else (proposal, evaluation)
+        return done.future.result()
 
     def __enter__(self) -> _Pool:
         return self

@@ -1,4 +1,4 @@
-"""What to evaluate next: a new candidate, made by an operator from parents that the strategy chose.
+"""What to evaluate next: a new candidate, made by an operator (or a model that it asks) from parents of the strategy.
 
 `ask` changes nothing.  All state is a fold over `register` (proposals) and `tell` (trials), live and on resume alike.
 """
@@ -14,6 +14,8 @@ from evo.archive import Archive, Elite, Niche
 from evo.bandit import reward
 from evo.budget import SEED_OPERATOR
 from evo.config import RunConfig
+from evo.llm.asking import Asker, Made
+from evo.llm.calls import Call, Question
 from evo.records import Candidate, Proposal, Trial, Verdict
 from evo.strategies import STRATEGIES, Strategy
 from operators.base import Context, Operator, Parent, Screen
@@ -22,20 +24,29 @@ from operators.base import Context, Operator, Parent, Screen
 # compilations), the later half leaves the strategy's preferences for uniformly random choices.
 ATTEMPTS = 48
 SCREENED_ATTEMPTS = 4
+# Parents to choose two from that complement each other.  Few, so that it is not always the same two.
+POOL = 4
 
 
 class Scheduler:
     """Ask/tell.  Candidates are distinct: a source that equals an earlier one is never proposed again."""
 
     def __init__(
-        self, config: RunConfig, operators: Mapping[str, Operator], archive: Archive, screen: Screen | None
+        self,
+        config: RunConfig,
+        operators: Mapping[str, Operator],
+        archive: Archive,
+        screen: Screen | None,
+        asker: Asker | None = None,
     ) -> None:
         self._config = config
         self._operators = operators
         self._strategy: Strategy = STRATEGIES[config.strategy](config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
+        self._asker = asker
         self._seen: set[str] = set()
-        self._speedups: dict[int, float] = {}
+        self._reached: dict[int, float] = {}  # speedup of a trial; of its best parent, where it has none
+        self._told = 0
         self._known: dict[str, str] = {}
         self.known: Mapping[str, str] = MappingProxyType(self._known)  # plan hash -> id of the first OK candidate
         self._assumed: list[Elite] = []
@@ -45,16 +56,20 @@ class Scheduler:
         """Takes note of a proposal, before it is evaluated."""
         self._seen.add(proposal.candidate.id)
         self.next_index = max(self.next_index, proposal.index + 1)
+        if self._asker is not None:
+            self._asker.register(proposal)
 
     def tell(self, trial: Trial, elite: Elite | None) -> None:
         """Takes in a finished trial."""
         if trial.evaluation.verdict is Verdict.OK and trial.evaluation.plan_hash:
             self._known.setdefault(trial.evaluation.plan_hash, trial.proposal.candidate.id)
         speedup = trial.fitness.speedup if trial.fitness else None
-        if speedup is not None:
-            self._speedups[trial.index] = speedup
-        parent = max((self._speedups[p] for p in trial.proposal.parents), default=1.0)
+        parent = max((self._reached[p] for p in trial.proposal.parents), default=1.0)
+        self._reached[trial.index] = parent if speedup is None else speedup
+        self._told += 1
         self._strategy.tell(trial, elite, reward(speedup, parent))
+        if self._asker is not None:
+            self._asker.tell(trial, parent)
 
     def assume_seed(self, seed: Candidate) -> None:
         """Lets `seed` be a parent before it is evaluated: its speedup is over itself, all else is unknown."""
@@ -64,21 +79,33 @@ class Scheduler:
         """Trial 0: the seed kernel."""
         return Proposal(0, seed, SEED_OPERATOR, seed=self._seed_of(0), note="the task's seed kernel")
 
-    def ask(self) -> Proposal | None:
-        """The next proposal; None where no new candidate could be made from what is known now."""
-        index = self.next_index
+    def ask(self, among: Sequence[str] | None = None) -> Proposal | Question | None:
+        """What to do next, by one of the operators `among` (all, where none are named): a proposal to evaluate, or a
+        question to a model.  None where nothing new could be made from what is known now."""
+        # Questions in flight will be proposals: counting them makes each question another one.
+        turn = self.next_index + (self._asker.flying if self._asker else 0)
         cost: Counter[str] = Counter()
         for attempt in range(ATTEMPTS):
-            rng = random.Random(f"{self._config.seed}/{index}/{attempt}")
-            proposal = self._attempt(index, attempt, rng, cost)
-            if proposal is not None:
-                return proposal
+            rng = random.Random(f"{self._config.seed}/{turn}/{attempt}")
+            made = self._attempt(turn, attempt, rng, cost, among or self._config.operators)
+            if made is not None:
+                return made
         return None
 
-    def _attempt(self, index: int, attempt: int, rng: random.Random, cost: Counter[str]) -> Proposal | None:
+    def read(self, call: Call) -> Made:
+        """The next proposal, made of an answer."""
+        assert self._asker is not None  # who asked has one
+        index = self.next_index
+        return self._asker.read(call, index, self._seed_of(index), self._told, self._seen)
+
+    def _attempt(
+        self, turn: int, attempt: int, rng: random.Random, cost: Counter[str], among: Sequence[str]
+    ) -> Proposal | Question | None:
         wide = attempt >= ATTEMPTS // 2
-        island = index % self._config.islands
-        name = self._strategy.operator(rng, wide=wide)
+        island = turn % self._config.islands
+        name = self._strategy.operator(rng, among, wide=wide)
+        if "@" in name:
+            return self._question(name, island, rng, wide=wide)
         operator = self._operators[name]
         parents = self._strategy.parents(island, operator.arity, rng, wide=wide) or self._assumed
         if len(parents) < operator.arity:
@@ -91,6 +118,7 @@ class Scheduler:
         candidate = Candidate(draft.source)
         if candidate.id in self._seen:
             return None
+        index = self.next_index
         return Proposal(
             index=index,
             candidate=candidate,
@@ -101,6 +129,20 @@ class Scheduler:
             note=draft.note,
             cost={**cost, "drafts": attempt + 1},
         )
+
+    def _question(self, arm: str, island: int, rng: random.Random, *, wide: bool) -> Question | None:
+        assert self._asker is not None  # arms with a model need one
+        arity = self._asker.arity(arm)
+        if self._asker.repairs(arm):
+            parents = self._asker.to_repair(rng)
+        else:
+            elites = self._strategy.parents(island, POOL if arity == 2 else arity, rng, wide=wide) if arity else []
+            parents = self._asker.choose(arm, _as_parents(elites or self._assumed))
+        if len(parents) < arity:
+            return None
+        question = self._asker.question(arm, parents, rng, island=island, told=self._told)
+        # Another answer to a prompt in flight is worth less than one to another prompt, but more than none.
+        return None if question and not wide and self._asker.in_flight(question) else question
 
     def _seed_of(self, index: int) -> int:
         return random.Random(f"{self._config.seed}/{index}").getrandbits(31)  # fits every library's seed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.text import Text
 from evo.budget import SEED_OPERATOR
 from evo.records import Evaluation, Proposal, Timing, Trial
 from evo.result import best_source, diff, speedup_text
-from evo.store import RunReader
+from evo.store import ModelUse, RunReader
 
 
 def show_run(run: RunReader, console: Console) -> None:
@@ -35,6 +35,9 @@ def show_run(run: RunReader, console: Console) -> None:
     _print_table(console, "verdicts", ("verdict", "trials"), verdicts.items())
     credit = ((o.name, o.trials, o.ok, o.improved, _times(o.best)) for o in run.operators() if o.name != SEED_OPERATOR)
     _print_table(console, "operators", ("operator", "trials", "ok", "beat all parents", "best"), credit)
+    models = run.models()
+    if models:
+        _print_models(models, console)
     if best is not None:
         _print_lineage(run, best.index, console)
     _print_facts(console, "environment", {"versions": run.info.versions, **run.info.environment})
@@ -58,6 +61,7 @@ def show_trial(run: RunReader, index: int, console: Console) -> None:
     console.rule("source" + (" (with the chosen autotune configuration)" if frozen else ""))
     _print_code(console, source, "python", line_numbers=True)
     _show_diff(run, proposal, console)
+    _show_call(run, index, console)
 
 
 def _show_evaluation(trial: Trial, console: Console) -> None:
@@ -116,6 +120,31 @@ def _print_lineage(run: RunReader, index: int, console: Console) -> None:
     speedup_column = "speedup (estimated)" if estimated else "speedup"
     columns = ("trial", "operator", speedup_column, "note", "other parents")
     _print_table(console, "lineage of the best", columns, rows)
+
+
+def _print_models(models: Sequence[ModelUse], console: Console) -> None:
+    columns = ("model", "calls", "answers", "failed", "tokens in", "tokens out", "dollars", "seconds an answer")
+    rows = (
+        (m.name, m.calls, m.answers, m.failed, _known(m.tokens_in, "d"), _known(m.tokens_out, "d"),
+         _known(m.usd, ".4f"), _known(m.seconds, ".1f"))
+        for m in models
+    )  # fmt: skip
+    _print_table(console, "models", columns, rows)
+
+
+def _show_call(run: RunReader, index: int, console: Console) -> None:
+    """The answer that a trial was made of."""
+    call = run.call_of(index)
+    if call is None:
+        return
+    tokens = f"{_known(call['tokens_in'], 'd')} tokens in, {_known(call['tokens_out'], 'd')} out"
+    console.rule(f"call {call['call']} of {call['model']}: {tokens}, ${_known(call['usd'], '.4f')}")
+    _printer(console)(f"prompt {call['prompt_hash']}; finish: {call['finish']}; attempts: {call['attempts']}")
+    _print_code(console, call["answer"], "markdown")
+
+
+def _known(value: float | None, form: str) -> str:
+    return "unknown" if value is None else format(value, form)
 
 
 def _show_diff(run: RunReader, proposal: Proposal, console: Console) -> None:

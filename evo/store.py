@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -117,6 +117,10 @@ _TRIAL = """
 """
 
 
+# Where the parts of an answer lie in it: (first character, one past the last) by name.
+Spans = Mapping[str, tuple[int, int]]
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """What a run was started with.  `environment` is empty as long as no evaluator has worked on it."""
@@ -136,6 +140,20 @@ class OperatorCredit:
     ok: int
     improved: int
     best: float | None
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What a language model was asked and what it cost.  Tokens and dollars are None where nobody counted them."""
+
+    name: str
+    calls: int
+    answers: int
+    failed: int
+    tokens_in: int | None
+    tokens_out: int | None
+    usd: float | None
+    seconds: float | None  # mean time to an answer
 
 
 class RunReader:
@@ -200,6 +218,21 @@ class RunReader:
     def screen_count(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM screens").fetchone()[0])
 
+    def models(self) -> list[ModelUse]:
+        """What each language model was asked, most asked first."""
+        return [ModelUse(*row) for row in self._db.execute(_MODELS)]
+
+    def answers(self) -> list[dict[str, Any]]:
+        """All answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
+        rows = self._db.execute(f"SELECT {', '.join(_ANSWER)} FROM llm_calls WHERE answer IS NOT NULL ORDER BY call")
+        return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
+
+    def call_of(self, index: int) -> dict[str, Any] | None:
+        """The call whose answer became trial `index`, as a row; None where no model was asked for it."""
+        found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
+        row = found.fetchone()
+        return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
+
     def events(self) -> list[tuple[str, str, float]]:
         """(kind, text, seconds since 1970) of every start, resume and end."""
         return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
@@ -235,11 +268,7 @@ class Store(RunReader):
         self._lock = lock
         super().__init__(folder)
         self._db.close()
-        self._db = _open(folder / FILE)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA foreign_keys = ON")
+        self._db = connect_to_write(folder)
 
     @classmethod
     def create(cls, folder: Path, info: RunInfo) -> Store:
@@ -270,26 +299,43 @@ class Store(RunReader):
         store.event("resumed", _in_words(versions))
         return store
 
-    def proposed(self, proposal: Proposal) -> None:
-        """Stores a proposal and its source; to be called before anything is evaluated."""
-        p = proposal
+    def proposed(self, proposal: Proposal, *, call: int | None = None, spans: Spans | None = None) -> None:
+        """Stores a proposal and its source; to be called before anything is evaluated.
+
+        `call`: the one whose answer it was made of; `spans`: where plan and code lie in that answer.
+        """
         with self._transaction():
-            self._db.execute("INSERT INTO sources VALUES (?, ?)", (p.candidate.id, p.candidate.source))
-            self._db.execute(
-                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (p.index, p.candidate.id, p.operator, json.dumps(p.parents), p.island, p.seed, _text(p.note),
-                 json.dumps(dict(p.cost)), time.time()),
-            )  # fmt: skip
+            self._insert_proposal(proposal, call, spans)
 
     def finished(self, trial: Trial) -> None:
         """Stores what became of a proposal; to be called before any state changes."""
+        with self._transaction():
+            self._insert_evaluation(trial)
+
+    def proposed_and_finished(self, trial: Trial, *, call: int) -> None:
+        """Stores what became of an answer that holds nothing to evaluate."""
+        with self._transaction():
+            self._insert_proposal(trial.proposal, call, None)
+            self._insert_evaluation(trial)
+
+    def _insert_proposal(self, p: Proposal, call: int | None, spans: Spans | None) -> None:
+        self._db.execute("INSERT INTO sources VALUES (?, ?)", (p.candidate.id, p.candidate.source))
+        self._db.execute(
+            "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (p.index, p.candidate.id, p.operator, json.dumps(p.parents), p.island, p.seed, plain_text(p.note),
+             json.dumps(dict(p.cost)), time.time()),
+        )  # fmt: skip
+        if call is not None:
+            text = None if spans is None else json.dumps(dict(spans))
+            self._db.execute("UPDATE llm_calls SET trial = ?, spans = ? WHERE call = ?", (p.index, text, call))
+
+    def _insert_evaluation(self, trial: Trial) -> None:
         e, f = trial.evaluation, trial.fitness
         fitness = (f.speedup, *f.ci95, f.estimated, json.dumps(dict(f.per_case))) if f else (None,) * 5
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO evaluations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (trial.index, e.verdict, e.stage, e.plan_hash, *fitness, evaluation_to_json(e), time.time()),
-            )
+        self._db.execute(
+            "INSERT INTO evaluations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (trial.index, e.verdict, e.stage, e.plan_hash, *fitness, evaluation_to_json(e), time.time()),
+        )
 
     def screens(self, speedups: Mapping[str, float | None]) -> None:
         """Stores estimates by candidate id, so that none is paid for twice."""
@@ -299,7 +345,7 @@ class Store(RunReader):
 
     def event(self, kind: str, text: str) -> None:
         with self._transaction():
-            self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, _text(text), time.time()))
+            self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, plain_text(text), time.time()))
 
     def set_config(self, config: RunConfig) -> None:
         """Replaces the stored configuration (a resumed run may have another budget)."""
@@ -319,25 +365,41 @@ class Store(RunReader):
         super().close()
         self._lock.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            self._rollback()
-            raise StoreError(
-                f"expected to write to {self.folder / FILE}, got: {error}; free disk space or check the permissions, "
-                f"then go on by `evo resume {self.folder}`"
-            ) from error
-        except BaseException:
-            self._rollback()
-            raise
+    def _transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._db, self.folder)
 
-    def _rollback(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+
+@contextmanager
+def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
+    """All of what is written inside, or nothing.  Raises StoreError where the run in `folder` cannot be written."""
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        _rollback(db)
+        raise StoreError(
+            f"expected to write to {folder / FILE}, got: {error}; free disk space or check the permissions, "
+            f"then go on by `evo resume {folder}`"
+        ) from error
+    except BaseException:
+        _rollback(db)
+        raise
+
+
+def _rollback(db: sqlite3.Connection) -> None:
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+
+
+def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
+    """A connection that writes to the run in `folder`; the lock of the run is the caller's to hold."""
+    db = _open(folder / FILE, check_same_thread=check_same_thread)
+    db.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    return db
 
 
 # Improved: faster than every parent.  `json_each` opens the list of parents.
@@ -348,6 +410,15 @@ _CREDIT = """
                                      JOIN evaluations pe ON pe.trial = j.value), 0) AS improved
         FROM proposals p JOIN evaluations e USING (trial)
     ) GROUP BY operator ORDER BY COUNT(*) DESC, operator
+"""
+
+
+_ANSWER = ("model", "prompt_hash", "answer", "reasoning", "finish", "tokens_in", "tokens_out", "usd")
+# A sum with an unknown part is unknown: SQLite's SUM would leave that part out.
+_MODELS = """
+    SELECT model, COUNT(*), COUNT(answer), COUNT(error), SUM(tokens_in), SUM(tokens_out),
+           CASE WHEN COUNT(usd) = COUNT(answer) THEN SUM(usd) END, AVG(seconds)
+    FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
 """
 
 
@@ -368,7 +439,7 @@ def _trial(row: Sequence[Any]) -> Trial:
     return Trial(_proposal(row), evaluation_from_json(evaluation), fitness)
 
 
-def _text(text: str) -> str:
+def plain_text(text: str) -> str:
     """`text` with what UTF-8 cannot hold (lone surrogates in a candidate's messages) made visible."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -416,8 +487,10 @@ def _take_lock(folder: Path) -> IO[str]:
     return lock
 
 
-def _open(path: Path, *, uri: str = "") -> sqlite3.Connection:
-    return sqlite3.connect(uri or path, uri=bool(uri), timeout=_BUSY_S, isolation_level=None)
+def _open(path: Path, *, uri: str = "", check_same_thread: bool = True) -> sqlite3.Connection:
+    return sqlite3.connect(
+        uri or path, uri=bool(uri), timeout=_BUSY_S, isolation_level=None, check_same_thread=check_same_thread
+    )
 
 
 def _write_new(folder: Path, info: RunInfo) -> None:

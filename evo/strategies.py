@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from evo.archive import Archive, Elite
 from evo.bandit import Bandit
-from evo.budget import SEED_OPERATOR
+from evo.budget import SEED_OPERATOR, price
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
@@ -36,8 +37,8 @@ class Strategy(Protocol):
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
         """Takes in a finished trial; `elite` where it is a possible parent."""
 
-    def operator(self, rng: random.Random, *, wide: bool) -> str:
-        """The name of an operator.  `wide`: earlier choices led nowhere, look elsewhere."""
+    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        """The name of one of the operators `among`.  `wide`: earlier choices led nowhere, look elsewhere."""
         ...
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
@@ -53,16 +54,16 @@ class Evolve:
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._archive = archive
-        self._operators = config.operators
         self._capacity = config.population
         self._migrate_every = config.migrate_every
         self._archive_share = config.archive_share
+        self._price = partial(price, budget=config.budget, max_tokens=config.max_tokens, max_usd=config.max_usd)
         self._told = 0
         self.bandit = Bandit(config.operators)
         self.islands: list[list[Elite]] = [[] for _ in range(config.islands)]
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
-        self.bandit.credit(trial.proposal.operator, reward)
+        self.bandit.credit(trial.proposal.operator, reward, self._price(trial.proposal.cost))
         if elite is not None:
             everywhere = trial.proposal.operator == SEED_OPERATOR
             for island in range(len(self.islands)) if everywhere else [trial.proposal.island]:
@@ -89,8 +90,8 @@ class Evolve:
             if champion is not None:
                 self._settle((island + 1) % len(self.islands), champion)
 
-    def operator(self, rng: random.Random, *, wide: bool) -> str:
-        return rng.choice(self._operators) if wide else self.bandit.choose(rng)
+    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        return rng.choice(among) if wide else self.bandit.choose(rng, among)
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         from evo.selection import lexicase
@@ -114,7 +115,6 @@ class Random:
     operators: tuple[str, ...] = ("random_params", "rewrite", "recombine")
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
-        self._operators = config.operators
         self._seed = config.seed
         self._seen = 0
         self._pool: list[Elite] = []
@@ -131,8 +131,8 @@ class Random:
         if place < RESERVOIR:
             self._pool[place] = elite
 
-    def operator(self, rng: random.Random, *, wide: bool) -> str:
-        return rng.choice(self._operators)
+    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        return rng.choice(among)
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return rng.sample(self._pool, min(count, len(self._pool)))
@@ -145,15 +145,14 @@ class HillClimb:
     operators: tuple[str, ...] = ("params", "rewrite")
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
-        self._operators = config.operators
         self._path: list[Elite] = []
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
         if elite is not None and (not self._path or elite.speedup > self._path[0].speedup):
             self._path = [elite, *self._path[:1]]
 
-    def operator(self, rng: random.Random, *, wide: bool) -> str:
-        return rng.choice(self._operators)
+    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        return rng.choice(among)
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return self._path[:count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ def add(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run that was stopped")
     resume.add_argument("folder", type=Path, metavar="DIR")
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
+    resume.add_argument("--max-tokens", type=int, metavar="N", help="another hard limit on tokens, in total")
+    resume.add_argument("--max-usd", type=float, metavar="X", help="another hard limit on dollars, in total")
     resume.set_defaults(command=_resume)
 
 
@@ -33,10 +36,12 @@ def _resume(arguments: argparse.Namespace) -> int:
             if arguments.budget < spent:
                 raise ConfigError(f"budget: expected at least the {spent} candidates spent, got {arguments.budget}")
             store.set_config(info.config.with_budget(arguments.budget))
+        limits = {n: getattr(arguments, n) for n in ("max_tokens", "max_usd") if getattr(arguments, n) is not None}
+        store.set_config(dataclasses.replace(store.info.config, **limits))
         if spent >= store.info.config.budget and not store.pending():
             parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} --budget N` goes further")
             return conclude(store)
         parts.say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
         choose_device(store, None)
         with closing(parts.open_evaluator(task, info.config.target, store.info.config.device)) as evaluator:
-            return search(store, task.seed_source, prepare(store, evaluator), evaluator)
+            return search(store, task, prepare(store, evaluator), evaluator)

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.commands import parts, split
+from evo.commands import models, parts, split
 from evo.commands.search import search
 from evo.errors import ConfigError
 
@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
     run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
     run.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU); 1: repeatable")
     parts.add_target(run)
+    models.add_options(run)
     split.add_options(run)
     run.set_defaults(command=_run)
 
@@ -58,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         folder = arguments.run_dir or _new_folder(task.name)
         info = RunInfo(config, task.hash, versions(), evaluator.environment)
         with Store.create(folder, info) as store:
-            return search(store, task.seed_source, first, evaluator)
+            return search(store, task, first, evaluator)
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
@@ -66,25 +67,24 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.strategies import STRATEGIES
     from fitness.target import get_target
     from fitness.task import task_names
-    from operators.registry import get_operators
 
     if arguments.strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
     names: Sequence[str] = STRATEGIES[arguments.strategy].operators
     if arguments.operators is not None:
         names = [n.strip() for n in arguments.operators.split(",")]
-    get_operators(names)
+    workers = parts.workers(arguments.workers)
     get_target(arguments.target)
     task = arguments.task or DEFAULT_TASK
     return RunConfig(
         task=task if task in task_names() else str(Path(task).resolve()),
-        operators=tuple(names),
         budget=arguments.budget,
         seed=arguments.seed,
         strategy=arguments.strategy,
         islands=arguments.islands,
-        workers=parts.workers(arguments.workers),
+        workers=workers,
         target=arguments.target,
+        **models.settings(arguments, names, workers),
     )
 
 

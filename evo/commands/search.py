@@ -8,22 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from evo.commands import parts
+from evo.commands import models, parts
 
 if TYPE_CHECKING:
     from evo.engine import Evaluator, Outcome
     from evo.records import Evaluation
     from evo.store import Store
+    from fitness.task import Task
 
 
-def search(store: Store, seed_source: str, first: Evaluation, evaluator: Evaluator) -> int:
+def search(store: Store, task: Task, first: Evaluation, evaluator: Evaluator) -> int:
     """Runs the engine, then writes and prints the result."""
-    return conclude(store, run_engine(store, seed_source, first, evaluator))
+    return conclude(store, run_engine(store, task, first, evaluator))
 
 
 def run_engine(
     store: Store,
-    seed_source: str,
+    task: Task,
     first: Evaluation | None,
     evaluator: Evaluator | None,
     *,
@@ -38,10 +39,17 @@ def run_engine(
     from operators.registry import get_operators
 
     config = store.info.config
-    operators = {o.name: o for o in get_operators(config.operators)}
+    rules = [name for name in config.operators if "@" not in name]
+    operators = {o.name: o for o in get_operators(rules)} if rules else {}
+    llm = None
+    if config.models and proposals != 0:
+        models.describe(config)
+        llm = models.open_llm(store, task)
     with _forced_exit(store, evaluator), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
         score = parts.scorer()
-        engine = Engine(store, first, seed_source, evaluator, score, operators, [progress], interrupt, proposals)
+        engine = Engine(
+            store, first, task.seed_source, evaluator, score, operators, [progress], interrupt, proposals, llm
+        )
         return engine.run()
 
 

@@ -52,7 +52,7 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
         task = parts.load_task(config.task)
         store = Store.create(folder, RunInfo(config, task.hash, own_versions(), {}))
     with store:
-        outcome = run_engine(store, task.seed_source, None, None, proposals=count)
+        outcome = run_engine(store, task, None, None, proposals=count)
         pending = len(store.pending())
         parts.say(f"ended: {outcome.reason}; {outcome.proposed} candidates proposed, {pending} pending")
         if pending:
@@ -72,7 +72,7 @@ def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
         choose_device(store, arguments.gpus)
         with closing(parts.open_evaluator(task, store.info.config.target, store.info.config.device)) as evaluator:
             first = prepare(store, evaluator)
-            outcome = run_engine(store, task.seed_source, first, evaluator, proposals=0)
+            outcome = run_engine(store, task, first, evaluator, proposals=0)
         return conclude(store, outcome)
 
 

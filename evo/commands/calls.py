@@ -1,0 +1,25 @@
+"""`evo calls`: the answers of a run's language models, one JSON object a line, as `--model replay:FILE` reads them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from evo.commands import parts
+
+
+def add(commands: Any) -> None:
+    calls = commands.add_parser("calls", help="print the answers of a run's language models, to be replayed")
+    calls.add_argument("folder", type=Path, metavar="DIR")
+    calls.set_defaults(command=_calls)
+
+
+def _calls(arguments: argparse.Namespace) -> int:
+    from evo.store import RunReader
+
+    with RunReader(arguments.folder) as run:
+        for answer in run.answers():
+            parts.say(json.dumps(answer))
+    return 0

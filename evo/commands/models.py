@@ -1,0 +1,139 @@
+"""Language models on the command line: the options of `evo run`, and the models' side of a run put together."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.commands import parts
+from evo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evo.config import RunConfig
+    from evo.engine import Llm
+    from evo.store import Store
+    from fitness.task import Task
+    from operators.llm.base import LlmContext
+
+# Of those that ask, the ones that work from a seed kernel.
+DEFAULT_OPERATORS = ("mutate", "crossover", "repair", "explore")
+# Questions in flight where several workers evaluate.
+DEFAULT_CONCURRENCY = 8
+
+
+def add_options(run: argparse.ArgumentParser) -> None:
+    group = run.add_argument_group("language models", "see docs/llm.md")
+    group.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME@BASE_URL",
+        help="a model at an OpenAI-compatible endpoint; or NAME@mailbox:DIR, replay:RUN; may be repeated. "
+        "Its key comes from the environment: EVO_API_KEY_NAME or OPENAI_API_KEY",
+    )
+    group.add_argument("--models", type=Path, metavar="FILE.toml", help="prices and settings of models")
+    group.add_argument(
+        "--llm-concurrency", type=int, metavar="K", help=f"questions in flight (default: {DEFAULT_CONCURRENCY}; 1 with "
+        "--workers 1, which is repeatable)"
+    )  # fmt: skip
+    group.add_argument("--max-tokens", type=int, metavar="N", help="hard limit on tokens, of prompts and answers")
+    group.add_argument("--max-usd", type=float, metavar="X", help="hard limit on dollars; needs prices")
+    group.add_argument(
+        "--guidance", default="digest", help="what prompts tell of profiles: digest (default), raw or none"
+    )
+
+
+def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) -> dict[str, Any]:
+    """Fields of RunConfig: the models, and the operators called `names` with the models they ask."""
+    from evo.llm.models import read_models
+    from evo.llm.providers import open_provider
+    from operators.registry import LLM_OPERATORS, get_operators
+
+    models = read_models(arguments.model, arguments.models)
+    if models and arguments.operators is None:
+        names = [*names, *DEFAULT_OPERATORS]
+    for model in models:
+        open_provider(model, os.environ)  # what is missing is to be said before anything is evaluated
+    get_operators([n.partition("@")[0] for n in names], model=bool(models))
+    no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
+    if no_asker:
+        raise ConfigError(
+            f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
+        )
+    operators: list[str] = []
+    for name in names:
+        asks = name in LLM_OPERATORS
+        operators += [f"{name}@{m.name}" for m in models] if asks else [name]
+    if models and not any("@" in o for o in operators):
+        raise ConfigError(
+            f"--model: expected an operator that asks it, got {', '.join(names)}; "
+            f"add one of {', '.join(LLM_OPERATORS)} to --operators, or leave that out"
+        )
+    slots = arguments.llm_concurrency
+    return {
+        "operators": tuple(operators),
+        "models": models,
+        "llm_slots": slots if slots is not None else 1 if workers == 1 or not models else DEFAULT_CONCURRENCY,
+        "max_tokens": arguments.max_tokens,
+        "max_usd": arguments.max_usd,
+        "guidance": arguments.guidance,
+        "triton": _triton() if models else "",
+    }
+
+
+def describe(config: RunConfig) -> None:
+    """Says who is asked, and what that may cost."""
+    for model in config.models:
+        price = ""
+        if model.provider == "openai":
+            price = "price unknown: tokens are counted, dollars are not" if model.usd_in is None else (
+                f"${model.usd_in:g} and ${model.usd_out:g} a million tokens in and out"
+            )  # fmt: skip
+        parts.say(f"model {model.name}: {model.endpoint}{'; ' + price if price else ''}")
+    limits = [f"{config.max_tokens} tokens"] if config.max_tokens else []
+    limits += [f"${config.max_usd:g}"] if config.max_usd else []
+    parts.say(f"limits: {' and '.join(limits) or 'none (--max-tokens, --max-usd)'}")
+
+
+def open_llm(store: Store, task: Task) -> Llm:
+    """The models' side of the run in `store`."""
+    from evo.engine import Llm
+    from evo.llm.asking import Asker
+    from evo.llm.lane import open_lane
+    from evo.llm.limits import Limits
+    from operators.registry import LLM_OPERATORS
+
+    config = store.info.config
+    context = prompt_context(config, task)
+    asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, lambda parents: {}, context)
+    limits = Limits(config.max_tokens, config.max_usd)
+    return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots))
+
+
+def prompt_context(config: RunConfig, task: Task) -> Callable[..., LlmContext]:
+    """What all prompts of a run have in common.
+
+    Nothing that was measured on this machine: a prompt is to be the same wherever the run is re-done.
+    """
+    from fitness.briefing import hardware_facts, rules, task_facts
+    from fitness.target import get_target
+    from operators.llm.base import LlmContext, TaskFacts
+
+    return functools.partial(
+        LlmContext,
+        task=TaskFacts(**task_facts(task)),
+        hardware=hardware_facts(get_target(config.target)),
+        rules=rules(task),
+        triton=config.triton,
+    )
+
+
+def _triton() -> str:
+    """The version of Triton that prompts are written for."""
+    from importlib import metadata
+
+    return metadata.version("triton")

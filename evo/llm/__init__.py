@@ -1,0 +1,1 @@
+"""Language models: who is asked, what it may cost, and what was asked and answered."""

@@ -1,0 +1,166 @@
+"""Endpoints that speak OpenAI's protocol, through the package `openai` (imported here only).
+
+One attempt a call: retries are the lane's business, since each attempt is reserved, stored and settled by itself.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+from openai.types.chat import ChatCompletion
+
+from evo.errors import ConfigError
+from evo.llm.calls import Answer
+from evo.llm.limits import Bill
+from evo.llm.models import Model
+from evo.llm.providers import Failed, LlmError, Request
+from evo.store import plain_text
+
+# Another attempt may succeed.  The codes after 500 are those of proxies: overloaded (529), closed (520 to 524).
+_PASSING = {408, 409, 425, 429, *range(500, 600)}
+# Of those, the ones that a gateway sends when it waited in vain: the model behind it may have answered, and billed.
+_UNKNOWN_BILL = {408, 499, 502, 504, 520, 522, 524}
+NOTHING = Bill(0, 0, 0.0)
+# Quota that is used up is reported as 429, but waiting does not help.
+_NO_QUOTA = "insufficient_quota"
+_LOCAL = {"localhost", "127.0.0.1", "::1"}
+_MESSAGE_CHARACTERS = 500
+
+
+class Client:
+    """Asks one model at one endpoint."""
+
+    paid = True
+
+    def __init__(self, model: Model, key: str) -> None:
+        self._model, self._key = model, key
+        # Asked for by their older name first: servers that know only the newer one say so, the others would ignore it,
+        # and an answer without a limit breaks the budget.
+        self._limit = "max_tokens"
+        self._optional = {
+            name: value
+            for name, value in (("temperature", model.temperature), ("reasoning_effort", model.reasoning_effort))
+            if value is not None
+        }
+        self._client = openai.AsyncOpenAI(
+            api_key=key or "none", base_url=model.endpoint, timeout=model.timeout_s, max_retries=0
+        )
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return {"model": self._model.sent_as or self._model.name, self._limit: self._model.max_tokens, **self._optional}
+
+    async def ask(self, request: Request) -> Answer:
+        messages = [{"role": m.role, "content": plain_text(m.text)} for m in request.prompt.messages]
+        while True:
+            sent = self.parameters
+            try:
+                found = await self._client.chat.completions.create(messages=messages, **sent)  # type: ignore[arg-type]
+                return self._answer(found)
+            except openai.BadRequestError as error:
+                if not self._adapt(sent, str(error)):
+                    raise self._refusal(error) from None
+            except openai.APIStatusError as error:
+                raise self._refusal(error) from None
+            except openai.APITimeoutError:
+                raise Failed(f"no answer within {self._model.timeout_s:g} s") from None
+            # ValueError: a body that is no JSON.
+            except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError) as error:
+                raise Failed(self._clean(f"{error} ({error.__cause__ or type(error).__name__})")) from None
+
+    def _answer(self, found: Any) -> Answer:
+        # A body of another kind comes through as text or with parts missing.
+        if not isinstance(found, ChatCompletion) or not found.choices or found.choices[0].message is None:
+            raise Failed(self._clean(f"expected a chat completion, got {found!r}"), _bill(self._model, found))
+        choice = found.choices[0]
+        text, reasoning = split_reasoning(choice.message.content or "")
+        extra = choice.message.model_extra or {}
+        told = extra.get("reasoning_content") or extra.get("reasoning") or ""
+        return Answer(
+            text=text,
+            finish=choice.finish_reason or "unknown",
+            reasoning=reasoning or (told if isinstance(told, str) else ""),
+            bill=_bill(self._model, found),
+        )
+
+    def _adapt(self, sent: Mapping[str, Any], message: str) -> bool:
+        """Leaves out what the endpoint says it does not take; whether that changes what was sent."""
+        if "max_tokens" in sent and "max_completion_tokens" in message:
+            self._limit = "max_completion_tokens"
+            return True
+        named = [name for name in ("temperature", "reasoning_effort") if name in sent and name in message]
+        for name in named:
+            self._optional.pop(name, None)  # another request may have been told already
+        return bool(named)
+
+    def _refusal(self, error: openai.APIStatusError) -> Exception:
+        status, message = error.status_code, self._clean(str(error))
+        if status in _PASSING and error.code != _NO_QUOTA:
+            return Failed(message, None if status in _UNKNOWN_BILL else NOTHING, retry_after(error.response.headers))
+        hint = f"; put a key into {self._model.key_variable} or OPENAI_API_KEY" if status in (401, 403) else ""
+        return LlmError(f"model {self._model.name} at {self._model.endpoint} refuses: {message}{hint}")
+
+    def _clean(self, message: str) -> str:
+        """`message` in one short line, without the key, even where the endpoint repeats it."""
+        if self._key:
+            message = message.replace(self._key, "[key]")
+        return " ".join(message.split())[:_MESSAGE_CHARACTERS]
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def find_key(model: Model, environment: Mapping[str, str]) -> str:
+    """The key for `model`, "" where there is none.
+
+    The general key is for everyone's endpoint, so it is not sent in clear text to another machine.
+    """
+    own = environment.get(model.key_variable, "")
+    if own or model.provider != "openai":
+        return own
+    key = environment.get("OPENAI_API_KEY", "")
+    parts = urlsplit(model.endpoint)
+    if key and parts.scheme == "http" and parts.hostname not in _LOCAL:
+        raise ConfigError(
+            f"model {model.name}: expected https: OPENAI_API_KEY would be sent in clear text to {parts.hostname}; "
+            f"use https, unset it, or set {model.key_variable} to the key this endpoint is to get"
+        )
+    return key
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Answer and reasoning, where a server leaves the reasoning of a model in its answer."""
+    found = re.match(r"\s*(?:<think>)?(.*?)</think>\s*", text, re.DOTALL)
+    if found:
+        return text[found.end() :], found.group(1).strip()
+    return ("", text.strip()[len("<think>") :].strip()) if text.lstrip().startswith("<think>") else (text, "")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the endpoint asks to wait, None where it does not."""
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+def _bill(model: Model, found: Any) -> Bill | None:
+    """What the endpoint counted; None where it does not say."""
+    usage = getattr(found, "usage", None)
+    tokens = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+    if not all(isinstance(n, int) and n >= 0 for n in tokens):
+        return None
+    return Bill(*tokens, model.usd(*tokens))  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""What answers a question: an endpoint, a mailbox, or a record of earlier answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from evo.errors import ConfigError, EvoError
+from evo.llm.calls import Answer
+from evo.llm.limits import Bill
+from evo.llm.models import Model
+from operators.llm.base import Prompt
+
+
+class LlmError(EvoError):
+    """A model that cannot be asked: a wrong key or name, an answer that a record lacks, too many failures."""
+
+
+class Failed(Exception):
+    """An attempt without an answer; another may succeed.
+
+    `bill`: what it cost (None: not known, so it may have cost all that was reserved); `wait_s`: how long the endpoint
+    asks to be left alone.
+    """
+
+    def __init__(self, message: str, bill: Bill | None = None, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.bill, self.wait_s = bill, wait_s
+
+
+@dataclass(frozen=True)
+class Request:
+    """One attempt.  `repeat` counts earlier answers to the same prompt."""
+
+    number: int  # of the call
+    operator: str
+    prompt: Prompt
+    repeat: int = 0
+
+
+class Provider(Protocol):
+    """Answers requests, several at once.  `paid`: what is under way costs money, so it is worth waiting for."""
+
+    paid: bool
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """As they are stored with each question."""
+        ...
+
+    async def ask(self, request: Request) -> Answer:
+        """The answer.  Raises Failed where another attempt may succeed, LlmError where none will."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
+    """The provider of `model`, with its key from `environment`."""
+    if model.provider == "mailbox":
+        from evo.llm.mailbox import Mailbox
+
+        return Mailbox(model)
+    if model.provider == "replay":
+        from evo.llm.replay import Replay
+
+        return Replay(model)
+    try:
+        from evo.llm.client import Client, find_key
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"model {model.name}: expected the package openai, which asks endpoints, but {error}; "
+            f"install it by `pip install 'evo-triton[llm]'`"
+        ) from error
+    return Client(model, find_key(model, environment))
