@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -104,7 +104,8 @@ class Progress:
         )
         self._console.print(Text(line.rstrip("; ")), soft_wrap=True)
 
-    def _panel(self) -> RenderableType:
+    def panel(self) -> RenderableType:
+        """What is drawn on a terminal."""
         tally = self._tally
         head = Table.grid(padding=(0, 1))
         head.add_row(
@@ -118,10 +119,13 @@ class Progress:
         how = f" ({tally.best.proposal.operator}: {tally.best.proposal.note})" if tally.best else ""
         return Group(Text(self._title, style="bold"), head, Text(tally.best_text() + how, style="green"), verdicts)
 
-    def __enter__(self) -> Progress:
+    def best_text(self) -> str:
+        return self._tally.best_text()
+
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live = Live(
-                get_renderable=self._panel, console=self._console, refresh_per_second=REFRESH_HZ, transient=False
+                get_renderable=self.panel, console=self._console, refresh_per_second=REFRESH_HZ, transient=False
             )
             self._live.start()
         else:

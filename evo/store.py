@@ -164,9 +164,9 @@ class RunReader:
         self._db = _connect_to_read(folder)
         self.info = _read_info(self._db, folder)
 
-    def trials(self) -> Iterator[Trial]:
-        """Finished trials in the order they were finished."""
-        for row in self._db.execute(_TRIAL.format(join="") + "ORDER BY e.finished"):
+    def trials(self, skip: int = 0) -> Iterator[Trial]:
+        """Finished trials in the order they were finished, without the first `skip`."""
+        for row in self._db.execute(_TRIAL.format(join="") + "WHERE e.finished > ? ORDER BY e.finished", (skip,)):
             yield _trial(row)
 
     def trial(self, index: int) -> Trial | Proposal:
@@ -454,6 +454,21 @@ def check_vacant(folder: Path) -> None:
             f"expected a folder without a run, but {folder} holds one; "
             f"go on with it by `evo resume {folder}`, or choose another --run-dir"
         )
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process on this machine is running the run in `folder`.
+
+    A shared lock is tried, which harms no writer that is there; it is given back at once.
+    """
+    try:
+        with open(folder / LOCK, encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _make_folder(folder: Path) -> None:
