@@ -27,11 +27,15 @@ Parts = Iterator[tuple[str, pa.RecordBatch]]  # name of a table, some of its row
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: rows by file name, the runs with speedups that no GPU measured, what was left out and why."""
+    """What was written.
+
+    `rows` by file name; `estimated`: runs with speedups that no GPU measured; `notes`: of training data, how many
+    answers are not there, or not fully, and why.
+    """
 
     rows: Mapping[str, int]
     estimated: Sequence[str]
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = False) -> Exported:
@@ -51,18 +55,18 @@ def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = F
 def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_estimated: bool = False) -> Exported:
     """Writes training data (`kind`: "sft" or "grpo") as JSON lines and as Parquet; raises as `export` does."""
     table = schema.TRAINING[kind]
-    left_out: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
 
     def parts(run: str, reader: RunReader) -> Parts:
-        left_out["no verdict yet, or the evaluator failed"] += training.unjudged(reader)
+        notes["left out: no verdict yet, or the evaluator failed"] += training.unjudged(reader)
         if kind == "grpo":
-            rows = training.grpo(run, reader)
+            rows = training.grpo(run, reader, notes=notes)
         else:
-            rows = training.sft(run, reader, allow_estimated=allow_estimated, left_out=left_out)
+            rows = training.sft(run, reader, allow_estimated=allow_estimated, notes=notes)
         return ((kind, batch) for batch in to_batches(rows, table))
 
     done = _export(folders, out, [table], ["jsonl", "parquet"], parts)
-    return dataclasses.replace(done, left_out={why: count for why, count in left_out.items() if count})
+    return dataclasses.replace(done, notes={why: count for why, count in notes.items() if count})
 
 
 def _export(

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analysis.rows import Row
@@ -146,13 +146,13 @@ def unjudged(reader: RunReader) -> int:
     return int(next(reader.rows(_UNJUDGED))[0])
 
 
-def sft(run: str, reader: RunReader, *, allow_estimated: bool, left_out: Counter[str]) -> Iterator[Row]:
-    """Answers that became a verified gain; `left_out` counts the others by reason."""
+def sft(run: str, reader: RunReader, *, allow_estimated: bool, notes: Counter[str]) -> Iterator[Row]:
+    """Answers that became a verified gain; `notes` counts the others by reason."""
     for answer in answers(reader):
         if not answer.gained:
-            left_out["no gain"] += 1
+            notes["left out: no gain"] += 1
         elif answer.estimated and not allow_estimated:
-            left_out["a gain, but only an estimated one (--allow-estimated takes it)"] += 1
+            notes["left out: a gain, but only an estimated one (--allow-estimated takes it)"] += 1
         else:
             sample = answer.sample(run, reader)
             dialogue = answer.messages + sample[1]
@@ -162,12 +162,19 @@ def sft(run: str, reader: RunReader, *, allow_estimated: bool, left_out: Counter
             )  # fmt: skip
 
 
-def grpo(run: str, reader: RunReader) -> Iterator[Row]:
-    """All answers with a verdict, each with its rewards and its advantages within its group."""
-    advantage = _advantages(reader)
+def grpo(run: str, reader: RunReader, *, notes: Counter[str]) -> Iterator[Row]:
+    """All answers with a verdict, each with its rewards and its advantages within its group.
+
+    `notes` counts the answers that have no other to compare with.
+    """
+    groups = _groups(reader)
     for index, answer in enumerate(answers(reader)):
-        rewards = answer.rewards
-        scored = [value for name in rewards for value in (rewards[name], advantage(answer, name))]
+        group = groups.get((answer.model, answer.prompt_hash), {})
+        notes["alone in their group, so without an advantage"] += not group
+        scored: list[float] = []
+        for name, reward in answer.rewards.items():
+            mean, std = group.get(name, (reward, 0.0))
+            scored += [reward, (reward - mean) / (std + EPSILON)]
         task = reader.info.config.task
         yield (
             *answer.sample(run, reader), f"{run}/{answer.model}/{answer.prompt_hash}", answer.verdict, answer.stage,
@@ -177,21 +184,17 @@ def grpo(run: str, reader: RunReader) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def _advantages(reader: RunReader) -> Callable[[Answer, str], float]:
-    """(answer, reward) -> advantage, from a first pass over all answers that keeps numbers only."""
-    found: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+def _groups(reader: RunReader) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
+    """(mean, std) of each reward by group of at least two: a first pass over all answers that keeps numbers only."""
+    found: defaultdict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for answer in answers(reader):
-        for name, reward in answer.rewards.items():
-            found[answer.model, answer.prompt_hash, name].append(reward)
-    groups = {
-        key: (statistics.fmean(rewards), statistics.stdev(rewards))
+        found[answer.model, answer.prompt_hash].append(answer.rewards)
+    return {
+        key: {name: _mean_and_std([r[name] for r in rewards]) for name in rewards[0]}
         for key, rewards in found.items()
         if len(rewards) > 1
     }
 
-    def advantage(answer: Answer, name: str) -> float:
-        reward = answer.rewards[name]
-        mean, std = groups.get((answer.model, answer.prompt_hash, name), (reward, 0.0))
-        return (reward - mean) / (std + EPSILON)
 
-    return advantage
+def _mean_and_std(values: list[float]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values)

@@ -126,7 +126,7 @@ def stored(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 def grow(store: Store, index: int) -> Trial:
     """One more finished trial."""
-    trial = ok_trial(index, 1.0 + index, parents=(0,))
+    trial = ok_trial(index, 1.0 + index, parents=(0,) if index else ())
     store.proposed(trial.proposal)
     store.finished(trial)
     return trial

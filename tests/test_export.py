@@ -23,7 +23,7 @@ from analysis.export import export, new_folder
 from analysis.formats import FORMATS
 from evo.cli import main
 from evo.errors import ConfigError
-from tests.analysis_support import fill
+from tests.analysis_support import fill, grow
 from tests.engine_support import create, ok_trial, search
 
 
@@ -252,12 +252,16 @@ def test_every_speedup_says_whether_it_is_estimated(out: Path) -> None:
         assert all(row["estimated"] is True for row in rows if row["run"] == "searched" and row[column] is not None)
 
 
-def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
-    for cell in ("full/0", "full/1", "none/0"):
-        create(tmp_path / "campaign" / cell).close()
+def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [f"{arm}/{seed}" for arm in ("full", "none") for seed in range(4)]
+    for cell in cells:
+        with create(tmp_path / "campaign" / cell) as store:
+            grow(store, 0)
     assert main(["export", str(tmp_path / "campaign"), "--out", str(tmp_path / "out")]) == 0
     runs = pq.read_table(tmp_path / "out" / "runs.parquet").to_pylist()
-    assert [row["run"] for row in runs] == ["full/0", "full/1", "none/0"]
+    assert [row["run"] for row in runs] == cells
+    said = capsys.readouterr().out
+    assert "the speedups of full/0, full/1, full/2, full/3, none/0 and 3 more\n" in said
     assert [row["folder"] for row in runs] == [str(tmp_path / "campaign" / row["run"]) for row in runs]
 
 

@@ -44,7 +44,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def grpo(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("grpo") / "out"
-    export_training(runs, out, "grpo")
+    done = export_training(runs, out, "grpo")
+    assert done.notes == {
+        "left out: no verdict yet, or the evaluator failed": 2,
+        "alone in their group, so without an advantage": 3,
+    }
     return out
 
 
@@ -164,10 +168,11 @@ def test_sft_has_measured_gains_only(runs: list[Path], tmp_path: Path) -> None:
     assert all(r["ci_low"] > 1 and not r["estimated"] for r in rows)
     assert rows[0]["messages"] == rows[0]["prompt"] + rows[0]["completion"]
     estimated = sum(i % 4 != 0 and i / 3 * 0.9 > 1 for i in range(1, 22))
-    assert done.left_out == {
-        "no verdict yet, or the evaluator failed": 2,
-        "no gain": 25 - estimated,  # trial 6 of the first run is faster than the seed, but slower than its parents
-        "a gain, but only an estimated one (--allow-estimated takes it)": estimated,
+    assert done.notes == {
+        "left out: no verdict yet, or the evaluator failed": 2,
+        "left out: no gain": 25
+        - estimated,  # trial 6 of the first run is faster than the seed, but slower than its parents
+        "left out: a gain, but only an estimated one (--allow-estimated takes it)": estimated,
     }
 
 
@@ -177,7 +182,7 @@ def test_the_command_writes_training_data(runs: list[Path], tmp_path: Path, caps
     said = capsys.readouterr().out
     rows = [json.loads(line) for line in (out / "sft.jsonl").read_text(encoding="utf-8").splitlines()]
     assert f"{out}/sft.jsonl: {len(rows)} rows\n" in said
-    assert "left out: 2 answers: no verdict yet, or the evaluator failed\n" in said
+    assert "\n2 answers left out: no verdict yet, or the evaluator failed\n" in said
     assert "estimated, not measured: the speedups of measured, many\n" in said
     assert {(r["run"], r["estimated"]) for r in rows} == {("measured", False), ("many", True)}
 
@@ -224,4 +229,4 @@ def test_an_answer_that_repeats_a_candidate_is_judged_as_that_one(tmp_path: Path
         (True, True, True, False, None),
     ]
     assert {(row["verdict"], row["stage"]) for row in rows} == {("duplicate", "answer")}
-    assert done.left_out == {"no verdict yet, or the evaluator failed": 2}
+    assert done.notes == {"left out: no verdict yet, or the evaluator failed": 2}

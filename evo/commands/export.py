@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from analysis.export import Exported
 
 FORMATS, TRAINING = ("parquet", "csv", "jsonl"), ("sft", "grpo")
+SHOWN = 5  # names of runs in a line
 
 
 def add(commands: Any) -> None:
@@ -41,10 +42,12 @@ def _export(arguments: argparse.Namespace) -> int:
     written = _write(arguments)
     for name, rows in written.rows.items():
         say(f"{arguments.out / name}: {rows:,} rows")
-    for why, count in written.left_out.items():
-        say(f"left out: {count:,} answers: {why}")
+    for note, count in written.notes.items():
+        say(f"{count:,} answers {note}")
     if written.estimated:
-        say(f"estimated, not measured: the speedups of {', '.join(written.estimated)}")
+        names = ", ".join(written.estimated[:SHOWN])
+        more = len(written.estimated) - SHOWN
+        say(f"estimated, not measured: the speedups of {names}{f' and {more} more' if more > 0 else ''}")
     return 0
 
 
