@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,12 +153,9 @@ class Campaign:
             raise StoreError(f"expected to write {path}, got: {error}; choose another folder by --out") from error
         return campaign
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> list[Cell]:
         """All cells, task by task, and within a task all arms of a seed together."""
-        for task in self._paths:
-            for seed in self.spec.seeds:
-                for arm in self.spec.arms:
-                    yield Cell(task, arm, seed)
+        return _cells(self._paths, self.spec.seeds, self.spec.arms)
 
     def config(self, cell: Cell) -> RunConfig:
         return self.spec.config(self._paths[cell.task], cell.arm, cell.seed, self.device)
@@ -178,6 +175,28 @@ class Campaign:
         }
         frozen = json.loads(json.dumps(frozen))  # as it will be read
         return {"hash": hashlib.sha256(json.dumps(frozen, sort_keys=True).encode()).hexdigest()[:16], **frozen}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a campaign folder says was to be run, wherever it was."""
+
+    arms: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+
+def read_plan(folder: Path) -> Plan:
+    """Of the campaign in `folder`.  Raises StoreError where there is none."""
+    try:
+        frozen = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        arms = tuple(frozen["arms"])
+        return Plan(arms, tuple(_cells(frozen["tasks"], frozen["seeds"], arms)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"expected a campaign in {folder}, got: {error!r}; start one by a spec") from error
+
+
+def _cells(tasks: Iterable[str], seeds: Sequence[int], arms: Sequence[str]) -> list[Cell]:
+    return [Cell(task, arm, seed) for task in tasks for seed in seeds for arm in arms]
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

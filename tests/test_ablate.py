@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,30 @@ def test_without_matplotlib_it_says_so_before_it_runs(
     assert ablate() == 2
     assert "expected matplotlib" in capsys.readouterr().err
     assert opened == []
+    assert ablate("--no-figures") == 0
+    assert {p.name for p in Path("runs/spec").iterdir()} & FILES == {"tables.md", "tables.tex", "outcomes.json"}
+
+
+def test_a_campaign_run_elsewhere_is_reported_here(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate("--out", "there") == 0
+    written = {name: (Path("there") / name).read_bytes() for name in ("tables.md", "tables.tex", "outcomes.json")}
+    Path("there").rename("here")
+    for name in written:
+        (Path("here") / name).unlink()
+    monkeypatch.setattr("evo.versions.versions", lambda: {"evo": "another"})
+    capsys.readouterr()
+    assert main(["ablate", "here"]) == 0
+    assert {name: (Path("here") / name).read_bytes() for name in written} == written
+    first = capsys.readouterr().out
+    shutil.rmtree("here/cells")  # as a reference is committed: outcomes rounded, runs left out
+    assert main(["ablate", "here"]) == 0
+    assert capsys.readouterr().out == first
+    assert ablate("--out", "here") == 2
+    assert "versions differ" in capsys.readouterr().err
+    assert main(["ablate", "."]) == 2
+    assert "expected a campaign in ." in capsys.readouterr().err
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(opened: list[CliEvaluator], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from evo.commands import parts
 from evo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evo.campaign import Campaign, Spec
+    from analysis.outcomes import Outcome
+    from evo.campaign import Campaign, Plan, Spec
     from evo.cells import Done
     from evo.engine import Evaluator
     from fitness.task import Task
@@ -29,12 +30,18 @@ def add(commands: Any) -> None:
         description="Runs every arm of SPEC on every task and seed at equal budget, goes on where it was stopped, and "
         "compares the arms with the first one. Exit code 0: all cells are finished; 1: some failed; 2: misuse.",
     )
-    ablate.add_argument("spec", type=Path, metavar="SPEC.toml", help="what to run (docs/ablations.md)")
+    ablate.add_argument(
+        "spec",
+        type=Path,
+        metavar="SPEC.toml",
+        help="what to run (docs/ablations.md); a campaign folder instead: its tables and figures anew, run anywhere",
+    )
     ablate.add_argument("--out", type=Path, metavar="DIR", help="campaign folder (default: runs/ and SPEC's name)")
     ablate.add_argument("--workers", type=int, metavar="W", help="cells at once (default: one a CPU)")
     ablate.add_argument(
         "--gpus", metavar="1|none", help="measure on a GPU, or estimate (default: the first GPU, if it is the target)"
     )
+    ablate.add_argument("--no-figures", action="store_true", help="tables only, where there is no matplotlib")
     ablate.set_defaults(command=_ablate)
 
 
@@ -47,7 +54,11 @@ def _ablate(arguments: argparse.Namespace) -> int:
     workers = parts.workers(arguments.workers)
     if workers < 1:
         raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
-    _check_figures()
+    if not arguments.no_figures:
+        _check_figures()
+    if arguments.spec.is_dir():
+        report(arguments.spec, figures=not arguments.no_figures)
+        return 0
     spec = read_spec(arguments.spec)
     tasks = _tasks(spec)
     device, line = choose(arguments.gpus, lambda: parts.find_gpus(spec.target))
@@ -55,7 +66,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     hashes = {name: task.hash for name, task in tasks.items()}
     campaign = Campaign.open(folder, spec, device, hashes, versions())
     shutil.copyfile(arguments.spec, folder / "spec.toml")
-    cells = list(campaign.cells())
+    cells = campaign.cells()
     before = sum(finished(folder / cell.path) for cell in cells)
     parts.say(line)
     parts.say(
@@ -63,7 +74,9 @@ def _ablate(arguments: argparse.Namespace) -> int:
         f"of {spec.trials} candidates; {before} finished; {workers} at once"
     )
     failed, interrupted = _run(campaign, tasks, workers, before)
-    report(campaign, failed)
+    for done in failed:
+        parts.say(f"failed: {done.cell}: {_first_line(done)} ({folder / done.cell.path}/failure.txt)")
+    report(folder, figures=not arguments.no_figures)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
         return parts.EXIT_INTERRUPTED
@@ -75,7 +88,9 @@ def _check_figures() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise ConfigError('expected matplotlib for the figures, found none; pip install "evo-triton[analysis]"')
+        raise ConfigError(
+            'expected matplotlib for the figures, found none; pip install "evo-triton[analysis]", or give --no-figures'
+        )
 
 
 def _tasks(spec: Spec) -> dict[str, Task]:
@@ -95,7 +110,7 @@ def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) 
     from evo.interrupt import Interrupt
     from evo.versions import versions
 
-    total = sum(1 for _ in campaign.cells())
+    total = len(campaign.cells())
     failed: list[Done] = []
     begin, ended = time.monotonic(), 0
     workshop = parts.open_workshop(campaign.spec.target, campaign.device)
@@ -122,7 +137,7 @@ def _in_words(campaign: Campaign, done: Done) -> str:
     from evo.store import RunReader
 
     if done.reason == "failed":
-        return f"failed: {done.message.partition(chr(10))[0]}"
+        return f"failed: {_first_line(done)}"
     with RunReader(campaign.folder / done.cell.path) as run:
         best = run.best()
     assert best is not None and best.fitness is not None  # the seed at least
@@ -131,6 +146,10 @@ def _in_words(campaign: Campaign, done: Done) -> str:
 
 def _notify() -> None:
     print("\nevo: stopping when what is being evaluated is done; Ctrl-C again drops it", file=sys.stderr, flush=True)
+
+
+def _first_line(done: Done) -> str:
+    return done.message.partition("\n")[0]
 
 
 @contextmanager
@@ -146,30 +165,42 @@ def _forced_exit(campaign: Campaign) -> Iterator[None]:
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def report(campaign: Campaign, failed: Sequence[Done]) -> None:
-    """Writes outcomes, tables and figures into the campaign's folder, and prints the tables."""
-    from analysis import ablation_tables, figures, outcomes
+def report(folder: Path, *, figures: bool) -> None:
+    """Writes outcomes, tables and figures of what is finished into a campaign's folder, and prints the tables."""
+    from analysis import ablation_tables
+    from analysis import figures as drawing
     from analysis.comparison import compare
-    from evo.campaign import FILE
-    from evo.cells import finished
+    from evo.campaign import read_plan
 
-    folder, planned = campaign.folder, list(campaign.cells())
-    cells = [cell for cell in planned if finished(folder / cell.path)]
-    found = [outcomes.outcome_of(folder / cell.path, cell.arm) for cell in cells]
-    for done in failed:
-        parts.say(f"failed: {done.cell}: {done.message.partition(chr(10))[0]} ({folder / done.cell.path}/failure.txt)")
-    outcomes.save(folder / outcomes.FILE, found, campaign=FILE)
+    plan = read_plan(folder)
+    found = _outcomes(folder, plan)
     try:
-        comparison = compare(found, campaign.spec.arms)
+        comparison = compare(found, plan.arms)
     except ValueError as error:
         parts.say(f"nothing to compare: {error}")
         return
     text = ablation_tables.markdown(comparison)
-    missing = len(planned) - len(cells)
+    missing = len(plan.cells) - len(found)
     if missing:
-        text += f"\n{missing} of {len(planned)} cells are missing; their tasks and seeds are left out for all arms.\n"
+        text += (
+            f"\n{missing} of {len(plan.cells)} cells are missing; their tasks and seeds are left out for all arms.\n"
+        )
     (folder / "tables.md").write_text(text, encoding="utf-8")
     (folder / "tables.tex").write_text(ablation_tables.latex(comparison), encoding="utf-8")
-    paths = figures.draw(folder, comparison, found)
+    drawn = [path.name for path in drawing.draw(folder, comparison, found)] if figures else []
     parts.say(f"\n{text}")
-    parts.say(f"in {folder}: tables.md, tables.tex, {outcomes.FILE}, {', '.join(p.name for p in paths)}")
+    parts.say(f"in {folder}: {', '.join(['outcomes.json', 'tables.md', 'tables.tex', *drawn])}")
+
+
+def _outcomes(folder: Path, plan: Plan) -> list[Outcome]:
+    """Of the runs that are finished, kept in a file; of a campaign that came without its runs, from that file."""
+    from analysis import outcomes
+    from evo.cells import finished
+
+    path = folder / outcomes.FILE
+    if not (folder / "cells").exists() and path.exists():
+        return outcomes.load(path)
+    cells = [cell for cell in plan.cells if finished(folder / cell.path)]
+    found = [outcomes.outcome_of(folder / cell.path, cell.arm) for cell in cells]
+    outcomes.save(path, found)
+    return found
