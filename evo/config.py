@@ -77,6 +77,17 @@ class RunConfig:
         if self.guidance not in GUIDANCE:
             raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
         self._check_models()
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        strategy = STRATEGIES[self.strategy]
+        if strategy.asks and not self.models:
+            raise ConfigError(f"strategy {self.strategy}: expected a model to ask, got none; name one by --model")
+        if strategy.path and not self.serial:
+            raise ConfigError(
+                f"strategy {self.strategy} is a single path: expected one worker and one question at a time, got "
+                f"{self.workers} and {self.llm_slots}; set --workers 1 and --llm-concurrency 1"
+            )
 
     def _check_models(self) -> None:
         names = {m.name for m in self.models}

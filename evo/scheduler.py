@@ -75,6 +75,11 @@ class Scheduler:
         """Lets `seed` be a parent before it is evaluated: its speedup is over itself, all else is unknown."""
         self._assumed = [Elite(0, seed.source, 1.0, {}, 0.0, Niche("unknown", 0, 0, 0))]
 
+    @property
+    def ended(self) -> str:
+        """Why nothing is asked for any more, "" while something may be."""
+        return self._strategy.ended
+
     def first(self, seed: Candidate) -> Proposal:
         """Trial 0: the seed kernel."""
         return Proposal(0, seed, SEED_OPERATOR, seed=self._seed_of(0), note="the task's seed kernel")
@@ -82,6 +87,8 @@ class Scheduler:
     def ask(self, among: Sequence[str] | None = None) -> Proposal | Question | None:
         """What to do next, by one of the operators `among` (all, where none are named): a proposal to evaluate, or a
         question to a model.  None where nothing new could be made from what is known now."""
+        if self.ended:
+            return None
         # Questions in flight will be proposals: counting them makes each question another one.
         turn = self.next_index + (self._asker.flying if self._asker else 0)
         cost: Counter[str] = Counter()

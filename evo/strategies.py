@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from evo.arbiter import Arbiter, Decision
 from evo.archive import Archive, Elite
 from evo.bandit import Bandit
 from evo.budget import SEED_OPERATOR, price
+from evo.repairs import REPAIRS, repairable
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
@@ -24,13 +26,19 @@ RESERVOIR = 256
 
 
 class Strategy(Protocol):
-    """Chooses; `screens` says whether operators may screen drafts by estimate, which is selection too.
+    """Chooses.  What it is as a class:
 
-    `operators` are those it works with where the user names none.
+    `screens`: operators may screen drafts by estimate, which is selection too.  `operators`: those it works with where
+    the user names none.  `asks`: it works with language models alone.  `path`: it knows every result before it chooses,
+    so one candidate and one question are on their way at a time.  `remembers`: prompts tell of what was tried.
     """
 
     screens: bool
     operators: tuple[str, ...]
+    asks: bool
+    path: bool
+    remembers: bool
+    ended: str  # why it chooses nothing any more, "" while it does
 
     def __init__(self, config: RunConfig, archive: Archive) -> None: ...
 
@@ -51,6 +59,9 @@ class Evolve:
 
     screens = True
     operators: tuple[str, ...] = ("params", "rewrite", "recombine")
+    asks = path = False
+    remembers = True
+    ended = ""
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._archive = archive
@@ -113,6 +124,9 @@ class Random:
 
     screens = False
     operators: tuple[str, ...] = ("random_params", "rewrite", "recombine")
+    asks = path = False
+    remembers = True
+    ended = ""
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._seed = config.seed
@@ -143,6 +157,9 @@ class HillClimb:
 
     screens = True
     operators: tuple[str, ...] = ("params", "rewrite")
+    asks = path = False
+    remembers = True
+    ended = ""
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
         self._path: list[Elite] = []
@@ -158,4 +175,79 @@ class HillClimb:
         return self._path[:count]
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"evolve": Evolve, "random": Random, "hillclimb": HillClimb}
+class BestOfN:
+    """Independent samples: every question is about the seed, and tells of nothing that was tried."""
+
+    screens = False
+    operators: tuple[str, ...] = ("mutate",)
+    asks = True
+    path = remembers = False
+    ended = ""
+
+    def __init__(self, config: RunConfig, archive: Archive) -> None:
+        self._seed: list[Elite] = []
+
+    def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
+        if trial.proposal.operator == SEED_OPERATOR and elite is not None:
+            self._seed = [elite]
+
+    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        return rng.choice(among)
+
+    def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
+        return self._seed[:count]
+
+
+class TritonForge:
+    """TritonForge's loop (arXiv:2512.09196): a single path of rounds, each a change and, where it fails, repairs.
+
+    An arbiter (`evo/arbiter.py`) says after each round whether to go on from the child, to try again, or to end.
+    """
+
+    screens = False
+    operators: tuple[str, ...] = ("mutate", "repair")
+    asks = path = remembers = True
+
+    def __init__(self, config: RunConfig, archive: Archive) -> None:
+        self._repairs_possible = any(_operator_of(name) == "repair" for name in config.operators)
+        self._arbiter = Arbiter()
+        self._base: tuple[Trial, Elite] | None = None
+        self._repairs = 0  # of the present round
+        self._mending = False
+        self.ended = ""
+
+    def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
+        if self._base is None:
+            self._base = (trial, elite) if elite is not None else None
+            return
+        self._mending = self._repairs_possible and repairable(trial.evaluation) and self._repairs < REPAIRS
+        if self._mending:
+            self._repairs += 1
+            return
+        self._repairs = 0
+        decision = self._arbiter.decide(self._base[0], trial)
+        if decision is Decision.ACCEPT and elite is not None:
+            self._base = trial, elite
+        if decision is Decision.FINISH:
+            self.ended = f"the arbiter ended the path after {self._arbiter.rounds} rounds"
+
+    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        wanted = [name for name in among if (_operator_of(name) == "repair") is self._mending]
+        return rng.choice(wanted or among)
+
+    def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
+        return [self._base[1]][:count] if self._base else []
+
+
+def _operator_of(arm: str) -> str:
+    """ "mutate" of "mutate@NAME"."""
+    return arm.partition("@")[0]
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "evolve": Evolve,
+    "random": Random,
+    "hillclimb": HillClimb,
+    "best-of-n": BestOfN,
+    "tritonforge": TritonForge,
+}

@@ -13,23 +13,13 @@ from dataclasses import dataclass
 from evo.llm.calls import Answer, Call, Question
 from evo.llm.models import Model
 from evo.records import Candidate, Evaluation, Profile, Proposal, Trial, Verdict
+from evo.repairs import REPAIRS, repairable
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, LlmOperator, Tried, Unreadable
 from operators.llm.operators import complementary
 
-# Repairs tried for one failure and the failures that came of it.
-REPAIRS = 2
 # Latest failures that are still worth a repair, and tries that prompts may tell of.
 FAILURES, HISTORY = 16, 64
-_REPAIRABLE = {
-    Verdict.REJECTED,
-    Verdict.COMPILE_ERROR,
-    Verdict.UNSUPPORTED,
-    Verdict.RUNTIME_ERROR,
-    Verdict.TIMEOUT,
-    Verdict.OUT_OF_MEMORY,
-    Verdict.WRONG,
-}
 
 
 @dataclass(frozen=True)
@@ -59,12 +49,13 @@ class Asker:
         trial: Callable[[int], Trial | Proposal],
         profiles: Callable[[Sequence[int]], Mapping[int, Profile]],
         context: Callable[..., LlmContext],
+        remembers: bool = True,
     ) -> None:
         self._operators = operators
         self._models = {m.name: m for m in models}
         self._guidance = guidance
         self._trial, self._profiles, self._context = trial, profiles, context
-        self._history: deque[Tried] = deque(maxlen=HISTORY)
+        self._history: deque[Tried] = deque(maxlen=HISTORY if remembers else 0)
         self._failed: deque[int] = deque(maxlen=FAILURES)
         self._first: dict[int, int] = {}  # failed trial -> the failure that it is meant to mend, or itself
         self._repairs: Counter[int] = Counter()  # repairs of a first failure, made or in flight
@@ -132,7 +123,7 @@ class Asker:
         proposal, evaluation = trial.proposal, trial.evaluation
         repair = "@" in proposal.operator and self.repairs(proposal.operator)
         first = self._first.get(proposal.parents[0], trial.index) if repair else trial.index
-        if evaluation.verdict in _REPAIRABLE and evaluation.stage != "answer":
+        if repairable(evaluation):
             self._first[trial.index] = first
             self._failed.append(trial.index)
         elif repair and trial.fitness is not None:
