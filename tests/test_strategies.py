@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
+from evo.arbiter import ROUNDS
 from evo.archive import Archive
+from evo.llm.models import Model
 from evo.records import Trial
-from evo.strategies import RESERVOIR, STRATEGIES, Evolve, HillClimb, Random, Strategy
+from evo.strategies import RESERVOIR, STRATEGIES, BestOfN, Evolve, HillClimb, Random, Strategy, TritonForge
 from tests.engine_support import config, failed_trial, ok_trial
 
 
-def told(kind: type[Strategy], trials: Iterable[Trial], **changes: float) -> Strategy:
+def told(kind: type[Strategy], trials: Iterable[Trial], **changes: Any) -> Strategy:
     archive = Archive()
     strategy = kind(config(**changes), archive)
     for trial in trials:
@@ -95,3 +98,53 @@ def test_all_strategies_take_any_operator_and_survive_an_empty_start() -> None:
         assert names == {"mix", "nudge"}
         assert list(strategy.parents(0, 2, random.Random(0), wide=False)) == []
         assert list(strategy.parents(0, 2, random.Random(0), wide=True)) == []
+
+
+# --- strategies that ask models --------------------------------------------------------------------------------------
+
+ARMS = ("mutate@m", "repair@m", "mutate@n")
+MODELS = {"models": (Model("m", "mailbox:a"), Model("n", "mailbox:b")), "operators": ARMS}
+
+
+def arms(strategy: Strategy) -> set[str]:
+    return {strategy.operator(random.Random(i), ARMS, wide=False) for i in range(20)}
+
+
+def base(strategy: Strategy) -> list[int]:
+    return [e.index for e in strategy.parents(0, 1, random.Random(0), wide=False)]
+
+
+def test_best_of_n_asks_about_the_seed_and_nothing_else() -> None:
+    trials = [ok_trial(0, operator="seed"), ok_trial(1, 3.0), ok_trial(2, 2.0)]
+    strategy = told(BestOfN, trials, strategy="best-of-n", **MODELS)
+    assert base(strategy) == [0]
+    assert not strategy.remembers
+
+
+def test_tritonforge_goes_on_from_what_the_arbiter_accepts() -> None:
+    trials = [ok_trial(0, operator="seed"), ok_trial(1, 1.5), ok_trial(2, 1.4)]
+    strategy = told(TritonForge, trials, strategy="tritonforge", **MODELS)
+    assert base(strategy) == [1]
+    assert arms(strategy) == {"mutate@m", "mutate@n"}
+
+
+def test_tritonforge_repairs_a_failure_twice_at_most_within_a_round() -> None:
+    trials = [ok_trial(0, operator="seed"), failed_trial(1)]
+    assert arms(told(TritonForge, trials, strategy="tritonforge", **MODELS)) == {"repair@m"}
+    trials += [failed_trial(2, operator="repair@m"), failed_trial(3, operator="repair@m")]
+    strategy = told(TritonForge, trials, strategy="tritonforge", **MODELS)
+    assert arms(strategy) == {"mutate@m", "mutate@n"}
+    assert isinstance(strategy, TritonForge)
+    assert strategy._arbiter.rounds == 1
+
+
+def test_tritonforge_without_repairs_counts_each_failure_as_a_round() -> None:
+    changes = {**MODELS, "operators": ("mutate@m",)}
+    trials = [ok_trial(0, operator="seed"), *(failed_trial(i) for i in range(1, 4))]
+    assert "after 3 rounds" in told(TritonForge, trials, strategy="tritonforge", **changes).ended
+
+
+def test_tritonforge_ends_after_its_rounds() -> None:
+    trials = [ok_trial(0, operator="seed"), *(ok_trial(i, 1.2**i) for i in range(1, ROUNDS + 1))]
+    assert not told(TritonForge, trials[:-1], strategy="tritonforge", **MODELS).ended
+    assert f"after {ROUNDS} rounds" in told(TritonForge, trials, strategy="tritonforge", **MODELS).ended

@@ -54,8 +54,6 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     from operators.registry import LLM_OPERATORS, get_operators
 
     models = read_models(arguments.model, arguments.models)
-    if models and arguments.operators is None:
-        names = [*names, *DEFAULT_OPERATORS]
     for model in models:
         open_provider(model, os.environ)  # what is missing is to be said before anything is evaluated
     get_operators([n.partition("@")[0] for n in names], model=bool(models))
@@ -105,11 +103,13 @@ def open_llm(store: Store, task: Task) -> Llm:
     from evo.llm.asking import Asker
     from evo.llm.lane import open_lane
     from evo.llm.limits import Limits
+    from evo.strategies import STRATEGIES
     from operators.registry import LLM_OPERATORS
 
     config = store.info.config
     context = prompt_context(config, task)
-    asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, lambda parents: {}, context)
+    remembers = STRATEGIES[config.strategy].remembers
+    asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, lambda parents: {}, context, remembers)
     limits = Limits(config.max_tokens, config.max_usd)
     return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots))
 
