@@ -68,9 +68,9 @@ class Llm:
 class Outcome:
     """How a run ended.
 
-    `reason`: "budget spent", "search space exhausted", "interrupted", why no model can be asked, and, where only a part
-    was asked for: "proposed", "all of the budget is proposed", "nothing new can be made of what is known", "nothing is
-    pending".
+    `reason`: "budget spent", "search space exhausted", "interrupted", why the strategy ended it, why no model can be
+    asked, and, where only a part was asked for: "proposed", "all of the budget is proposed", "nothing new can be made
+    of what is known", "nothing is pending".
     """
 
     reason: str
@@ -181,6 +181,8 @@ class Engine:
             return "budget spent"
         if self._stop():
             return "interrupted"
+        if self._scheduler.ended:
+            return self._scheduler.ended
         if self._lane is not None and self._lane.ended:
             return self._lane.ended
         if self._evaluator is not None:

@@ -20,6 +20,7 @@ from evo.llm.asking import Asker
 from evo.llm.lane import open_lane
 from evo.llm.limits import Limits
 from evo.store import Store
+from evo.strategies import STRATEGIES
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, Message, Prompt, TaskFacts, Unreadable
 
@@ -190,7 +191,8 @@ def llm_of(
     limits = limits or Limits(config.max_tokens, config.max_usd)
     lane = open_lane(store.folder, config.models, environment or {}, limits, config.llm_slots)
     by_name = {o.name: o for o in operators or (Ask(), Ask("mend", repairs=True), Ask("cross", 2))}
-    asker = Asker(by_name, config.models, config.guidance, store.trial, lambda trials: {}, context)  # type: ignore[arg-type]
+    remembers = STRATEGIES[config.strategy].remembers
+    asker = Asker(by_name, config.models, config.guidance, store.trial, lambda trials: {}, context, remembers)  # type: ignore[arg-type]
     return Llm(asker, lane)
 
 

@@ -9,7 +9,10 @@ import pytest
 from evo.budget import Budget
 from evo.config import RunConfig
 from evo.errors import ConfigError
+from evo.llm.models import Model
 from tests.engine_support import config, failed_trial, ok_trial, proposal
+
+MODEL = Model("m", "mailbox:a")
 
 
 def test_a_config_survives_its_json() -> None:
@@ -31,7 +34,9 @@ def test_a_config_survives_its_json() -> None:
         ({"screen_budget": -1}, "screen_budget: expected"),
         ({"archive_share": 1.5}, "archive_share: expected a number from 0 to 1, got 1.5"),
         ({"archive_share": True}, "archive_share: expected a number"),
-        ({"strategy": "anneal"}, "expected one of evolve, random, hillclimb, got 'anneal'"),
+        ({"strategy": "anneal"}, "expected one of evolve, random, hillclimb, best-of-n, tritonforge, got 'anneal'"),
+        ({"strategy": "best-of-n"}, "strategy best-of-n: expected a model to ask, got none; name one by --model"),
+        ({"strategy": "tritonforge", "models": (MODEL,), "workers": 2}, "set --workers 1 and --llm-concurrency 1"),
         ({"device": "tpu"}, "device: expected one of cpu, gpu, got 'tpu'"),
         ({"operators": ()}, "expected at least one name, got none"),
         ({"operators": ("mix", "mix")}, "expected each name once, got mix twice"),

@@ -22,11 +22,11 @@ import pytest
 
 from analysis.benchmarks.instant import InstantEvaluator
 from evo.llm import lane as lane_module
-from evo.llm.asking import REPAIRS
 from evo.llm.limits import Limits
 from evo.llm.models import Model, read_models
 from evo.llm.providers import LlmError
 from evo.records import Candidate, Evaluation, Trial, Verdict
+from evo.repairs import REPAIRS
 from evo.store import RunReader
 from tests.engine_support import create, facts, resume
 from tests.llm_endpoint import Ask, Endpoint, Reply, answer_to, error, in_turn, llm_of, search_with
@@ -422,3 +422,36 @@ def test_stored_answers_are_used_first(tmp_path: Path) -> None:
             assert search_with(store, llm_of(store)).spent == 10
         assert len(endpoint.requests) == sent
     assert decisions(tmp_path / "cut") == decisions(tmp_path / "whole")
+
+
+# --- strategies ------------------------------------------------------------------------------------------------------
+
+
+def test_best_of_n_samples_the_seed_and_tells_nothing_of_the_others(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        outcome = run(tmp_path, model(endpoint.url), strategy="best-of-n", operators=("change@m",), budget=6)
+    assert outcome.spent == 6
+    assert {t.proposal.parents for t in trials(tmp_path)[1:]} == {(0,)}
+    assert all("; 0 tries before;" in call["request"] for call in calls(tmp_path))
+
+
+def test_tritonforge_is_one_path_that_the_arbiter_ends(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        outcome = run(
+            tmp_path, model(endpoint.url), strategy="tritonforge", operators=("change@m",), workers=1, budget=40
+        )
+    assert outcome.reason.startswith("the arbiter ended the path after")
+    assert 3 <= outcome.spent <= 8
+    best = 0
+    for trial in trials(tmp_path)[1:]:
+        assert trial.proposal.parents[0] <= best
+        best = max(best, trial.index)
+
+
+def test_a_resumed_path_is_not_taken_up_after_its_end(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        settings = {"strategy": "tritonforge", "operators": ("change@m",), "workers": 1, "budget": 40}
+        first = run(tmp_path, model(endpoint.url), **settings)
+        with resume(tmp_path) as store:
+            again = search_with(store, llm_of(store))
+    assert (again.reason, again.spent) == (first.reason, first.spent)

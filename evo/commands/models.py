@@ -51,9 +51,12 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     """Fields of RunConfig: the models, and the operators called `names` with the models they ask."""
     from evo.llm.models import read_models
     from evo.llm.providers import open_provider
+    from evo.strategies import STRATEGIES
     from operators.registry import LLM_OPERATORS, get_operators
 
     models = read_models(arguments.model, arguments.models)
+    if models and arguments.operators is None and not STRATEGIES[arguments.strategy].asks:
+        names = [*names, *DEFAULT_OPERATORS]
     for model in models:
         open_provider(model, os.environ)  # what is missing is to be said before anything is evaluated
     get_operators([n.partition("@")[0] for n in names], model=bool(models))

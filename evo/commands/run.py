@@ -27,7 +27,11 @@ def add(commands: Any) -> None:
     run.add_argument("--budget", type=int, default=DEFAULT_BUDGET, metavar="N", help="candidates to evaluate")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="where to store the run (default: runs/TASK-NUMBER)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
-    run.add_argument("--strategy", default="evolve", help="evolve (default), random or hillclimb; best-of-n and tritonforge ask models")
+    run.add_argument(
+        "--strategy",
+        default="evolve",
+        help="evolve (default), random or hillclimb; best-of-n and tritonforge ask models",
+    )
     run.add_argument("--operators", metavar="A,B", help="names of operators (default: the strategy's)")
     run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
     run.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU); 1: repeatable")
@@ -71,7 +75,10 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
     strategy = STRATEGIES[arguments.strategy]
-    names: Sequence[str] = [*strategy.operators, *(models.DEFAULT_OPERATORS if arguments.model and not strategy.asks else ())]
+    names: Sequence[str] = [
+        *strategy.operators,
+        *(models.DEFAULT_OPERATORS if arguments.model and not strategy.asks else ()),
+    ]
     if arguments.operators is not None:
         names = [n.strip() for n in arguments.operators.split(",")]
     workers = parts.workers(1 if strategy.path and arguments.workers is None else arguments.workers)
