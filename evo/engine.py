@@ -198,7 +198,11 @@ class Engine:
 
         Models come first: they take longest, and what they need is a parent, not a worker.
         """
-        for arms in (self._all_arms,) if self._serial else (self._model_arms, self._rule_arms):
+        if self._evaluator is None:
+            ways: Sequence[Callable[[], Sequence[str]]] = (self._any_arms,)
+        else:
+            ways = (self._all_arms,) if self._serial else (self._model_arms, self._rule_arms)
+        for arms in ways:
             while self._may_propose() and not self._stop():
                 among = arms()
                 if not among or not self._ask(among):
@@ -213,6 +217,11 @@ class Engine:
 
     def _all_arms(self) -> Sequence[str]:
         return () if self._pool.busy or self._asking else (*self._rule_arms(), *self._model_arms())
+
+    def _any_arms(self) -> Sequence[str]:
+        """Where nothing is evaluated no worker slows the rules down: they wait for models, and get their share only."""
+        models = self._model_arms()
+        return () if self._asking and not models else (*self._rule_arms(), *models)
 
     def _rule_arms(self) -> Sequence[str]:
         return self._arms[False] if self._pool.wants_more() else ()

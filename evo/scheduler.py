@@ -64,7 +64,8 @@ class Scheduler:
         if trial.evaluation.verdict is Verdict.OK and trial.evaluation.plan_hash:
             self._known.setdefault(trial.evaluation.plan_hash, trial.proposal.candidate.id)
         speedup = trial.fitness.speedup if trial.fitness else None
-        parent = max((self._reached[p] for p in trial.proposal.parents), default=1.0)
+        # Only the seed is a parent before it is finished (`assume_seed`).
+        parent = max((self._reached.get(p, 1.0) for p in trial.proposal.parents), default=1.0)
         self._reached[trial.index] = parent if speedup is None else speedup
         self._told += 1
         self._strategy.tell(trial, elite, reward(speedup, parent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,11 @@ from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator, score
 from evo.cli import main
 from evo.commands import parts
 from evo.engine import Engine, Outcome
+from evo.llm.models import Model
 from evo.store import RunReader, Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
+from tests.llm_endpoint import OPERATORS, Endpoint, Reply, llm_of
 from tests.test_cli import evo_process
 
 # --- the engine ------------------------------------------------------------------------------------------------------
@@ -28,7 +31,8 @@ def propose(store: Store, count: int | None) -> Outcome:
 
 
 def evaluate(store: Store, evaluator: InstantEvaluator | None = None) -> Outcome:
-    return search(store, evaluator, proposals=0)
+    evaluator = evaluator or InstantEvaluator()
+    return Engine(store, evaluator.prepare(), SEED_SOURCE, evaluator, score, {}, proposals=0).run()
 
 
 def by_turns(folder: Path, **changes: object) -> Outcome:
@@ -108,6 +112,44 @@ def test_a_run_in_halves_goes_on_as_a_whole(tmp_path: Path) -> None:
     with resume(tmp_path) as store:
         assert search(store).reason == "budget spent"
         assert store.pending() == []
+
+
+# --- with models -----------------------------------------------------------------------------------------------------
+
+
+def with_models(folder: Path, endpoint: Endpoint, **changes: object) -> Store:
+    model = Model("m", endpoint.url, max_tokens=100)
+    return create(folder, operators=("mutate", "change@m", "mend@m"), models=(model,), **changes)
+
+
+def propose_with_models(store: Store, count: int) -> Outcome:
+    llm = llm_of(store)
+    return Engine(store, None, SEED_SOURCE, None, score, OPERATORS, proposals=count, llm=llm).run()
+
+
+@pytest.mark.parametrize("changes", [{"workers": 1, "llm_slots": 1}, {"workers": 2, "llm_slots": 3}])
+def test_models_and_rules_share_what_is_proposed(tmp_path: Path, changes: dict[str, int]) -> None:
+    with Endpoint() as endpoint, with_models(tmp_path, endpoint, budget=60, **changes) as store:
+        assert propose_with_models(store, 30).proposed == 30
+        operators = Counter(p.operator for p in store.pending())
+    assert operators["change@m"] >= 5
+    assert operators["mutate"] >= 5
+
+
+def test_answers_without_a_source_may_come_before_the_seed_is_evaluated(tmp_path: Path) -> None:
+    def script(body: object, number: int) -> Reply:
+        return Reply(text="no idea") if number % 2 else Reply()
+
+    with Endpoint(script) as endpoint, with_models(tmp_path, endpoint, budget=40) as store:
+        for _ in range(20):
+            propose_with_models(store, 8)
+            if evaluate(store).reason == "budget spent":
+                break
+        trials = list(store.trials())
+    assert sorted(t.index for t in trials) == list(range(41))
+    assert {t.evaluation.stage for t in trials} >= {"answer", "done"}
+    first = next(t for t in trials if t.evaluation.stage == "answer")
+    assert trials.index(first) < [t.index for t in trials].index(0), "nothing was tested"
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def _check_same(folder: Path, arguments: argparse.Namespace, wanted: RunConfig, 
     """Raises ConfigError for a setting that was given and is not that of the run."""
     for name in (field.name for field in dataclasses.fields(stored)):
         given = getattr(arguments, name, None) != arguments.default_of(name)
+        given |= name in ("models", "operators") and bool(arguments.model)
         old, new = getattr(stored, name), getattr(wanted, name)
         if given and name not in _FREE and old != new:
             option = name.replace("_", "-")
