@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,16 @@ def run_cells(
     score: Score,
     workers: int,
     stop: Callable[[], bool],
-) -> Iterator[Done]:
-    """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other."""
+) -> Generator[Done, None, None]:
+    """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other.
+
+    Close the generator: where it is left early, that waits for what is being evaluated, except after KeyboardInterrupt.
+    """
+    over = threading.Event()
+
+    def halted() -> bool:
+        return over.is_set() or stop()
+
     todo = [c for c in campaign.cells() if not finished(campaign.folder / c.path)]
     benches = {
         name: _Bench(campaign, task, sum(c.task == name for c in todo), open_evaluator) for name, task in tasks.items()
@@ -63,14 +71,16 @@ def run_cells(
 
     def one(cell: Cell) -> str:
         with benches[cell.task] as bench:
-            if stop():
+            if halted():
                 return "interrupted"
             evaluator, first = bench.prepared()
             task = tasks[cell.task]
             info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
-            return _run(campaign.folder / cell.path, info, task.seed_source, first, evaluator, score, stop)
+            return _run(campaign.folder / cell.path, info, task.seed_source, first, evaluator, score, halted)
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="cell") as pool:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="cell")
+    wait = True
+    try:
         futures: dict[Future[str], Cell] = {pool.submit(one, cell): cell for cell in todo}
         for future in as_completed(futures):
             failure = future.exception()
@@ -78,6 +88,12 @@ def run_cells(
                 yield Done(futures[future], future.result())
             else:
                 yield _failed(campaign, futures[future], failure)
+    except KeyboardInterrupt:
+        wait = False
+        raise
+    finally:
+        over.set()
+        pool.shutdown(wait=wait, cancel_futures=True)
 
 
 class _Bench:

@@ -19,7 +19,7 @@ from evo.campaign import Cell
 from evo.cli import main
 from evo.commands import parts
 from evo.store import RunReader
-from tests.cli_support import CliEvaluator, install
+from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
 
 ROOT = Path(__file__).parent.parent
@@ -180,3 +180,23 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(opened: list[CliEvaluator], t
         assert time.monotonic() < deadline
     assert ablate("--out", "straight") == 0
     assert runs(Path("runs/spec")) == runs(Path("straight"))
+
+
+def test_a_second_ctrl_c_does_not_wait_and_loses_nothing_finished(tmp_path: Path) -> None:
+    Path(tmp_path / "spec.toml").write_text(SPEC)
+    command = [sys.executable, "-m", "tests.cli_support", "600", "ablate", "spec.toml", "--workers", "2"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 100
+    log = tmp_path / LOG
+    while not (log.exists() and len(log.read_text().split()) == 2) and time.monotonic() < deadline:
+        time.sleep(0.05)  # until both cells evaluate
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # two signals at once would be one
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=100)  # an evaluation takes 600 s
+    assert process.returncode == parts.EXIT_INTERRUPTED
+    assert "interrupted; the same command goes on with runs/spec" in said
+    found = runs(tmp_path / "runs/spec")
+    assert len(found) == 2 and all(len(tables["evaluations"]) == 1 for tables in found.values())  # the seed

@@ -114,21 +114,22 @@ def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) 
     failed: list[Done] = []
     begin, ended = time.monotonic(), 0
     workshop = parts.open_workshop(campaign.spec.target, campaign.device)
-    with closing(workshop), _forced_exit(campaign), Interrupt(_notify) as interrupt:
 
-        def open_evaluator(task: Task) -> Evaluator:
-            parts.say(f"preparing {task.name}: evaluating its seed kernel")
-            return workshop.open(task)
+    def open_evaluator(task: Task) -> Evaluator:
+        parts.say(f"preparing {task.name}: evaluating its seed kernel")
+        return workshop.open(task)
 
-        for done in run_cells(campaign, tasks, versions(), open_evaluator, parts.scorer(), workers, interrupt):
-            if done.reason == "interrupted":
-                continue
-            ended += 1
-            failed += [done] if done.reason == "failed" else []
-            seconds = time.monotonic() - begin
-            left = round(seconds / ended * (total - before - ended))
-            ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-            parts.say(f"[{before + ended}/{total}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+    with closing(workshop), Interrupt(_notify) as interrupt:
+        cells = run_cells(campaign, tasks, versions(), open_evaluator, parts.scorer(), workers, interrupt)
+        with closing(cells), _forced_exit(campaign):
+            for done in cells:
+                if done.reason == "interrupted":
+                    continue
+                ended += 1
+                failed += [done] if done.reason == "failed" else []
+                left = round((time.monotonic() - begin) / ended * (total - before - ended))
+                ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+                parts.say(f"[{before + ended}/{total}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
         return failed, interrupt()
 
 
