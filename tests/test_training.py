@@ -16,10 +16,13 @@ import pytest
 from analysis.export import export_training
 from analysis.training import EPSILON, Answer
 from evo.cli import main
+from evo.llm.models import Model
 from evo.records import Evaluation, Trial, Verdict
-from evo.store import FILE
+from evo.store import FILE, RunReader
 from tests.analysis_support import CALLS, add_call, fill
 from tests.engine_support import create, failed_trial, ok_trial, proposal, resume
+from tests.llm_endpoint import Endpoint, llm_of, search_with
+from tests.llm_run import OPERATORS
 
 REWARDS = ("autotriton", "tritonrl_plan", "tritonrl_code")
 
@@ -230,3 +233,30 @@ def test_an_answer_that_repeats_a_candidate_is_judged_as_that_one(tmp_path: Path
     ]
     assert {(row["verdict"], row["stage"]) for row in rows} == {("duplicate", "answer")}
     assert done.notes == {"left out: no verdict yet, or the evaluator failed": 2}
+
+
+def test_answers_of_a_real_search(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        model = Model("m", endpoint.url, max_tokens=100, timeout_s=30.0)
+        with create(tmp_path / "run", operators=OPERATORS, models=(model,), budget=20) as store:
+            search_with(store, llm_of(store))
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo")
+    rows = {row["trial"]: row for row in pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()}
+    with RunReader(tmp_path / "run") as run:
+        asked = [t for t in run.trials() if "@" in t.proposal.operator]
+        assert len(rows) == len(asked) > 5
+        for trial in asked:
+            row = rows[trial.index]
+            assert (row["operator"], row["model"]) == (trial.proposal.operator, "m")
+            assert (row["verdict"], row["stage"]) == (trial.evaluation.verdict, trial.evaluation.stage)
+            if trial.fitness:
+                assert (row["speedup"], row["estimated"]) == (trial.fitness.speedup, trial.fitness.estimated)
+            call = run.call_of(trial.index)
+            assert call is not None and row["completion"][0]["content"] == call["answer"]
+            spans = json.loads(call["spans"] or "{}")
+            assert [row["code_start"], row["code_end"]] == spans.get("code", [None, None])
+    assert sum(row["code_start"] is not None for row in rows.values()) > 5
+    assert set(done.notes) <= {
+        "left out: no verdict yet, or the evaluator failed",
+        "alone in their group, so without an advantage",
+    }
