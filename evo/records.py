@@ -274,6 +274,13 @@ class Profile:
             if value not in valid:
                 raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
 
+    def beside(self, earlier: Profile | None) -> Profile:
+        """This profile with the numbers of an earlier one; only those of the same tier and case can be compared."""
+        if earlier is None or (earlier.tier, earlier.case) != (self.tier, self.case):
+            return self
+        before = {name: earlier.metrics[name] for name in self.numbers if name in earlier.metrics}
+        return dataclasses.replace(self, before=before)
+
 
 @dataclass(frozen=True)
 class Fitness:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
 import time
@@ -20,7 +21,18 @@ from typing import IO, Any, Self
 
 from evo.config import RunConfig
 from evo.errors import StoreError
-from evo.records import Candidate, Fitness, Proposal, Trial, evaluation_from_json, evaluation_to_json
+from evo.records import (
+    TIERS,
+    Candidate,
+    Fitness,
+    Profile,
+    Proposal,
+    Trial,
+    Verdict,
+    evaluation_from_json,
+    evaluation_to_json,
+    profile_from_json,
+)
 
 FILE = "run.sqlite"
 LOCK = "run.lock"
@@ -156,6 +168,19 @@ class ModelUse:
     seconds: float | None  # mean time to an answer
 
 
+@dataclass(frozen=True)
+class HintCredit:
+    """What a hint achieved: finished trials that followed it, of those ok, of those faster than every parent, and their
+    mean gain: the geometric mean of speedup over that of the best parent, over those that are ok.
+    """
+
+    name: str
+    trials: int
+    ok: int
+    improved: int
+    gain: float | None
+
+
 class RunReader:
     """Reads a run, also while another process writes it.  Raises StoreError where there is none."""
 
@@ -232,6 +257,35 @@ class RunReader:
         found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
         row = found.fetchone()
         return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
+
+    def profile(self, candidate: str) -> Profile | None:
+        """What limits a candidate, from the best tier that was stored; None where it was not profiled."""
+        rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
+        best = next((rows[tier] for tier in TIERS if tier in rows), None)
+        return None if best is None else profile_from_json(best)
+
+    def profiles(self, trials: Sequence[int]) -> dict[int, Profile]:
+        """The profiles of those of `trials` that have one, each beside that of its first parent."""
+        found = {}
+        for index in trials:
+            proposal = self._proposal_of(index)
+            profile = self.profile(proposal.candidate.id)
+            if profile is not None:
+                parents = proposal.parents[:1]
+                earlier = self.profile(self._proposal_of(parents[0]).candidate.id) if parents else None
+                found[index] = profile.beside(earlier)
+        return found
+
+    def _proposal_of(self, index: int) -> Proposal:
+        trial = self.trial(index)
+        return trial.proposal if isinstance(trial, Trial) else trial
+
+    def hints(self) -> list[HintCredit]:
+        """What became of drafts that said which hint they follow, most followed first."""
+        by_name: dict[str, list[tuple[str, float | None, float | None]]] = {}
+        for name, *outcome in self._db.execute(_HINTS, {"length": len(HINT), "mark": HINT}):
+            by_name.setdefault(name, []).append(tuple(outcome))
+        return sorted((_hint_credit(*item) for item in by_name.items()), key=lambda h: (-h.trials, h.name))
 
     def events(self) -> list[tuple[str, str, float]]:
         """(kind, text, seconds since 1970) of every start, resume and end."""
@@ -412,6 +466,15 @@ _CREDIT = """
     ) GROUP BY operator ORDER BY COUNT(*) DESC, operator
 """
 
+# A draft that followed a hint has the cost "hint:ID".
+HINT = "hint:"
+_HINTS = """
+    SELECT SUBSTR(c.key, 1 + :length), e.verdict, e.speedup,
+           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
+    FROM proposals p JOIN evaluations e USING (trial), json_each(p.cost) c
+    WHERE SUBSTR(c.key, 1, :length) = :mark ORDER BY e.finished
+"""
+
 
 _ANSWER = ("model", "prompt_hash", "answer", "reasoning", "finish", "tokens_in", "tokens_out", "usd")
 # A sum with an unknown part is unknown: SQLite's SUM would leave that part out.
@@ -423,6 +486,18 @@ _MODELS = """
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | None]]) -> HintCredit:
+    """outcomes: (verdict, speedup, speedup of the best parent) of each trial."""
+    gains = [speedup / parent for _, speedup, parent in outcomes if speedup is not None and parent is not None]
+    return HintCredit(
+        name=name,
+        trials=len(outcomes),
+        ok=sum(verdict == Verdict.OK for verdict, _, _ in outcomes),
+        improved=sum(gain > 1 for gain in gains),
+        gain=math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None,
+    )
 
 
 def _proposal(row: Sequence[Any]) -> Proposal:

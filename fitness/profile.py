@@ -10,7 +10,6 @@ was busy is the model's (`fitness/estimate.py`), against the measured time.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -157,14 +156,6 @@ def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]
     if of.bytes and all("dram_bytes" in r for _, r in counters):
         readings["moved"] = math.fsum(r["dram_bytes"] for _, r in counters) / of.bytes
     return _digest("ncu", of, readings, target, kernel, "")
-
-
-def compared(profile: Profile, earlier: Profile | None) -> Profile:
-    """`profile` beside that of the candidate it was made from; only the same tier and case can be compared."""
-    if earlier is None or (earlier.tier, earlier.case) != (profile.tier, profile.case):
-        return profile
-    before = {name: earlier.metrics[name] for name in profile.numbers if name in earlier.metrics}
-    return dataclasses.replace(profile, before=before)
 
 
 # --- readings --------------------------------------------------------------------------------------------------------

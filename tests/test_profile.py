@@ -11,7 +11,7 @@ from evo.records import Candidate, Case, Evaluation, Timing, Verdict
 from fitness.estimate import DRAM_EFFICIENCY, Estimate, StepEstimate
 from fitness.evaluator import CpuEvaluator
 from fitness.plan import Buffer, Config, Launch, LaunchPlan
-from fitness.profile import NAMES, Subject, compared, from_counters, from_estimate, from_timing, longest, roofline
+from fitness.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
 from fitness.target import get_target
 from fitness.task import load_task
 
@@ -135,9 +135,9 @@ def test_the_roofline_is_that_of_the_dtype():
 def test_only_the_same_can_be_compared():
     before = from_estimate(subject(), estimate(dram=50.0, launch=1.0), H200)
     after = from_estimate(subject(), estimate(dram=90.0, launch=1.0), H200)
-    assert compared(after, before).before[NAMES["dram"]] == 50.0
+    assert after.beside(before).before[NAMES["dram"]] == 50.0
     for other in (None, dataclasses.replace(before, tier="ncu"), dataclasses.replace(before, case="small")):
-        assert compared(after, other).before == {}
+        assert after.beside(other).before == {}
 
 
 def test_the_case_is_the_longest_of_the_seed():

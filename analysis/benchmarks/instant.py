@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from evo.records import Build, Candidate, Check, Evaluation, Fitness, Timing, Verdict
+from evo.records import Build, Candidate, Check, Evaluation, Fitness, Profile, Timing, Verdict
 from operators.base import Context, Draft, Parent
 
 # As long as a small real kernel: hashing and storing sources is part of the engine's work.
@@ -113,6 +113,11 @@ class InstantEvaluator:
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         return [_timings(s, b"\0" * 8)[0].ratio for s in sources]
+
+    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+        terms = evaluation.timings[0].terms
+        numbers = {f"{name}, µs": us for name, us in terms.items()}
+        return Profile("estimate", "memory", "made up", numbers, case=evaluation.timings[0].case, metrics=numbers)
 
     def close(self) -> None:
         pass
