@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.budget import SEED_OPERATOR
-from evo.records import Evaluation, Proposal, Timing, Trial
+from evo.records import Evaluation, Profile, Proposal, Timing, Trial
 from evo.result import best_source, diff, speedup_text
 from evo.store import ModelUse, RunReader
 
@@ -38,6 +38,9 @@ def show_run(run: RunReader, console: Console) -> None:
     models = run.models()
     if models:
         _print_models(models, console)
+    hints = [(h.name, h.trials, h.ok, h.improved, _times(h.gain)) for h in run.hints()]
+    if hints:
+        _print_table(console, "hints followed", ("hint", "trials", "ok", "beat all parents", "mean gain"), hints)
     if best is not None:
         _print_lineage(run, best.index, console)
     _print_facts(console, "environment", {"versions": run.info.versions, **run.info.environment})
@@ -56,6 +59,8 @@ def show_trial(run: RunReader, index: int, console: Console) -> None:
         _show_evaluation(found, console)
     else:
         say("not evaluated yet", "yellow")
+    for profile in run.profiles([index]).values():
+        _print_profile(profile, console)
     source = best_source(found) if isinstance(found, Trial) else proposal.candidate.source
     frozen = isinstance(found, Trial) and found.evaluation.frozen_source
     console.rule("source" + (" (with the chosen autotune configuration)" if frozen else ""))
@@ -107,6 +112,22 @@ def _print_timing(timing: Timing, console: Console) -> None:
     title = f"case {timing.case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
     rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
     _print_table(console, title, ("term", "µs"), rows)
+
+
+def _print_profile(profile: Profile, console: Console) -> None:
+    say = _printer(console)
+    say(f"limited by {profile.bottleneck}: {profile.reason}", "bold")
+    if profile.fallback:
+        say(f"profile of tier {profile.tier}, as {profile.fallback}")
+    share = {} if profile.roofline is None else {"share of the roofline reached, %": 100 * profile.roofline}
+    numbers = {**profile.numbers, **share}
+    rows = (
+        (name, f"{v:.3g}", f"{profile.before[name]:.3g}" if name in profile.before else "")
+        for name, v in numbers.items()
+    )
+    _print_table(console, f"profile ({profile.tier}, kernel {profile.kernel})", ("number", "now", "parent"), rows)
+    if profile.hints:
+        _print_table(console, "hints", ("hint", "action"), ((h.id, h.action) for h in profile.hints))
 
 
 def _print_lineage(run: RunReader, index: int, console: Console) -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import random
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from analysis.benchmarks.instant import InstantEvaluator, score
 from evo.errors import EvoError
+from evo.llm.asking import Asker
+from evo.llm.models import Model
 from evo.profiles import ProfilingEvaluator
-from evo.records import Candidate, Evaluation, Profile, Trial, Verdict, profile_to_json
+from evo.records import Candidate, Evaluation, Hint, Profile, Trial, Verdict, profile_to_json
+from evo.show import show_run, show_trial
 from evo.store import HintCredit, RunReader, Store, connect_to_write
+from operators.registry import LLM_OPERATORS
 from tests.engine_support import create, failed_trial, ok_trial, resume, search
+from tests.llm_support import context as context_of
 
 
 class Profiling(InstantEvaluator):
@@ -131,3 +139,41 @@ def test_hints_get_the_credit_of_those_that_followed_them(tmp_path):
         one, two = store.hints()
     assert one == HintCredit("spills", trials=3, ok=2, improved=1, gain=pytest.approx(1.0))
     assert two == HintCredit("wider-loads", trials=1, ok=0, improved=0, gain=None)
+
+
+def test_prompts_are_told_what_limits_their_parents(tmp_path):
+    model = Model("m", "http://localhost:1/v1")
+    with create(tmp_path, budget=5) as store:
+        run(store, Profiling())
+        index = ok(list(store.trials()))[1].index
+        for guidance, words in (("digest", "Limited by memory: so"), ("raw", "## Metrics"), ("none", "")):
+            asker = Asker(LLM_OPERATORS, (model,), guidance, store.trial, store.profiles, context_of)
+            question = asker.question("mutate@m", [index], random.Random(0), island=0, told=0)
+            assert question is not None
+            text = question.prompt.messages[1].text
+            assert words in text
+            assert ("time, µs" in text) == (guidance != "none")
+            assert ("before the last change" in text) == (guidance == "digest")
+
+
+def test_a_trial_is_shown_with_what_limits_it(tmp_path):
+    hinted = ok_trial(1, 2.0, parents=(0,), cost={"hint:spills": 1.0})
+    with create(tmp_path) as store:
+        for trial in (ok_trial(0), hinted):
+            store.proposed(trial.proposal)
+            store.finished(trial)
+        evaluator = ProfilingEvaluator(Hinting(), score, tmp_path)
+        evaluator.absorbed(ok_trial(0), replayed=True)
+        console = Console(record=True, width=200, file=io.StringIO())
+        show_trial(store, 0, console)
+        show_run(store, console)
+    text = console.export_text()
+    assert "limited by memory: so" in text and "as ncu is not installed" in text
+    assert "share of the roofline reached, %" in text and "load wider" in text
+    assert "hints followed" in text and "2.00x" in text
+
+
+class Hinting(Profiling):
+    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+        hint = Hint("wider-loads", "load wider")
+        return Profile("counters-free", "memory", "so", {"a": 1.0}, 0.5, hints=(hint,), fallback="ncu is not installed")

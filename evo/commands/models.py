@@ -112,7 +112,7 @@ def open_llm(store: Store, task: Task) -> Llm:
     config = store.info.config
     context = prompt_context(config, task)
     remembers = STRATEGIES[config.strategy].remembers
-    asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, lambda parents: {}, context, remembers)
+    asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers)
     limits = Limits(config.max_tokens, config.max_usd)
     return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots))
 

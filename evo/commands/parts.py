@@ -11,7 +11,8 @@ from evo.errors import ConfigError
 
 if TYPE_CHECKING:
     from evo.device import Gpus
-    from evo.engine import Evaluator, Score
+    from evo.engine import Score
+    from evo.profiles import Profiler
     from fitness.task import Task
     from fitness.workshop import Workshop
 
@@ -46,7 +47,7 @@ def open_workshop(target: str, device: str) -> Workshop:
     return Workshop(get_target(target), measured=device == "gpu")
 
 
-def open_evaluator(task: Task, target: str, device: str) -> Evaluator:
+def open_evaluator(task: Task, target: str, device: str) -> Profiler:
     """`device`: "gpu" measures on the first GPU, "cpu" estimates."""
     from fitness.evaluator import CpuEvaluator
     from fitness.gpu_evaluator import GpuEvaluator

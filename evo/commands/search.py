@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from evo.commands import models, parts
 
 if TYPE_CHECKING:
-    from evo.engine import Evaluator, Outcome
+    from evo.engine import Evaluator, Observer, Outcome
+    from evo.profiles import Profiler
     from evo.records import Evaluation
     from evo.store import Store
     from fitness.task import Task
 
 
-def search(store: Store, task: Task, first: Evaluation, evaluator: Evaluator) -> int:
+def search(store: Store, task: Task, first: Evaluation, evaluator: Profiler) -> int:
     """Runs the engine, then writes and prints the result."""
     return conclude(store, run_engine(store, task, first, evaluator))
 
@@ -26,7 +27,7 @@ def run_engine(
     store: Store,
     task: Task,
     first: Evaluation | None,
-    evaluator: Evaluator | None,
+    evaluator: Profiler | None,
     *,
     proposals: int | None = None,
 ) -> Outcome:
@@ -35,6 +36,7 @@ def run_engine(
 
     from evo.engine import Engine
     from evo.interrupt import Interrupt
+    from evo.profiles import ProfilingEvaluator
     from evo.progress import Progress
     from operators.registry import get_operators
 
@@ -45,11 +47,15 @@ def run_engine(
     if config.models and proposals != 0:
         models.describe(config)
         llm = models.open_llm(store, task)
-    with _forced_exit(store, evaluator), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
-        score = parts.scorer()
-        engine = Engine(
-            store, first, task.seed_source, evaluator, score, operators, [progress], interrupt, proposals, llm
-        )
+    score = parts.scorer()
+    judge: Evaluator | None = evaluator
+    observers: list[Observer] = []
+    if evaluator is not None and config.models and config.guidance != "none":
+        judge = profiling = ProfilingEvaluator(evaluator, score, store.folder)
+        observers.append(profiling)
+    with _forced_exit(store, judge), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
+        observers.append(progress)
+        engine = Engine(store, first, task.seed_source, judge, score, operators, observers, interrupt, proposals, llm)
         return engine.run()
 
 
