@@ -22,6 +22,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m analysis.benchmarks.bench_engine
 	$(BIN)/python -m analysis.benchmarks.bench_evaluator
+	$(BIN)/python -m analysis.benchmarks.bench_llm
 	$(BIN)/python -m analysis.benchmarks.bench_export --trials 20000
 
 # torch first and alone: asked for together with the rest, pip may pick a build with gigabytes of CUDA libraries.

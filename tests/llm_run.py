@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from analysis.benchmarks.endpoint import llm_of, search_with
 from evo.llm.models import Model
 from evo.store import FILE
 from tests.engine_support import create, resume
-from tests.llm_endpoint import llm_of, search_with
 
 OPERATORS = ("mutate", "change@m", "mend@m", "cross@m")
 

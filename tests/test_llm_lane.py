@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from analysis.benchmarks.endpoint import Endpoint, Reply, answer_to
 from evo.errors import ConfigError
 from evo.llm import lane as lane_module
 from evo.llm.calls import Call, Question
@@ -23,7 +24,7 @@ from evo.llm.providers import LlmError
 from evo.store import RunReader
 from operators.llm.base import Message, Prompt
 from tests.engine_support import create
-from tests.llm_endpoint import KEY, Endpoint, Reply, answer_to, error, in_turn
+from tests.llm_endpoint import KEY, error, in_turn
 
 MAX_TOKENS = 100
 PROMPT = "better genes, please"

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.commands import models as commands
 from evo.errors import ConfigError
 from evo.llm.models import Model, read_models
 from evo.store import RunReader
 from tests.cli_support import CliEvaluator, install
 from tests.engine_support import config
-from tests.llm_endpoint import KEY, Ask, Endpoint, Reply, context, error, in_turn
+from tests.llm_endpoint import KEY, error, in_turn
 from tests.test_cli import run
 
 URL = "https://x.example/v1"

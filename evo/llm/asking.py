@@ -6,7 +6,7 @@ State is a fold over proposals and trials, like that of the scheduler it belongs
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from operators.llm.operators import complementary
 
 # Latest failures that are still worth a repair, and tries that prompts may tell of.
 FAILURES, HISTORY = 16, 64
+PARENTS = 256  # kept in memory
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Asker:
         self._guidance = guidance
         self._trial, self._profiles, self._context = trial, profiles, context
         self._history: deque[Tried] = deque(maxlen=HISTORY if remembers else 0)
+        self._parents: OrderedDict[int, Parent] = OrderedDict()  # those asked about lately
         self._failed: deque[int] = deque(maxlen=FAILURES)
         self._first: dict[int, int] = {}  # failed trial -> the failure that it is meant to mend, or itself
         self._repairs: Counter[int] = Counter()  # repairs of a first failure, made or in flight
@@ -102,7 +104,7 @@ class Asker:
             guidance=self._guidance,
             answer=self._models[arm.partition("@")[2]].answer,
         )
-        prompt = self._operator(arm).prompt([_parent(self._trial(p)) for p in parents], context)
+        prompt = self._operator(arm).prompt([self._parent(p) for p in parents], context)
         return None if prompt is None else Question(arm, prompt, tuple(parents), island, told)
 
     def asked(self, question: Question) -> None:
@@ -148,7 +150,7 @@ class Asker:
         """
         question, answer = call.question, call.answer
         assert answer is not None  # failed calls have nothing to read
-        parents = [_parent(self._trial(p)) for p in question.parents]
+        parents = [self._parent(p) for p in question.parents]
         draft = _truncated(answer) or self._operator(question.operator).read(answer.text, parents)
         cost = _cost(answer) | {"stale": told - question.told} | (dict(draft.cost) if isinstance(draft, Draft) else {})
 
@@ -167,6 +169,20 @@ class Asker:
         nothing = _no_source(index, message)
         verdict = Evaluation(nothing.id, Verdict.DUPLICATE, "answer", message=message, duplicate_of=candidate.id)
         return Made(proposal(nothing, draft.note), verdict, draft.spans)
+
+    def _parent(self, index: int) -> Parent:
+        """Reading a trial and naming its source anew takes milliseconds; parents are asked about again and again."""
+        if index in self._parents:
+            self._parents.move_to_end(index)
+            return self._parents[index]
+        trial = self._trial(index)
+        if isinstance(trial, Trial):
+            self._parents[index] = _as_parent(trial)
+            if len(self._parents) > PARENTS:
+                self._parents.popitem(last=False)
+            return self._parents[index]
+        # The seed, where candidates are proposed before anything is evaluated.
+        return Parent(trial.index, trial.candidate.source, speedup=1.0)
 
     def _operator(self, arm: str) -> LlmOperator:
         return self._operators[arm.partition("@")[0]]
@@ -195,9 +211,7 @@ def _cost(answer: Answer) -> dict[str, float]:
     return cost if answer.bill.usd is None else cost | {"usd": answer.bill.usd}
 
 
-def _parent(trial: Trial | Proposal) -> Parent:
-    if isinstance(trial, Proposal):  # the seed, where candidates are proposed before anything is evaluated
-        return Parent(trial.index, trial.candidate.source, speedup=1.0)
+def _as_parent(trial: Trial) -> Parent:
     evaluation = trial.evaluation
     return Parent(
         index=trial.index,
