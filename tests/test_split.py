@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import evo.versions
+from analysis.benchmarks.endpoint import Endpoint, Reply, llm_of
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
 from evo.cli import main
 from evo.commands import parts
@@ -20,7 +21,6 @@ from evo.llm.models import Model
 from evo.store import RunReader, Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
-from analysis.benchmarks.endpoint import Endpoint, Reply, llm_of
 from tests.test_cli import evo_process
 
 # --- the engine ------------------------------------------------------------------------------------------------------

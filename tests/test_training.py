@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.benchmarks.endpoint import Endpoint, llm_of, search_with
 from analysis.export import export_training
 from analysis.training import EPSILON, Answer
 from evo.cli import main
@@ -21,7 +22,6 @@ from evo.records import Evaluation, Trial, Verdict
 from evo.store import FILE, RunReader
 from tests.analysis_support import CALLS, add_call, fill
 from tests.engine_support import create, failed_trial, ok_trial, proposal, resume
-from tests.llm_endpoint import Endpoint, llm_of, search_with
 from tests.llm_run import OPERATORS
 
 REWARDS = ("autotriton", "tritonrl_plan", "tritonrl_code")
