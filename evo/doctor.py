@@ -5,20 +5,22 @@ A check is a function that looks and returns what it found; nothing is assumed. 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from evo.device import Gpus
 from evo.errors import EvoError
+from evo.llm.models import Model
 
 OK, MISSING, UNUSABLE = "ok", "missing", "not usable"
 
@@ -70,6 +72,7 @@ class Machine:
     find_gpus: Callable[[], Gpus]
     try_run: Callable[[], str]  # evaluates a seed as `evo run` would and says so; raises EvoError where it fails
     ray_address: str | None = None
+    models: Sequence[Model] = ()
 
 
 def examine(machine: Machine) -> Iterator[Check]:
@@ -89,6 +92,8 @@ def examine(machine: Machine) -> Iterator[Check]:
     for name in _FIX_TOOLS:
         yield from _guard(name, lambda name=name: [_tool(name, usable)])  # type: ignore[misc]
     yield from _guard("Ray", lambda: _ray(machine.ray_address))
+    for model in machine.models:
+        yield from _guard(f"model {model.name}", lambda model=model: [_model(model)], needed=True)  # type: ignore[misc]
     yield from _guard("evo run", lambda: [_run(machine)], needed=True)
 
 
@@ -230,7 +235,7 @@ def _tool(name: str, gpu: bool) -> Check:
     return Check(name, OK, f"{version}, works on GPU 0")
 
 
-# --- Ray and a run ---------------------------------------------------------------------------------------------------
+# --- Ray, models and a run -----------------------------------------------------------------------------------------
 
 
 def _ray(address: str | None) -> list[Check]:
@@ -259,6 +264,29 @@ def _cluster(address: str) -> Check:
     resources = json.loads(run.stdout.splitlines()[-1])
     found = f"reachable, {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
     return Check(f"Ray at {address}", OK, found, needed=True)
+
+
+def _model(model: Model) -> Check:
+    """Whether `model` can be asked; nothing that costs money is asked."""
+    from evo.llm.providers import Failed, open_provider
+
+    name, fix = f"model {model.name}", "mend --model, the network or the key (docs/llm.md)"
+    try:
+        provider = open_provider(model, os.environ)
+        if model.provider == "mailbox":
+            return replace(_disk(model.path, 0), name=name)
+        if model.provider == "replay":
+            return Check(name, OK, f"answers of {model.path}", needed=True)
+        served = asyncio.run(provider.served())  # type: ignore[attr-defined]  # the provider of endpoints has it
+    except (EvoError, Failed) as error:
+        return Check(name, UNUSABLE, f"{model.endpoint}: {error}", fix, True)
+    wanted = model.sent_as or model.name
+    if served is None:
+        return Check(name, OK, f"{model.endpoint} answers; it keeps no list of its models", needed=True)
+    if wanted not in served:
+        names = ", ".join(sorted(served)[:5]) + (", …" if len(served) > 5 else "")
+        return Check(name, UNUSABLE, f"{model.endpoint} serves {names or 'no models'}, not {wanted}", fix, True)
+    return Check(name, OK, f"served by {model.endpoint}", needed=True)
 
 
 def _run(machine: Machine) -> Check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from evo import doctor
 from evo.cli import main
 from evo.doctor import MISSING, OK, UNUSABLE
 from evo.errors import EvoError
+from evo.llm.models import Model
 from tests import cli_support
 
 NO_GPU = SimpleNamespace(count=0, name="", problem="torch sees no CUDA GPU")
@@ -131,6 +134,74 @@ def test_a_cluster_that_does_not_answer(monkeypatch):
     assert "no answer within 0.5 s" in cluster.found
 
 
+class Server:
+    """An endpoint that answers GET with `status` and `body`."""
+
+    def __init__(self, status, body):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                data = body.encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+SERVED = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "x"}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "body", "state", "words"),
+    [
+        ("m", 200, SERVED, OK, "served by http://127.0.0.1"),
+        ("other", 200, SERVED, UNUSABLE, "serves m, not other"),
+        ("m", 404, "{}", OK, "keeps no list"),
+        ("m", 200, '"hello"', OK, "keeps no list"),
+        ("m", 401, '{"error": {"message": "bad key sk-secret"}}', UNUSABLE, "put a key into EVO_API_KEY_M"),
+        ("m", 500, "{}", UNUSABLE, "500"),
+    ],
+)
+def test_endpoints_are_asked_for_their_models(monkeypatch, name, status, body, state, words):
+    pytest.importorskip("openai")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with Server(status, body) as server:
+        check = doctor._model(Model(name, server.url))
+    assert check.state == state
+    assert check.needed
+    assert words in check.found
+    assert "sk-secret" not in check.found
+
+
+def test_an_endpoint_that_is_not_there():
+    pytest.importorskip("openai")
+    check = doctor._model(Model("m", "http://127.0.0.1:9/v1"))
+    assert check.state == UNUSABLE
+    assert "http://127.0.0.1:9/v1: Connection error" in check.found
+
+
+def test_mailboxes_and_replays(tmp_path):
+    box = doctor._model(Model("me", f"mailbox:{tmp_path / 'box'}"))
+    assert (box.name, box.state) == ("model me", OK)
+    replay = doctor._model(Model("m", f"replay:{tmp_path / 'nothing'}"))
+    assert replay.state == UNUSABLE
+    assert "nothing" in replay.found
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +229,13 @@ def test_a_gpu_that_is_asked_for_and_missing(monkeypatch, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert (facts["works"], facts["kind"]) == (False, None)
     assert "torch sees no CUDA GPU" in facts["checks"][-1]["found"]
+
+
+def test_a_model_that_cannot_be_asked_is_needed(monkeypatch, capsys):
+    pytest.importorskip("openai")
+    cli_support.install(monkeypatch.setattr)
+    assert main(["doctor", "--model", "m@http://127.0.0.1:9/v1"]) == 1
+    assert "not usable  model m: http://127.0.0.1:9/v1" in capsys.readouterr().out
 
 
 def test_an_unknown_target_is_misuse(capsys):

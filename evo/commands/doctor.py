@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
@@ -25,6 +26,14 @@ def add(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster that is to be reached")
+    doctor.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME@BASE_URL",
+        help="a model that is to be asked (docs/llm.md)",
+    )
+    doctor.add_argument("--models", type=Path, metavar="FILE.toml", help="settings of models")
     parts.add_target(doctor)
     doctor.set_defaults(command=_doctor)
 
@@ -48,11 +57,13 @@ class _TryRun:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from evo.doctor import OK, Machine, examine
+    from evo.llm.models import read_models
     from fitness.target import get_target
 
     get_target(arguments.target)
     try_run = _TryRun(arguments.target, arguments.gpus)
-    checks = examine(Machine(lambda: parts.find_gpus(arguments.target), try_run, arguments.ray_address))
+    models = read_models(arguments.model, arguments.models)
+    checks = examine(Machine(lambda: parts.find_gpus(arguments.target), try_run, arguments.ray_address, models))
     seen = list(checks) if arguments.json else _print(checks)
     works = all(check.state == OK for check in seen if check.needed)
     if arguments.json:

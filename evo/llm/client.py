@@ -31,6 +31,7 @@ NOTHING = Bill(0, 0, 0.0)
 _NO_QUOTA = "insufficient_quota"
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 _MESSAGE_CHARACTERS = 500
+PROBE_S = 20.0
 
 
 class Client:
@@ -73,6 +74,23 @@ class Client:
             # ValueError: a body that is no JSON.
             except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError) as error:
                 raise Failed(self._clean(f"{error} ({error.__cause__ or type(error).__name__})")) from None
+
+    async def served(self) -> set[str] | None:
+        """The models that the endpoint says it serves, which costs nothing to ask; None where it keeps no list.
+
+        Raises Failed or LlmError where it cannot be asked.
+        """
+        try:
+            page = await self._client.with_options(timeout=PROBE_S).models.list()
+            return {model.id for model in page.data}
+        except openai.NotFoundError:
+            return None
+        except openai.APIStatusError as error:
+            raise self._refusal(error) from None
+        except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError) as error:
+            raise Failed(self._clean(f"{error} ({error.__cause__ or type(error).__name__})")) from None
+        except (AttributeError, TypeError):  # a body of another kind comes through with parts missing
+            return None
 
     def _answer(self, found: Any) -> Answer:
         # A body of another kind comes through as text or with parts missing.
