@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from evo.config import RunConfig
-from evo.errors import StoreError
+from evo.errors import ConfigError, StoreError
 from evo.records import (
     TIERS,
     Candidate,
@@ -633,8 +633,16 @@ def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
         meta = dict(db.execute("SELECT key, value FROM meta"))
     except sqlite3.DatabaseError as error:
         raise StoreError(f"expected a run in {folder / FILE}, got: {error}; restore it from a copy") from error
+    try:
+        config = RunConfig.from_json(meta["config"])
+    except (TypeError, KeyError, ConfigError) as error:
+        written_by = json.loads(meta["versions"]).get("evo", "unknown")
+        raise StoreError(
+            f"expected settings known here in {folder / FILE}, got: {error}; read it with the version that "
+            f"wrote it ({written_by})"
+        ) from error
     return RunInfo(
-        config=RunConfig.from_json(meta["config"]),
+        config=config,
         task_hash=meta["task_hash"],
         versions=json.loads(meta["versions"]),
         environment=json.loads(meta["environment"]),

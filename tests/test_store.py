@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -205,6 +206,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).unlink()
     sqlite3.connect(tmp_path / FILE).execute("CREATE TABLE meta (x)").connection.close()
     with pytest.raises(StoreError, match="another program's database"):
+        RunReader(tmp_path)
+
+
+def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        settings = json.loads(store.info.config.to_json()) | {"annealing": 3}
+        store._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (json.dumps(settings),))
+    with pytest.raises(StoreError, match=r"'annealing'.*read it with the version that wrote it"):
         RunReader(tmp_path)
 
 
