@@ -44,7 +44,9 @@ class RunConfig:
     islands: int = 3
     workers: int = 1
     target: str = "sm_90"
-    device: str = "cpu"  # "gpu": measured on one; "cpu": estimated
+    device: str = "cpu"  # "gpu": measured; "cpu": estimated
+    gpus: str | None = None  # --gpus as it was given
+    ray_address: str | None = None
     screen_budget: int = 12  # most sources an operator may screen for one draft
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from evo.errors import ConfigError
@@ -19,43 +20,63 @@ class Gpus(Protocol):
     def problem(self) -> str: ...
 
 
-def choose(wanted: str | None, find: Callable[[], Gpus]) -> tuple[str, str]:
-    """("gpu" or "cpu", one line on it) for --gpus `wanted`; without the option a GPU is used where one can be.
+@dataclass(frozen=True)
+class Choice:
+    """How many GPUs measure (0: times are estimated), and one line on it."""
 
+    gpus: int
+    line: str
+
+    @property
+    def device(self) -> str:
+        return "gpu" if self.gpus else "cpu"
+
+
+def resolve(wanted: str | None, find: Callable[[], Gpus], *, unasked: str = "1", started: str = "") -> Choice:
+    """What --gpus `wanted` means here; without the option GPUs are used where they can be, as many as `unasked` says.
+
+    `started`: the device of a run that goes on, "" for a new one; such a run keeps to it.
     Raises ConfigError where GPUs are asked for that cannot be had.
     """
-    number = 1 if wanted in (None, "all", "none") else _number(str(wanted))
-    if wanted == "none":
-        return "cpu", _estimating("--gpus none")
+    asked = wanted or unasked
+    if asked not in ("all", "none"):
+        _number(asked)
+    if started and wanted is not None and (wanted == "none") != (started == "cpu"):
+        kind = "estimated" if started == "cpu" else "measured on a GPU"
+        raise ConfigError(f"--gpus {wanted}: this run is {kind}, and keeps to it; leave it out, or start another run")
+    if asked == "none" or started == "cpu":
+        return Choice(0, _estimating("as this run was started" if started else "--gpus none"))
     gpus = find()
-    if gpus.problem and wanted is None:
-        return "cpu", _estimating(gpus.problem)
-    if gpus.problem:
-        raise ConfigError(f"--gpus {wanted}: expected a GPU, but {gpus.problem}; --gpus none estimates without one")
-    number = gpus.count if wanted == "all" else number
-    if number > 1:
-        raise ConfigError(f"--gpus {wanted}: this version drives one GPU, got {number}; set --gpus 1")
-    return "gpu", _measuring(gpus, "--gpus none estimates instead" if wanted is None else f"--gpus {wanted}")
-
-
-def again(device: str, find: Callable[[], Gpus]) -> str:
-    """One line on a run that goes on as it was started.  Raises ConfigError where it needs a GPU and there is none."""
-    if device == "cpu":
-        return _estimating("as this run was started")
-    gpus = find()
-    if gpus.problem:
+    if gpus.problem and started:
         raise ConfigError(
             f"this run is measured on a GPU, but {gpus.problem}; resume it where there is one, or start another run"
         )
-    return _measuring(gpus, "as this run was started")
+    if gpus.problem and wanted is None:
+        return Choice(0, _estimating(gpus.problem))
+    if gpus.problem:
+        raise ConfigError(f"--gpus {wanted}: expected a GPU, but {gpus.problem}; --gpus none estimates without one")
+    number = gpus.count if asked == "all" else _number(asked)
+    if number > gpus.count:
+        raise ConfigError(f"--gpus {asked}: expected at most {gpus.count}, as many GPUs as there are; or --gpus all")
+    why = "as this run was started" if started else "--gpus none estimates instead"
+    return Choice(number, _measuring(number, gpus.name, f"--gpus {wanted}" if wanted else why))
+
+
+def choose(wanted: str | None, find: Callable[[], Gpus]) -> tuple[str, str]:
+    """("gpu" or "cpu", one line on it) of `resolve`, for what drives no more than one GPU."""
+    choice = resolve(wanted, find)
+    if choice.gpus > 1:
+        raise ConfigError(f"--gpus {wanted}: this command drives one GPU, got {choice.gpus}; set --gpus 1")
+    return choice.device, choice.line
 
 
 def _estimating(why: str) -> str:
     return f"estimating times by a model of the target, no GPU measures them ({why})"
 
 
-def _measuring(gpus: Gpus, why: str) -> str:
-    return f"measuring times on GPU 0, {gpus.name} ({why})"
+def _measuring(number: int, name: str, why: str) -> str:
+    where = "GPU 0" if number == 1 else f"{number} GPUs"
+    return f"measuring times on {where}, {name} ({why})"
 
 
 def _number(wanted: str) -> int:

@@ -242,7 +242,7 @@ def _ray(address: str | None) -> list[Check]:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return [Check("Ray", MISSING, "needed for several GPUs only", 'pip install -e ".[ray]"')]
+        return [Check("Ray", MISSING, "needed for several GPUs only", 'pip install -e ".[cluster]"')]
     installed = Check("Ray", OK, version)
     return [installed] if address is None else [installed, _cluster(address)]
 

@@ -76,7 +76,7 @@ class Recorder:
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
         self._own_zygote = zygote is None
-        self._zygote = zygote or Zygote(target.name)
+        self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
     def collect(self, source: str) -> Facts:
         """All stages before a candidate is judged.  Raises Stop with the verdict."""

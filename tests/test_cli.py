@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -74,14 +75,81 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     assert len(opened) == 1
 
 
-def test_gpus_none_estimates_and_two_are_refused(
+def test_gpus_none_estimates_and_more_than_there_are_are_refused(
     opened: list[CliEvaluator], one_gpu: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("run", "softmax", "--budget", "3", "--gpus", "none", "--run-dir", "out") == 0
     assert "estimating times by a model of the target" in capsys.readouterr().out
     assert [e.device for e in opened] == ["cpu"]
     assert run("run", "softmax", "--gpus", "2") == 2
-    assert "this version drives one GPU, got 2" in capsys.readouterr().err
+    assert "--gpus 2: expected at most 1" in capsys.readouterr().err
+
+
+class FakeCluster:
+    """What the command line asks of a cluster, with two GPUs."""
+
+    addresses: ClassVar[list[str]] = []
+
+    def __init__(self, address: str) -> None:
+        self.addresses.append(address)
+
+    def find_gpus(self, target: object) -> SimpleNamespace:
+        return SimpleNamespace(count=2, name="H200", problem="")
+
+    def workers(self, gpus: int) -> int:
+        return 10 * gpus
+
+
+@pytest.fixture
+def clusters(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Clusters have two GPUs, this machine one; the addresses that were joined."""
+
+    def open_on(cluster: FakeCluster, task: Any, target: str, gpus: int) -> CliEvaluator:
+        opened.append(CliEvaluator())
+        opened[-1].device = f"{gpus} GPUs of a cluster"
+        return opened[-1]
+
+    monkeypatch.setattr(FakeCluster, "addresses", [])
+    monkeypatch.setattr(parts, "join", FakeCluster)
+    monkeypatch.setattr(parts, "open_cluster_evaluator", open_on)
+    return FakeCluster.addresses
+
+
+def config_of(folder: str) -> tuple[str, str | None, str | None, int]:
+    with RunReader(Path(folder)) as reader:
+        config = reader.info.config
+        return config.device, config.gpus, config.ray_address, config.workers
+
+
+def test_an_address_means_all_gpus_of_its_cluster_and_is_kept(
+    one_gpu: None, clusters: list[str], opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run", "softmax", "--budget", "3", "--ray-address", "head:1", "--run-dir", "out") == 0
+    assert "measuring times on 2 GPUs, H200" in capsys.readouterr().out
+    assert config_of("out") == ("gpu", None, "head:1", 20)
+    assert run("resume", "out", "--budget", "5") == 0
+    assert [e.device for e in opened] == ["2 GPUs of a cluster"] * 2
+    assert clusters == ["head:1"] * 2
+    assert run("resume", "out", "--budget", "7", "--gpus", "1", "--ray-address", "other:1") == 0
+    assert opened[-1].device == "1 GPUs of a cluster"
+    assert config_of("out") == ("gpu", "1", "other:1", 10)
+    assert run("resume", "out", "--budget", "9", "--gpus", "3") == 2
+    assert "--gpus 3: expected at most 2" in capsys.readouterr().err
+    assert run("resume", "out", "--budget", "9", "--gpus", "none") == 2
+    assert "this run is measured on a GPU, and keeps to it" in capsys.readouterr().err
+
+
+def test_several_gpus_of_one_machine_start_ray_there_and_one_does_not(
+    clusters: list[str], opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "find_gpus", lambda target: SimpleNamespace(count=4, name="H200", problem=""))
+    for gpus, device in (("1", "gpu"), ("4", "4 GPUs of a cluster"), ("none", "cpu")):
+        assert run("run", "softmax", "--budget", "2", "--gpus", gpus, "--workers", "1", "--run-dir", f"out{gpus}") == 0
+        assert opened[-1].device == device
+        assert config_of(f"out{gpus}")[1:] == (gpus, None, 1)
+    assert clusters == ["local"]
+    assert run("resume", "out1", "--budget", "3", "--gpus", "2") == 0
+    assert config_of("out1") == ("gpu", "2", None, 1), "a repeatable run stays serial unless asked otherwise"
 
 
 def test_run_ends_with_the_best_kernel_and_its_figures(

@@ -213,7 +213,7 @@ def test_the_first_to_evaluate_decides_and_resume_may_be_the_first(
     assert run("--propose-only", "2", "--budget", "8", "--run-dir", "out") == 0
     capsys.readouterr()
     assert run("--evaluate-only", "--gpus", "1", "--run-dir", "out") == 2
-    assert "the run in out is estimated; leave it out" in capsys.readouterr().err
+    assert "--gpus 1: this run is estimated, and keeps to it; leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

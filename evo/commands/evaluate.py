@@ -28,19 +28,19 @@ def add(commands: Any) -> None:
     evaluate.add_argument("kernels", nargs="+", type=Path, metavar="KERNEL.py")
     evaluate.add_argument("--json", action="store_true", help="one JSON object a line and kernel")
     evaluate.add_argument("--seed", type=int, default=0, metavar="S", help="of the random inputs (default: 0)")
-    evaluate.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU)")
-    parts.add_target(evaluate)
+    evaluate.add_argument(
+        "--workers", type=int, metavar="W", help="evaluations at once (default: as the CPUs and GPUs take)"
+    )
+    parts.add_devices(evaluate)
     evaluate.set_defaults(command=_evaluate)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from evo.device import choose
     from evo.records import Candidate, Verdict
     from fitness.target import get_target
 
-    workers = parts.workers(arguments.workers)
-    if workers < 1:
-        raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
+    if arguments.workers is not None and arguments.workers < 1:
+        raise ConfigError(f"workers: expected at least 1, got {arguments.workers}; set --workers")
     if not 0 <= arguments.seed < 2**63:
         raise ConfigError(f"seed: expected an integer from 0 to {2**63 - 1}, got {arguments.seed}; set --seed")
     get_target(arguments.target)
@@ -48,11 +48,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     score = parts.scorer()
     ok = True
     task = parts.load_task(arguments.task)
-    device, line = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
-    print(line, file=sys.stderr, flush=True)  # standard output is for the results
-    with closing(parts.open_evaluator(task, arguments.target, device)) as evaluator:
+    devices = parts.find_devices(arguments.gpus, arguments.ray_address, arguments.target)
+    devices.say(sys.stderr)  # standard output is for the results
+    with closing(devices.open(task, arguments.target)) as evaluator:
         evaluator.prepare()
-        pool = ThreadPoolExecutor(workers)
+        pool = ThreadPoolExecutor(devices.workers(arguments.workers))
         try:
             results = pool.map(lambda c: evaluator.evaluate(c, seed=arguments.seed, known={}), candidates)
             for path, evaluation in zip(arguments.kernels, results, strict=True):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from evo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evo.device import Gpus
+    from evo.config import RunConfig
+    from evo.device import Choice, Gpus
     from evo.engine import Score
     from evo.profiles import Profiler
+    from fitness.pool import Cluster
     from fitness.task import Task
     from fitness.workshop import Workshop
 
@@ -22,7 +26,19 @@ EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="sm_90", help="GPU to compile for (default: sm_90)")
     parser.add_argument(
-        "--gpus", metavar="N|all|none", help="measure on GPUs, or estimate (default: the first GPU, if it is a target)"
+        "--gpus",
+        metavar="N|all|none",
+        help="measure on that many GPUs, or estimate (default: the first GPU, if it is a target)",
+    )
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """`add_target` for commands that drive several GPUs."""
+    add_target(parser)
+    parser.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="spread evaluations over a Ray cluster, by default all its GPUs: HOST:PORT, auto or local",
     )
 
 
@@ -54,6 +70,70 @@ def open_evaluator(task: Task, target: str, device: str) -> Profiler:
     from fitness.target import get_target
 
     return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target))
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What evaluates: this process, on one GPU or none, or the workers of a Ray cluster."""
+
+    choice: Choice
+    cluster: Cluster | None
+
+    def workers(self, wanted: int | None) -> int:
+        """`wanted`, or as many evaluations at once as keep everything busy."""
+        if wanted is not None or self.cluster is None:
+            return workers(wanted)
+        return self.cluster.workers(self.choice.gpus)
+
+    def say(self, file: TextIO | None = None) -> None:
+        print(self.choice.line, file=file, flush=True)
+        if self.cluster is not None:
+            print(f"evaluating through Ray on {self.cluster}", file=file, flush=True)
+
+    def open(self, task: Task, target: str) -> Profiler:
+        if self.cluster is None:
+            return open_evaluator(task, target, self.choice.device)
+        return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
+
+
+def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
+    """What to evaluate with; `gpus` and `address` as given on the command line, `before`: of a run that goes on.
+
+    Raises ConfigError where it cannot be had.
+    """
+    from evo.device import resolve
+
+    address = address or (before.ray_address if before else None)
+    cluster = join(address) if address else None
+    unasked = (before.gpus if before else None) or ("all" if cluster else "1")
+    choice = resolve(
+        gpus,
+        partial(_cluster_gpus, cluster, target) if cluster else partial(find_gpus, target),
+        unasked=unasked,
+        started=before.device if before else "",
+    )
+    return Devices(choice, join("local") if choice.gpus > 1 and cluster is None else cluster)
+
+
+def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int) -> Profiler:
+    """Measures on that many GPUs of the cluster; with 0 estimates on its CPUs."""
+    from evo.versions import versions
+    from fitness.pool import ClusterEvaluator
+    from fitness.target import get_target
+
+    return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
+
+
+def join(address: str) -> Cluster:
+    from fitness.pool import Cluster
+
+    return Cluster(address)
+
+
+def _cluster_gpus(cluster: Cluster, target: str) -> Gpus:
+    from fitness.target import get_target
+
+    return cluster.find_gpus(get_target(target))
 
 
 def scorer() -> Score:

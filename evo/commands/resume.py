@@ -10,7 +10,7 @@ from typing import Any
 
 from evo.commands import parts
 from evo.commands.search import conclude, search
-from evo.commands.split import choose_device, comparable_versions, prepare
+from evo.commands.split import comparable_versions, find_devices, prepare
 from evo.errors import ConfigError
 
 
@@ -20,6 +20,16 @@ def add(commands: Any) -> None:
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
     resume.add_argument("--max-tokens", type=int, metavar="N", help="another hard limit on tokens, in total")
     resume.add_argument("--max-usd", type=float, metavar="X", help="another hard limit on dollars, in total")
+    resume.add_argument("--gpus", metavar="N|all", help="another number of GPUs (default: as the run was started)")
+    resume.add_argument(
+        "--ray-address", metavar="ADDRESS", help="another Ray cluster (default: as the run was started)"
+    )
+    resume.add_argument(
+        "--workers",
+        type=int,
+        metavar="W",
+        help="evaluations at once (default: as before, or as --gpus and --ray-address, where given, take)",
+    )
     resume.set_defaults(command=_resume)
 
 
@@ -42,6 +52,16 @@ def _resume(arguments: argparse.Namespace) -> int:
             parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} --budget N` goes further")
             return conclude(store)
         parts.say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
-        choose_device(store, None)
-        with closing(parts.open_evaluator(task, info.config.target, store.info.config.device)) as evaluator:
+        devices = find_devices(store, arguments)
+        store.set_config(
+            dataclasses.replace(store.info.config, workers=_workers(arguments, devices, info.config.workers))
+        )
+        with closing(devices.open(task, info.config.target)) as evaluator:
             return search(store, task, prepare(store, evaluator), evaluator)
+
+
+def _workers(arguments: argparse.Namespace, devices: parts.Devices, before: int) -> int:
+    """A run with one worker is repeatable and stays so unless asked otherwise."""
+    if arguments.workers is None and (before == 1 or (arguments.gpus is None and arguments.ray_address is None)):
+        return before
+    return devices.workers(arguments.workers)

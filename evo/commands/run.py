@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +35,19 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--operators", metavar="A,B", help="names of operators (default: the strategy's)")
     run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
-    run.add_argument("--workers", type=int, metavar="W", help="evaluations at once (default: one a CPU); 1: repeatable")
-    parts.add_target(run)
+    run.add_argument(
+        "--workers",
+        type=int,
+        metavar="W",
+        help="evaluations at once (default: as the CPUs and GPUs take); 1: repeatable",
+    )
+    parts.add_devices(run)
     models.add_options(run)
     split.add_options(run)
     run.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from evo.device import choose
     from evo.store import RunInfo, Store, check_vacant
     from evo.versions import versions
 
@@ -54,11 +59,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.run_dir is not None:
         check_vacant(arguments.run_dir)
     task = parts.load_task(config.task)
-    device, line = choose(arguments.gpus, lambda: parts.find_gpus(config.target))
-    config = config.with_device(device)
-    parts.say(line)
+    devices = parts.find_devices(arguments.gpus, arguments.ray_address, config.target)
+    devices.say()
+    config = replace(config.with_device(devices.choice.device), workers=devices.workers(arguments.workers))
     parts.say(f"preparing {task.name}: evaluating its seed kernel")
-    with closing(parts.open_evaluator(task, config.target, config.device)) as evaluator:
+    with closing(devices.open(task, config.target)) as evaluator:
         first = evaluator.prepare()
         folder = arguments.run_dir or _new_folder(task.name)
         info = RunInfo(config, task.hash, versions(), evaluator.environment)
@@ -93,6 +98,8 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         workers=workers,
         target=arguments.target,
         **models.settings(arguments, names, workers),
+        gpus=arguments.gpus,
+        ray_address=arguments.ray_address,
     )
 
 

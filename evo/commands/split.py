@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fitness.task import Task
 
 # Settings of RunConfig that may differ each time, or are checked elsewhere.
-_FREE = ("task", "budget", "workers", "device")
+_FREE = ("task", "budget", "workers", "device", "gpus", "ray_address")
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
@@ -68,9 +68,9 @@ def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
         if not store.pending():
             parts.say(f"nothing is pending; propose more: evo run --propose-only N --run-dir {folder}")
             return 0
-        store.set_config(dataclasses.replace(store.info.config, workers=config.workers))
-        choose_device(store, arguments.gpus)
-        with closing(parts.open_evaluator(task, store.info.config.target, store.info.config.device)) as evaluator:
+        devices = find_devices(store, arguments)
+        store.set_config(dataclasses.replace(store.info.config, workers=devices.workers(arguments.workers)))
+        with closing(devices.open(task, store.info.config.target)) as evaluator:
             first = prepare(store, evaluator)
             outcome = run_engine(store, task, first, evaluator, proposals=0)
         return conclude(store, outcome)
@@ -83,22 +83,20 @@ def comparable_versions(info: RunInfo) -> dict[str, str]:
     return versions() if info.environment else {**info.versions, **own_versions()}
 
 
-def choose_device(store: Store, wanted: str | None) -> None:
-    """Says what the run is evaluated on; decides it, by --gpus `wanted`, where nothing is evaluated yet."""
-    from evo.device import again, choose
+def find_devices(store: Store, arguments: argparse.Namespace) -> parts.Devices:
+    """What the run is evaluated with from now on, by --gpus and --ray-address; says so.
 
+    Whether it is measured or estimated is decided where nothing is evaluated yet, and stays.
+    """
     config = store.info.config
-    if store.info.environment:
-        if wanted is not None and (wanted == "none") != (config.device == "cpu"):
-            kind = "measured on a GPU" if config.device == "gpu" else "estimated"
-            raise ConfigError(
-                f"--gpus {wanted}: the run in {store.folder} is {kind}; leave it out, or start another run"
-            )
-        parts.say(again(config.device, lambda: parts.find_gpus(config.target)))
-        return
-    device, line = choose(wanted, lambda: parts.find_gpus(config.target))
-    store.set_config(config.with_device(device))
-    parts.say(line)
+    given = {name: value for name in ("gpus", "ray_address") if (value := getattr(arguments, name)) is not None}
+    evaluated = bool(store.info.environment)
+    devices = parts.find_devices(arguments.gpus, arguments.ray_address, config.target, config if evaluated else None)
+    if not evaluated:
+        config = config.with_device(devices.choice.device)
+    store.set_config(dataclasses.replace(config, **given))
+    devices.say()
+    return devices
 
 
 def prepare(store: Store, evaluator: Evaluator) -> Evaluation:

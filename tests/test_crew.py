@@ -1,0 +1,118 @@
+"""Workers that are lost: by hand-made workers, deterministic; `tests/test_pool.py` kills real ones."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from evo.errors import ConfigError, EvoError
+from evo.records import Verdict
+from fitness.crew import ATTEMPTS, Crew, Lost
+from fitness.stages import Stop
+
+
+class Hand:
+    """Answers with its place; is lost where it is told to `die`."""
+
+    def __init__(self, place: str, lanes: int = 1) -> None:
+        self.place, self.lanes, self.fired = place, lanes, False
+
+    def ask(self, method, *arguments):
+        if method == "die" and (not arguments or self.place == arguments[0]):
+            raise Lost("gone")
+        if method == "stop":
+            raise Stop("verify", Verdict.WRONG, "not equal")
+        if method == "wait":
+            arguments[0].wait(60)
+        return self.place
+
+    def fire(self):
+        self.fired = True
+
+
+def crew(*places: str, lanes: int = 1) -> Crew:
+    return Crew("record", {place: partial(Hand, place, lanes) for place in places})
+
+
+def test_calls_spread_over_the_workers_and_answers_come_back():
+    with ThreadPoolExecutor(4) as callers:
+        workers, gate = crew("a", "b", lanes=2), threading.Barrier(4)
+        answers = [callers.submit(workers.call, "wait", gate) for _ in range(4)]  # the barrier opens for four at once
+        assert sorted(a.result(60) for a in answers) == ["a", "a", "b", "b"]
+
+
+def test_a_verdict_goes_to_the_caller():
+    with pytest.raises(Stop) as stop:
+        crew("a").call("stop")
+    assert stop.value.verdict is Verdict.WRONG
+
+
+def test_a_lost_call_is_answered_elsewhere_and_the_place_is_filled_again():
+    hired: list[Hand] = []
+    again = threading.Event()
+
+    def hire(place: str) -> Hand:
+        hired.append(Hand(place))
+        if len(hired) == 3:
+            again.set()
+        return hired[-1]
+
+    workers = Crew("record", {place: partial(hire, place) for place in "ab"})
+    lost, other = "a", "b"
+    assert {workers.call("die", lost) for _ in range(2)} == {other}
+    assert again.wait(60)
+    assert [hand.place for hand in hired].count(lost) == 2
+    assert next(hand for hand in hired if hand.place == lost).fired
+
+
+def test_a_call_that_brings_workers_down_ends_after_some():
+    workers = crew("a", "b")
+    with pytest.raises(Stop) as stop:
+        workers.call("die")
+    assert stop.value.verdict is Verdict.INFRASTRUCTURE
+    assert stop.value.stage == "record"
+    assert stop.value.message.count("gone") == ATTEMPTS
+    assert workers.call("fine") in "ab"  # the next one is served
+
+
+def test_where_nobody_is_left_and_nobody_comes_calls_say_so():
+    def hire() -> Hand:
+        if hired:
+            raise Lost("the node is gone")
+        hired.append(Hand("a"))
+        return hired[0]
+
+    hired: list[Hand] = []
+    workers = Crew("record", {"a": hire})
+    with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: a: the node is gone"):
+        workers.call("die")
+
+
+@pytest.mark.parametrize("error", [Lost("no room"), ConfigError("no room"), Stop("verify", Verdict.WRONG, "no room")])
+def test_all_places_must_be_filled_at_first(error):
+    hand = Hand("a")
+
+    def fails() -> Hand:
+        raise error
+
+    with pytest.raises(EvoError if isinstance(error, Lost) else type(error), match="no room"):
+        Crew("record", {"a": lambda: hand, "b": fails})
+    assert hand.fired
+
+
+def test_closing_ends_the_workers_and_frees_those_that_wait():
+    hand = Hand("a")
+    workers, gate = Crew("record", {"a": lambda: hand}), threading.Event()
+    with ThreadPoolExecutor(2) as callers:
+        holding = callers.submit(workers.call, "wait", gate)
+        waiting = callers.submit(workers.call, "fine")
+        workers.close()
+        gate.set()
+        with pytest.raises(EvoError, match="closed"):
+            [future.result(60) for future in (holding, waiting)]
+    assert hand.fired
+    with pytest.raises(EvoError, match="closed"):
+        workers.call("fine")

@@ -1,0 +1,211 @@
+"""Recorders and judges on a real local Ray cluster of two nodes, whose workers and nodes are killed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as LocalCluster
+
+from evo.config import RunConfig
+from evo.engine import Engine
+from evo.errors import ConfigError, TaskError
+from evo.records import Candidate, Evaluation, Finding, Trial, Verdict
+from evo.store import RunInfo, Store
+from evo.versions import versions
+from fitness import pool
+from fitness.crew import Crew
+from fitness.jobs import Limits
+from fitness.pool import Cluster, ClusterEvaluator, Job, Node, Post, posts
+from fitness.score import score
+from fitness.stages import Stop
+from fitness.target import get_target
+from fitness.task import load_task
+from operators.registry import get_operators
+
+TASK = "vector_sin"
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}  # about the least that Ray takes
+TARGET = get_target("sm_90")
+
+
+# --- without a cluster -----------------------------------------------------------------------------------------------
+
+
+def test_who_goes_where():
+    big, gpu, login = Node("a", "big", 16, 1), Node("b", "gpu", 32, 8), Node("c", "login", 4, 0)
+    recorders, judges = posts([big], 1)
+    assert judges == [Post(big, 2, 2, 1)]
+    assert recorders == [Post(big, 7, 7.0), Post(big, 7, 7.0)]
+    recorders, judges = posts([login, gpu], 8)
+    assert {post.node for post in judges} == {gpu} and len(judges) == 8
+    assert [post.node for post in recorders] == [login, gpu, gpu], "a node without a GPU records too"
+    assert sum(post.cpus for post in recorders + judges) == 36
+    recorders, judges = posts([login], 0)
+    assert recorders == judges == [Post(login, 4, 2.0)]
+    assert len(posts([big, gpu], 3)[1]) == 3
+    with pytest.raises(ConfigError, match="the cluster has 8"):
+        posts([gpu], 9)
+    with pytest.raises(ConfigError, match="no CPUs to record"):
+        posts([Node("d", "bare", 0, 1)], 1)
+
+
+def test_a_verdict_travels():
+    stop = pickle.loads(pickle.dumps(Stop("gate", Verdict.REJECTED, "no", (Finding("import", 3, "no os"),))))
+    assert (stop.stage, stop.verdict, stop.message) == ("gate", Verdict.REJECTED, "no")
+    assert stop.findings[0].line == 3
+
+
+def make_job(**changes: Any) -> Job:
+    job = Job.of(load_task(TASK), TARGET, False, Limits(), versions)
+    return pickle.loads(pickle.dumps(Job(**vars(job) | changes)))
+
+
+def test_a_task_travels_as_text_and_is_the_same(tmp_path):
+    task, here = make_job().load_task(tmp_path), load_task(TASK)
+    assert (task.name, task.hash, task.seed_source) == (TASK, here.hash, here.seed_source)
+    assert task.folder.is_relative_to(tmp_path)
+    with pytest.raises(TaskError, match="was changed"):
+        make_job(task_hash="another").load_task(tmp_path / "other")
+
+
+def test_nodes_must_have_the_drivers_versions():
+    mine = versions()
+    make_job(expected={**mine, "torch": mine["torch"].partition("+")[0] + "+cu128"}).check_versions()
+    with pytest.raises(ConfigError, match=r"triton .* instead of 0\.1; install the same on all nodes"):
+        make_job(expected={**mine, "triton": "0.1"}).check_versions()
+
+
+def test_gpus_of_one_run_are_of_one_model():
+    def found(model: str, uuid: str) -> tuple[Any, dict[str, str]]:
+        return None, {"gpu": model, "uuid": uuid}
+
+    same = {"number 0 on a": found("H200", "u1"), "number 1 on b": found("H200", "u2")}
+    assert pool._as_one(same)[1]["gpus"] == {"number 0 on a": "u1", "number 1 on b": "u2"}
+    with pytest.raises(ConfigError, match=r"H200 \(number 0 on a\), H100 \(number 1 on b\)"):
+        pool._as_one({**same, "number 1 on b": found("H100", "u2")})
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fitness.pool")
+    with pytest.raises(ConfigError, match=r"pip install 'evo-triton\[cluster\]'"):
+        importlib.import_module("fitness.pool")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "ray://127.0.0.1:10001"])
+def test_an_address_without_a_cluster_is_refused(address):
+    with pytest.raises(ConfigError, match=rf"--ray-address {address}: expected HOST:PORT .*ray start --head"):
+        Cluster(address)
+
+
+# --- on a cluster of two nodes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[SimpleNamespace]:
+    """A cluster that this process has joined: `cluster` and its `second` node."""
+    cluster = LocalCluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    second = cluster.add_node(**NODE)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield SimpleNamespace(cluster=cluster, second=second)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def evaluator(nodes) -> Iterator[ClusterEvaluator]:
+    """One recorder and one judge on each node, prepared."""
+    with ClusterEvaluator(Cluster("auto"), load_task(TASK), TARGET, gpus=0, versions=versions) as evaluator:
+        evaluator.prepare()
+        yield evaluator
+    assert ray.is_initialized(), "a connection that was there before is kept"
+
+
+@pytest.fixture
+def submit(evaluator) -> Iterator[Callable[[int], Future[Evaluation]]]:
+    """`submit(block)` evaluates a variant with that block size, several at once."""
+    source = evaluator.task.seed_source
+
+    def evaluate(block: int) -> Evaluation:
+        candidate = Candidate(source.replace("BLOCK_SIZE = 4", f"BLOCK_SIZE = {block}"))
+        return evaluator.evaluate(candidate, seed=block, known={})
+
+    with ThreadPoolExecutor(4) as threads:
+        yield lambda block: threads.submit(evaluate, block)
+
+
+def process_of(crew: Crew) -> int:
+    """The process of one of its workers."""
+    return ray.get(crew._members[0].worker._actor.__ray_call__.remote(lambda actor: os.getpid()))
+
+
+def await_members(crew: Crew, count: int) -> None:
+    until = time.monotonic() + 120
+    while len(crew._members) != count:
+        assert time.monotonic() < until, f"expected {count} workers, got {len(crew._members)}"
+        time.sleep(0.1)
+
+
+def test_verdicts_are_those_of_one_process(evaluator, evaluators):
+    alone = evaluators(TASK)
+    faster = alone.task.seed_source.replace("BLOCK_SIZE = 4", "BLOCK_SIZE = 256")
+    for source in (faster, faster.replace("tl.sin(x)", "tl.cos(x)"), faster.replace("import torch", "import os")):
+        here, there = (e.evaluate(Candidate(source), seed=1, known={}) for e in (alone, evaluator))
+        assert (here.verdict, here.stage, here.message) == (there.verdict, there.stage, there.message)
+        assert (here.check, here.timings, here.plan_hash) == (there.check, there.timings, there.plan_hash)
+        assert here.builds == there.builds or here.builds[0].sass_hash == there.builds[0].sass_hash
+    assert evaluator.screen([faster]) == alone.screen([faster])
+    assert dict(evaluator.environment) == dict(alone.environment)
+
+
+@pytest.mark.parametrize("crew_of", ["_recorder", "_judge"])
+def test_what_a_killed_worker_held_is_done_by_another(evaluator, submit, crew_of):
+    crew = getattr(evaluator, crew_of)._crew
+    process, first = process_of(crew), 1 << (5 if crew_of == "_recorder" else 8)
+    os.kill(process, signal.SIGSTOP)  # it takes calls and answers none
+    running = [submit(first << i) for i in range(2)]  # one with each of the two
+    done, held = wait(running, return_when=FIRST_COMPLETED)
+    assert (len(done), len(held)) == (1, 1)
+    os.kill(process, signal.SIGKILL)
+    assert [future.result(120).verdict for future in running] == [Verdict.OK] * 2
+    await_members(crew, 2)
+
+
+class LosesNode:
+    """An Observer that takes a node away in the middle of a run."""
+
+    def __init__(self, nodes: SimpleNamespace, after: int) -> None:
+        self._nodes, self._after = nodes, after
+
+    def absorbed(self, trial: Trial, *, replayed: bool) -> None:
+        if trial.index and self._after:
+            self._after -= 1
+            if not self._after:
+                self._nodes.cluster.remove_node(self._nodes.second, allow_graceful=False)
+
+
+def test_a_run_goes_on_where_a_node_is_lost(nodes, evaluator, tmp_path):
+    """The last test here: there is one node after it."""
+    task, crews = evaluator.task, (evaluator._recorder._crew, evaluator._judge._crew)
+    operators = {operator.name: operator for operator in get_operators(("params", "rewrite"))}
+    config = RunConfig(task.name, tuple(operators), budget=16, workers=4, screen_budget=0)
+    with Store.create(tmp_path / "run", RunInfo(config, task.hash, versions(), evaluator.environment)) as store:
+        observers = [LosesNode(nodes, after=4)]
+        first = evaluator.evaluate(Candidate(task.seed_source), seed=0, known={})
+        outcome = Engine(store, first, task.seed_source, evaluator, score, operators, observers).run()
+        trials = list(store.trials())
+        assert (outcome.reason, outcome.spent, len(trials)) == ("budget spent", 16, 17)
+        assert not store.pending()
+    assert Verdict.INFRASTRUCTURE not in {trial.evaluation.verdict for trial in trials}
+    for crew in crews:
+        await_members(crew, 1)
