@@ -80,10 +80,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
     strategy = STRATEGIES[arguments.strategy]
-    names: Sequence[str] = [
-        *strategy.operators,
-        *(models.DEFAULT_OPERATORS if arguments.model and not strategy.asks else ()),
-    ]
+    names: Sequence[str] = strategy.operators
     if arguments.operators is not None:
         names = [n.strip() for n in arguments.operators.split(",")]
     workers = parts.workers(1 if strategy.path and arguments.workers is None else arguments.workers)
