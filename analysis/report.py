@@ -259,7 +259,7 @@ def _lineage(number: int, run: RunReader, best: Trial) -> Markup:
             index=index,
             parents=trial.proposal.parents,
             operator=trial.proposal.operator,
-            label=_times(trial.fitness) if trial.fitness else trial.evaluation.verdict.value,
+            label=_outcome(trial),
             main=index in main,
             link=f"run{number}-trial{index}" if index in main else "",
         )
@@ -287,7 +287,7 @@ def _diffs(run: RunReader, best: Trial) -> list[dict[str, Any]]:
     for old, new in zip([None, *line[:-1]], line, strict=True):
         source = new.proposal.candidate.source
         patch = diff(old.proposal.candidate.source, source, f"trial {old.index}", f"trial {new.index}") if old else ""
-        steps.append({"trial": new, "fitness": _times(new.fitness) if new.fitness else "", "diff": patch})
+        steps.append({"trial": new, "outcome": _outcome(new), "diff": patch})
     return steps
 
 
@@ -382,5 +382,7 @@ def _interval(fitness: Fitness) -> str:
     return f"{fitness.speedup:.2f}× [{low:.2f}, {high:.2f}]"
 
 
-def _times(fitness: Fitness) -> str:
-    return f"{fitness.speedup:.2f}×{' est.' if fitness.estimated else ''}"
+def _outcome(trial: Trial) -> str:
+    if trial.fitness is None:
+        return trial.evaluation.verdict.value.replace("_", " ")
+    return f"{trial.fitness.speedup:.2f}×{' est.' if trial.fitness.estimated else ''}"

@@ -71,10 +71,12 @@ def bottleneck(evaluation: Evaluation) -> str:
     """The term with the largest share of the modelled time, averaged over the cases; "unknown" without a model."""
     shares: dict[str, float] = {}
     for timing in evaluation.timings:
+        # Measured timings have terms too, which are no parts of the time.
+        terms = timing.terms if timing.estimated else {}
         # fsum: the order of the terms (which storing does not keep) must not change the last bit.
-        total = math.fsum(timing.terms.values())
+        total = math.fsum(terms.values())
         if total > 0:
-            for name, term in timing.terms.items():
+            for name, term in terms.items():
                 shares[name] = shares.get(name, 0.0) + term / total
     return max(shares, key=lambda name: (shares[name], name)) if shares else "unknown"
 

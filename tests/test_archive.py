@@ -67,6 +67,13 @@ def test_without_a_model_the_bottleneck_is_unknown() -> None:
     assert bottleneck(ok_trial(1).evaluation) == "unknown"
 
 
+def test_the_terms_of_a_measurement_limit_nothing() -> None:
+    """A measured timing carries rates and counts (GB/s, pairs); the largest number among them is no bottleneck."""
+    evaluation = ok_trial(1, terms={"gb_per_s": 3000.0, "pairs": 30.0}).evaluation
+    measured = tuple(dataclasses.replace(timing, estimated=False) for timing in evaluation.timings)
+    assert bottleneck(dataclasses.replace(evaluation, timings=measured)) == "unknown"
+
+
 def test_the_order_of_terms_does_not_matter() -> None:
     terms = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.3}
     backwards = dict(reversed(terms.items()))
