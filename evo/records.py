@@ -328,7 +328,7 @@ def evaluation_from_json(text: str) -> Evaluation:
 
 
 def profile_to_json(profile: Profile) -> str:
-    return json.dumps(dataclasses.asdict(profile), sort_keys=True, default=dict)
+    return json.dumps(dataclasses.asdict(profile), default=dict)  # in order: the most telling number is the first
 
 
 def profile_from_json(text: str) -> Profile:

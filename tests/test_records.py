@@ -57,3 +57,8 @@ def test_facts_that_do_not_fit_are_refused():
 def test_a_profile_survives_its_json():
     profile = Profile("ncu", "memory", "why", {"DRAM, % of peak": 91.5}, 0.8, hints=(Hint("wider", "load more"),))
     assert profile_from_json(profile_to_json(profile)) == profile
+
+
+def test_the_numbers_of_a_profile_keep_their_order():
+    profile = Profile("ncu", "memory", "why", {"z": 1.0, "a": 2.0})
+    assert list(profile_from_json(profile_to_json(profile)).numbers) == ["z", "a"]

@@ -54,6 +54,7 @@ class _Asking:
     repairs = False
     edits = True  # whether an answer may be edits of the first parent
     directions: Sequence[str] = ()
+    saying = "what you change and why it is faster"  # of the plan
 
     def prompt(self, parents: Sequence[Parent], context: LlmContext) -> Prompt | None:
         if not self._applies(parents):
@@ -68,6 +69,7 @@ class _Asking:
             history=told(context.history),
             direction=context.rng.choice(self.directions) if self.directions else "",
             task=context.task,
+            saying=self.saying,
             answer=context.answer if self.edits else "rewrite",
             **self._values(parents),
         )
@@ -115,25 +117,31 @@ class LlmRepair(_Asking):
     """A kernel that failed, mended.  Not for duplicates and failures of the evaluator: there is nothing to mend."""
 
     name, arity, repairs = "repair", 1, True
+    saying = "what was wrong and how you mend it"
 
     def _applies(self, parents: Sequence[Parent]) -> bool:
         return len(parents) == 1 and parents[0].verdict in ADVICE
 
     def _values(self, parents: Sequence[Parent]) -> Mapping[str, Any]:
-        findings = "\n".join(map(_finding, parents[0].findings))
-        return {"advice": ADVICE[parents[0].verdict], "findings": findings}
+        parent = parents[0]
+        # The message is that of the first finding.
+        new = [f for f in parent.findings if len(parent.findings) > 1 or f.message not in parent.message]
+        findings = "\n".join(map(_finding, new))
+        return {"advice": ADVICE[parent.verdict], "findings": findings}
 
 
 class LlmExplore(_Asking):
     """Another algorithm than those that exist."""
 
     name, arity, edits, directions = "explore", 1, False, ALGORITHMS
+    saying = "what is different in kind and why it is faster"
 
 
 class LlmInitial(_Asking):
     """The first kernel, from the reference alone."""
 
     name, arity, edits, directions = "initial", 0, False, ALGORITHMS
+    saying = "how the work is laid out and why"
 
 
 def system(context: LlmContext) -> str:
