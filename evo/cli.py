@@ -8,11 +8,25 @@ import sys
 from collections.abc import Sequence
 
 from evo import __version__
-from evo.commands import ablate, calls, compare, doctor, evaluate, export, report, resume, run, show, tasks, watch
+from evo.commands import (
+    ablate,
+    calls,
+    certify,
+    compare,
+    doctor,
+    evaluate,
+    export,
+    report,
+    resume,
+    run,
+    show,
+    tasks,
+    watch,
+)
 from evo.commands.parts import EXIT_INTERRUPTED, EXIT_MISUSE, EXIT_NOT_OK
 from evo.errors import EvoError
 
-COMMANDS = (run, evaluate, resume, show, watch, tasks, export, doctor, report, ablate, compare, calls)
+COMMANDS = (run, evaluate, certify, resume, show, watch, tasks, export, doctor, report, ablate, compare, calls)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from evo.config import RunConfig
 from evo.llm.asking import Asker
 from evo.llm.calls import Call, Question
 from evo.llm.lane import Lane
-from evo.records import Candidate, Evaluation, Fitness, Proposal, Trial, Verdict
+from evo.records import Candidate, Certificate, Evaluation, Fitness, Proposal, Trial, Verdict
 from evo.scheduler import Scheduler
 from evo.store import Store
 from operators.base import Operator, Screen
@@ -45,6 +45,10 @@ class Evaluator(Protocol):
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         """Estimated speedup of each source, None where it does not compile."""
+        ...
+
+    def certify(self, source: str, *, seed: int) -> Certificate:
+        """Whether the Python of a source that was found OK does on a GPU what was measured; after `prepare`."""
         ...
 
     def close(self) -> None: ...

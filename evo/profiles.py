@@ -38,7 +38,9 @@ class ProfilingEvaluator:
         self._evaluator, self._score, self._folder = evaluator, score, folder
         self._best = 0.0
         self._lock = threading.Lock()
-        self.prepare, self.screen, self.close = evaluator.prepare, evaluator.screen, evaluator.close
+        self.prepare, self.screen, self.certify, self.close = (
+            evaluator.prepare, evaluator.screen, evaluator.certify, evaluator.close,
+        )  # fmt: skip
 
     @property
     def environment(self) -> Mapping[str, Any]:

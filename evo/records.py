@@ -13,6 +13,7 @@ import io
 import json
 import math
 import tokenize
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,6 +173,7 @@ class Check:
     worst_case: str
     max_error: float  # error of the worst case in units of its budget (1.0 is the limit)
     budget: float  # absolute root-mean-square budget of the worst case
+    own_share: float = 1.0  # least share of own kernels in the bytes of the outputs; the rest was left to operators
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,49 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """One check of a certificate.
+
+    outcome: "passed", "failed", "noted" (it found something that is not held against the candidate) or "not run", with
+    the reason as its detail.
+    """
+
+    what: str
+    outcome: str
+    detail: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.outcome not in ("passed", "failed", "noted", "not run"):
+            raise ValueError(f"outcome must be passed, failed, noted or not run, got {self.outcome!r}")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a candidate's own Python did on a GPU, in a process of its own.
+
+    verdict: OK where it did what was verified; that of the first check that failed; INFRASTRUCTURE where it could not
+    be tried, which says nothing about the candidate.
+    """
+
+    candidate: str  # id of the source that was run
+    verdict: Verdict
+    message: str = ""
+    checks: tuple[Evidence, ...] = ()
+    layers: tuple[str, ...] = ()  # of the sandbox it ran in
+    seed: str = ""  # keys its inputs
+
+    @property
+    def summary(self) -> str:
+        """One line: the verdict and what it rests on."""
+        if self.verdict is Verdict.INFRASTRUCTURE:
+            return f"nothing was certified on a GPU: {self.message}"
+        counts = Counter(check.outcome for check in self.checks)
+        found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return f"passed ({found})" if self.verdict is Verdict.OK else f"{self.verdict}: {self.message} ({found})"
+
+
+@dataclass(frozen=True)
 class Fitness:
     """Speedup over the seed: the geometric mean over the tune cases, with its 95% interval."""
 
@@ -309,6 +354,12 @@ class Trial:
     @property
     def index(self) -> int:
         return self.proposal.index
+
+
+def certificate_from_dict(raw: Mapping[str, Any]) -> Certificate:
+    """The inverse of `dataclasses.asdict`, also after a way through JSON."""
+    checks = tuple(Evidence(**check) for check in raw["checks"])
+    return Certificate(**{**raw, "verdict": Verdict(raw["verdict"]), "checks": checks, "layers": tuple(raw["layers"])})
 
 
 def evaluation_to_json(evaluation: Evaluation) -> str:

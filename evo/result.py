@@ -1,14 +1,18 @@
-"""The end of a run in files: the best kernel, its diff to the seed, its figures."""
+"""The end of a run in files: the best kernel, its diff to the seed, its figures, and the evidence for them."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from evo.errors import StoreError
-from evo.records import Fitness, Trial
-from evo.store import RunInfo
+from evo.records import Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
+from evo.store import RunInfo, RunReader
+
+EVIDENCE = "evidence.json"
 
 
 def speedup_text(fitness: Fitness) -> str:
@@ -32,26 +36,83 @@ def _lines(text: str) -> list[str]:
     return (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
 
 
-def write_best(folder: Path, info: RunInfo, seed: Trial, best: Trial) -> str:
-    """Writes best/kernel.py, best/diff.patch and best/result.json under `folder`; the diff.
+@dataclass(frozen=True)
+class Result:
+    """What a run found: its best trial, the certificate of that, and faster trials that theirs refused."""
 
-    Where nothing beat the seed, the seed is the best kernel, unchanged.
-    """
-    source = seed.proposal.candidate.source if best.index == seed.index else best_source(best)
-    patch = diff(seed.proposal.candidate.source, source, "seed/kernel.py", "best/kernel.py")
+    best: Trial
+    certificate: Certificate
+    refused: tuple[tuple[int, Certificate], ...] = ()  # trial, certificate
+
+    def patch(self, seed: Trial) -> str:
+        """From the seed kernel to the best one, "" where the seed is it."""
+        return diff(seed.proposal.candidate.source, self.source, "seed/kernel.py", "best/kernel.py")
+
+    @property
+    def source(self) -> str:
+        """Of best/kernel.py.  Where nothing beat the seed, the seed is the best kernel, unchanged."""
+        return self.best.proposal.candidate.source if self.best.index == 0 else best_source(self.best)
+
+
+def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -> None:
+    """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder."""
+    folder = run_folder / "best"
+    texts = {
+        "kernel.py": result.source,
+        "diff.patch": result.patch(seed),
+        "result.json": json.dumps(_figures(info, result.best), indent=2) + "\n",
+        EVIDENCE: json.dumps(_evidence(info, result), indent=2) + "\n",
+    }
     try:
-        (folder / "best").mkdir(exist_ok=True)
-        for name, text in (
-            ("kernel.py", source),
-            ("diff.patch", patch),
-            ("result.json", json.dumps(_figures(info, best), indent=2) + "\n"),
-        ):
-            (folder / "best" / name).write_text(text, encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StoreError(
-            f"expected to write {folder / 'best'}, got: {error}; check the disk and its permissions"
-        ) from error
-    return patch
+        raise StoreError(f"expected to write {folder}, got: {error}; check the disk and its permissions") from error
+
+
+def read_result(run: RunReader) -> Result | None:
+    """What `write_result` wrote, None where it has not yet.  Raises StoreError for files that it did not write."""
+    path = run.folder / "best" / EVIDENCE
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        best = run.trial(int(raw["trial"]))
+        certificate = certificate_from_dict(raw["certificate"])
+        refused = tuple((int(r["trial"]), certificate_from_dict(r["certificate"])) for r in raw["refused"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"expected what evo wrote in {path}, got: {error!r}; delete the file") from error
+    if not isinstance(best, Trial):
+        raise StoreError(f"expected what evo wrote in {path}, but trial {best.index} is not finished; delete the file")
+    return Result(best, certificate, refused)
+
+
+def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
+    """All there is to believe a speedup, or not to."""
+    best = result.best
+    evaluation = dataclasses.asdict(best.evaluation)
+    del evaluation["frozen_source"]  # it is kernel.py
+    return {
+        "candidate": best.proposal.candidate.id,
+        "kernel": Candidate(result.source).id,  # differs where an autotune configuration was written into it
+        "trial": best.index,
+        "task": info.config.task,
+        "task_hash": info.task_hash,
+        "target": info.config.target,
+        "estimated": best.evaluation.estimated,
+        "versions": dict(info.versions),
+        "environment": dict(info.environment),
+        "stages": [*best.evaluation.seconds, best.evaluation.stage],
+        "evaluation": evaluation,
+        "certified": result.certificate.verdict is Verdict.OK,
+        "certificate": dataclasses.asdict(result.certificate),
+        "refused": [{"trial": trial, "certificate": dataclasses.asdict(c)} for trial, c in result.refused],
+        "reproduce": [
+            f"evo evaluate {info.config.task} best/kernel.py --target {info.config.target}",
+            f"evo certify {info.config.task} best/kernel.py --target {info.config.target}",
+        ],
+    }
 
 
 def _figures(info: RunInfo, best: Trial) -> dict[str, object]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.engine import Evaluator
-from evo.records import Candidate, Evaluation, Verdict, evaluation_from_json, evaluation_to_json
+from evo.records import Candidate, Certificate, Evaluation, Verdict, evaluation_from_json, evaluation_to_json
 
 FILE = "evaluations.sqlite"
 # What the machine's load may have decided, and what depends on the cell, is not kept.
@@ -62,6 +62,9 @@ class SharedEvaluator:
                     (self._task, candidate.id, evaluation_to_json(evaluation)),
                 )
         return evaluation
+
+    def certify(self, source: str, *, seed: int) -> Certificate:
+        return self._inner.certify(source, seed=seed)
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         return [self._screened(source) for source in sources]

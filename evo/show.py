@@ -88,6 +88,8 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
             f"verified on {check.cases} inputs; worst {check.worst_case}: {check.max_error:.3g} of its error budget "
             f"(rms {check.budget:.3g})"
         )
+        if check.own_share < 1:
+            say(f"own kernels wrote {check.own_share:.0%} of the outputs, operators the rest")
     if evaluation.builds:
         _print_builds(evaluation, console)
     for timing in evaluation.timings:
@@ -111,7 +113,7 @@ def _print_timing(timing: Timing, console: Console) -> None:
     low, high = timing.ci95
     title = f"case {timing.case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
     rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
-    _print_table(console, title, ("term", "µs"), rows)
+    _print_table(console, title, ("term", "µs" if timing.estimated else "value"), rows)
 
 
 def _print_profile(profile: Profile, console: Console) -> None:

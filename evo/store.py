@@ -209,9 +209,13 @@ class RunReader:
 
     def best(self) -> Trial | None:
         """The fastest trial; the earlier one of equals."""
-        query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished LIMIT 1"
-        row = self._db.execute(query).fetchone()
-        return None if row is None else _trial(row)
+        return next(self.ranked(), None)
+
+    def ranked(self) -> Iterator[Trial]:
+        """Trials with a speedup, the fastest first; the earlier one of equals."""
+        query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished"
+        for row in self._db.execute(query):
+            yield _trial(row)
 
     def verdicts(self) -> dict[str, int]:
         """Finished trials by verdict, most frequent first."""

@@ -33,7 +33,7 @@ class Calls:
     @cached_property
     def _described(self) -> dict[str, list[dict[str, Any]]]:
         return {
-            name: [_describe(value) for value in self._fake_inputs(case)]
+            name: self.describe(case)
             for c in self.task.cases
             for name, case in ((c.name, c), (c.name + CPU, c.on_cpu()))
         }
@@ -41,6 +41,10 @@ class Calls:
     def described(self) -> dict[str, list[dict[str, Any]]]:
         """Call name -> description of each argument, as the recorder takes it."""
         return self._described
+
+    def describe(self, case: Case) -> list[dict[str, Any]]:
+        """The arguments at `case.axes`, which need not be a case of the task's."""
+        return [_describe(value) for value in self._fake_inputs(case)]
 
     def _fake_inputs(self, case: Case) -> tuple:
         """The inputs of `case`, without memory where the task's `inputs` allows it."""

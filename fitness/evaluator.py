@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Candidate, Timing
+from evo.records import Candidate, Certificate, Timing
 from fitness import estimate as model
 from fitness.calls import CPU
+from fitness.certify import not_run
 from fitness.facts import Estimates, Facts, Recorder, scratch_folder, scratch_root
 from fitness.jobs import Limits
 from fitness.pipeline import Evaluator, Judged
@@ -56,6 +57,10 @@ class CpuJudge:
             )
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         return Judged(check, timings, facts.choices)
+
+    def certify(self, source: str, key: str) -> Certificate:
+        """As of every judge: nothing is certified without a GPU."""
+        return not_run(source, "there is no GPU: times are estimated")
 
     def close(self) -> None:
         if self._own_zygote:

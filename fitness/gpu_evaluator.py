@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
-from evo.records import Verdict
+from evo.errors import EvoError
+from evo.records import Certificate, Verdict
+from fitness.certify import Certifier
 from fitness.facts import Facts, Recorder
+from fitness.freeze import freeze
 from fitness.jobs import Limits
 from fitness.ncu import Counters, counters
-from fitness.pipeline import Evaluator, Judged
+from fitness.pipeline import Evaluator, Judged, chosen_configs
 from fitness.runner import Report, Runner, Work
+from fitness.score import fitness_of
 from fitness.stages import Stop
 from fitness.target import Target
 from fitness.task import Task
@@ -39,6 +46,9 @@ class GpuJudge:
         self._task, self._device = task, device
         self._runner = Runner(task.folder, device=device, wall_s=(limits or Limits()).wall_s)
         self._facts: Mapping[str, Any] = {}
+        self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
+        self._champion = 1.0  # the best certified speedup so far, the seed's at first
+        self._lock = threading.Lock()
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -49,12 +59,46 @@ class GpuJudge:
         """As of every judge."""
         with self._turn:  # the first question to the runner measures the ceilings
             self._facts = self._runner.facts
+            self._certifier = Certifier(self._task, self._runner)
             return _judged(self._runner.prepare(_work(facts)))
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
-        """As of every judge."""
+        """As of every judge.  A new champion must also do eagerly what it was measured for."""
         with self._turn:
-            return _judged(self._runner.evaluate(_work(facts), seed=key))
+            judged = _judged(self._runner.evaluate(_work(facts), seed=key))
+        fitness = fitness_of(judged.timings)
+        with self._lock:
+            wins = fitness.ci95[0] > 1 and fitness.speedup > self._champion
+        if not wins:
+            return judged
+        begin = time.perf_counter()
+        said = self._certified(source, facts, judged, key)
+        with self._lock:
+            self._champion = max(self._champion, fitness.speedup)
+        spent = round(time.perf_counter() - begin, 3)
+        return replace(judged, environment={"certificate": said, "certificate_s": spent})
+
+    def _certified(self, source: str, facts: Facts, judged: Judged, key: str) -> str:
+        """What to say about the certificate.  Raises Stop where the candidate fails."""
+        frozen = freeze(source, chosen_configs(self._task, facts, judged.choices)) or source
+        work = replace(_work(facts), choices=judged.choices)
+        with self._turn:
+            certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
+        if certificate.verdict is Verdict.OK:
+            return "eager: passed"
+        if certificate.verdict is Verdict.INFRASTRUCTURE:
+            return f"not run: {certificate.message}"
+        raise Stop("certify", certificate.verdict, f"run eagerly, {certificate.message}")
+
+    def certify(self, source: str, key: str) -> Certificate:
+        """As of every judge: the full certificate."""
+        with self._turn:
+            return self._prepared().full(source, seed=key)
+
+    def _prepared(self) -> Certifier:
+        if self._certifier is None:
+            raise EvoError("the judge knows no GPU yet: call prepare() first")
+        return self._certifier
 
     def counters(self, work: Work, case: str) -> Counters:
         """Hardware counters of the launches of one case, read while nothing else is judged.  Raises NoCounters."""
@@ -63,6 +107,8 @@ class GpuJudge:
 
     def close(self) -> None:
         self._runner.close()
+        if self._certifier is not None:
+            self._certifier.close()
 
 
 class GpuEvaluator(Evaluator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,12 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from evo.records import Verdict
+from fitness.delegation import Authors
 from fitness.interpreter import Interpreter, programs_of
 from fitness.jobs import JobError
 from fitness.kernels import argument, get_kernel, load_kernels
 from fitness.memory import DTYPES, FILE_NAME, Layout
-from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, from_json
+from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 
 # The interpreter lacks something, or cannot express what the compiler accepted: a gap.
 _GAPS = (NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError)
@@ -28,7 +30,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, int]:
 
     payload: "source", "constants", and either "runs" or the keys of one run.  A run has "plan" (JSON), "choice" (index
     of the configuration of each launch), "order" of the programs of a grid ("forward" or "reverse") and "buffers" (name
-    of the file, laid out as by `fitness.memory.Layout`).  Returns {"programs": how many were run}.  Raises
+    of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many zeros) where it is to
+    be found out who wrote what (`fitness.delegation.Authors`).  Returns {"programs": how many were run}.  Raises
     JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
@@ -50,22 +53,36 @@ class _Run:
         self.memory = self.layout.attach(scratch, run.get("buffers", FILE_NAME))
         self.choice, self.order = run["choice"], run.get("order", "forward")
         self.kernels, self.interpreter = kernels, interpreter
+        self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
 
+    def _authors(self, path: Path) -> Authors:
+        data = torch.frombuffer(self.memory, dtype=torch.uint8)
+        authors = torch.from_file(str(path), shared=True, size=self.layout.total, dtype=torch.uint8)
+        return Authors(self.layout, data, authors)
+
     def execute(self) -> int:
-        choice, programs = iter(self.choice), 0
+        """Executes all steps; how many programs were run."""
+        choices, self.programs = iter(self.choice), 0
         for step in self.plan.steps:
-            match step:
-                case Fill():
-                    self._view(step.dst).fill_(step.value)
-                case Copy():
-                    self._view(step.dst).copy_(self._view(step.src))
-                case Op():
-                    self._delegate(step)
-                case Launch():
-                    programs += self._launch(step, next(choice))
-        return programs
+            choice = next(choices) if isinstance(step, Launch) else 0
+            if self.authors is None:
+                self._execute(step, choice)
+            else:
+                self.authors.follow(step, functools.partial(self._execute, step, choice))
+        return self.programs
+
+    def _execute(self, step: Step, choice: int) -> None:
+        match step:
+            case Fill():
+                self._view(step.dst).fill_(step.value)
+            case Copy():
+                self._view(step.dst).copy_(self._view(step.src))
+            case Op():
+                self._delegate(step)
+            case Launch():
+                self.programs += self._launch(step, choice)
 
     def _view(self, ref: TensorRef) -> torch.Tensor:
         return self.layout.view(self.memory, ref)

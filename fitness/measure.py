@@ -8,10 +8,10 @@ then timed against the graph of the seed kernel, in pairs of alternating order, 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ import torch
 from evo.records import Case, Check, Timing, Verdict
 from fitness import oracle
 from fitness.bits import bits, same_bits
+from fitness.delegation import Share, check_share, needs_proof
 from fitness.device import DeviceFacts, Watch, disturbance
+from fitness.judge import Match, Planned, draw, judge
 from fitness.launcher import DeviceError, Kernel
 from fitness.plan import PlanError
 from fitness.replay import Program
@@ -43,6 +45,8 @@ FLOOR_BYTES = 16 << 30  # device memory of the twins that are kept so that the n
 RETAKES = 2  # of a block of pairs that was disturbed
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
+SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
+
 # A time below this share of what the memory clock or the tensor cores allow is an error of the evaluator or a cheat.
 # The margin is for tasks whose `bytes` and `flops` count what some inputs let a kernel skip.
 ROOFLINE_SHARE = 0.7
@@ -61,7 +65,7 @@ class Bench:
         # Read, not written: what a read evicts needs no write-back while the next kernel runs.
         self._evict = torch.zeros(2 * facts.l2_bytes // 8, dtype=torch.int64, device=self.device)
         self._evicted = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._seed: _Loaded | None = None
+        self._seed: Loaded | None = None
         self._baselines: dict[tuple[str, int], Program] = {}
         self._floors: dict[tuple[str, int], float] = {}
 
@@ -88,15 +92,54 @@ class Bench:
         finally:
             loaded.close()
 
-    def _load(self, work: Work) -> _Loaded:
-        loaded = _Loaded(work)
+    def draw(self, cases: Sequence[Case], seed: str, folder: str) -> list[list[dict[str, Any]]]:
+        """Fresh arguments of each case, described, in files of `folder` (`fitness.exchange`).
+
+        Gives back what memory it can: another process is about to need the device.
+        """
+        torch.cuda.empty_cache()
+        return [
+            draw(self.task, case, oracle.key_of(seed), Path(folder) / f"{number}.in", self.device)
+            for number, case in enumerate(cases)
+        ]
+
+    def judge(
+        self, work: Work | None, cases: Sequence[Case], seed: str, folder: str, answers: Sequence[Mapping[str, Any]]
+    ) -> list[Match]:
+        """What another process made of the arguments that `draw` wrote, case by case.
+
+        work: the plans that its outputs must equal to the bit; None where the oracle's budget is enough.
+        """
+        loaded = None if work is None else self._load(work)
+        try:
+            return [
+                judge(
+                    self.task, case, oracle.key_of(seed), answer, Path(folder), self.device, self._planned(loaded, case)
+                )
+                for case, answer in zip(cases, answers, strict=True)
+            ]
+        finally:
+            if loaded is not None:
+                loaded.close()
+
+    def _planned(self, loaded: Loaded | None, case: Case) -> Planned | None:
+        def outputs(arguments: Sequence[Any]) -> list[torch.Tensor]:
+            assert loaded is not None
+            program = self._program(loaded, case, 1, arguments)
+            program.reset()
+            program.replay()
+            return program.outputs()
+
+        return None if loaded is None else outputs
+
+    def _load(self, work: Work) -> Loaded:
+        loaded = Loaded(work)
         if not work.choices:
             loaded.choices = self._race(loaded)
         return loaded
 
-    def _measure(self, loaded: _Loaded, seed: str) -> Report:
-        key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big")
-        tally = _Tally()
+    def _measure(self, loaded: Loaded, seed: str) -> Report:
+        key, tally = oracle.key_of(seed), _Tally()
         programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
         timings = tuple(
             self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
@@ -105,7 +148,7 @@ class Bench:
 
     # --- verification ------------------------------------------------------------------------------------------------
 
-    def _program(self, loaded: _Loaded, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+    def _program(self, loaded: Loaded, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
         program = Program(
             loaded.work.plans[case.name],
             loaded.choices[case.name],
@@ -126,7 +169,7 @@ class Bench:
         program.reset()
         torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
 
-    def _verified(self, loaded: _Loaded, case: Case, key: int, tally: _Tally) -> Program:
+    def _verified(self, loaded: Loaded, case: Case, key: int, tally: _Tally) -> Program:
         """The program of a case, its graph verified and its memory as the last verified replay left it."""
         arguments = oracle.make_inputs(self.task, case, key, device=self.device)
         program = self._program(loaded, case, 1, arguments)
@@ -134,8 +177,16 @@ class Bench:
             copies = self._copies(case, program)
             if copies > 1:
                 program = self._program(loaded, case, copies, arguments)
+        share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
         for variant, number in self._replays(case):
             self._verify(program, case, variant, key + number, tally)
+            if share is not None:
+                share.add(program.authors())
+        if share is not None:
+            check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
+            tally.own_share = min(tally.own_share, share.own)
+            program.reset()
+            program.replay()
         program.remember_outputs()
         return program
 
@@ -248,6 +299,9 @@ class Bench:
                 break
         self._check_timed(case, program, key)
         self._check_roofline(case, statistics.median(own_us))
+        terms = self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken)
+        if program.plan.delegated:
+            terms["own_time_share"] = self._own_time(case, program)
         return Timing(
             case=case.name,
             samples_us=tuple(own_us),
@@ -255,8 +309,27 @@ class Bench:
             ratio=ratio.ratio,
             ci95=(ratio.low, ratio.high),
             estimated=False,
-            terms=self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken),
+            terms=terms,
         )
+
+    def _own_time(self, case: Case, program: Program) -> float:
+        """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
+        times = []
+        for part in program.parts():
+            samples = []
+            for _ in range(SHARE_SAMPLES):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                self._reset_cold(program)
+                program.replay()  # a part alone needs what the others leave it
+                begin.record()
+                part.replay()
+                end.record()
+                end.synchronize()
+                samples.append(begin.elapsed_time(end))
+            times.append(statistics.median(samples))
+        own = times[0] / sum(times)
+        check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
+        return own
 
     def _block(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float], int]:
         """(times of the candidate, of the baseline, blocks thrown away), taken between equal states of the clocks."""
@@ -335,7 +408,7 @@ class Bench:
 
     def _terms(
         self, case: Case, ratio: Ratio, floor: float, copies: int, time_us: float, retaken: int
-    ) -> Mapping[str, float]:
+    ) -> dict[str, float]:
         """Beside the times: rates against the measured ceilings, and how the times were taken."""
         terms = {"noise_floor": floor, "counts": float(counts(ratio, floor)), "launches_per_sample": float(copies)}
         terms |= {"pairs": float(ratio.pairs), "blocks_retaken": float(retaken)}
@@ -349,7 +422,7 @@ class Bench:
 
     # --- autotuning --------------------------------------------------------------------------------------------------
 
-    def _race(self, loaded: _Loaded) -> dict[str, list[int]]:
+    def _race(self, loaded: Loaded) -> dict[str, list[int]]:
         """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another.
 
         Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
@@ -362,11 +435,11 @@ class Bench:
             chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
         return _choices(loaded.work, chosen)
 
-    def _score(self, loaded: _Loaded, chosen: Mapping[tuple[str, int], int]) -> float:
+    def _score(self, loaded: Loaded, chosen: Mapping[tuple[str, int], int]) -> float:
         """Sum over the tune cases of the logarithm of the time; infinite where the device cannot launch it."""
         trial = dataclasses.replace(loaded.work, choices=_choices(loaded.work, chosen))
         total = 0.0
-        contender = _Loaded(trial)
+        contender = Loaded(trial)
         try:
             for case in (c for c in self.task.cases if c.role == "tune"):
                 arguments = oracle.make_inputs(self.task, case, 0, device=self.device)
@@ -380,7 +453,7 @@ class Bench:
         return total
 
 
-class _Loaded:
+class Loaded:
     """Work with its chosen kernels on the device."""
 
     def __init__(self, work: Work) -> None:
@@ -416,6 +489,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.own_share = 1.0
         self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
 
     def knows(self, case: Case) -> bool:
@@ -430,4 +504,4 @@ class _Tally:
     def check(self) -> Check:
         if not self._cases:
             raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
-        return Check(self._cases, self._where, self._worst, self._budget)
+        return Check(self._cases, self._where, self._worst, self._budget, self.own_share)

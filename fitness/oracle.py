@@ -99,6 +99,11 @@ def variants(task: Task) -> tuple[str, ...]:
     return VARIANTS if task.stress else ("normal",)
 
 
+def key_of(seed: str) -> int:
+    """The number that keys inputs, of a text that says what they are for."""
+    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big")
+
+
 def make_inputs(
     task: Task, case: Case, seed: int, variant: str = "normal", *, device: torch.device | str = "cpu"
 ) -> tuple[Any, ...]:

@@ -14,13 +14,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from evo import __version__
 from evo.errors import EvoError, TaskError
-from evo.records import Build, Candidate, Check, Evaluation, Profile, Timing, Verdict
+from evo.records import Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
 from fitness import profile as profiles
 from fitness.facts import Estimates, Facts
 from fitness.freeze import freeze
@@ -40,6 +40,7 @@ class Judged:
     timings: tuple[Timing, ...]
     choices: Choices
     note: str = ""  # what is worth knowing beside the verdict
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
 
 
 class Recorder(Protocol):
@@ -68,6 +69,10 @@ class Judge(Protocol):
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """Verifies and times; `key` keys the inputs.  Raises Stop with the verdict."""
+        ...
+
+    def certify(self, source: str, key: str) -> Certificate:
+        """Whether the Python of a candidate that was found OK does on a GPU what was recorded of it."""
         ...
 
     def close(self) -> None: ...
@@ -113,6 +118,10 @@ class Evaluator:
             return self._failure(candidate, Stop("screen", Verdict.DUPLICATE, message), facts, duplicate_of=twin)
         key = f"{candidate.id}:{seed}"
         return self._judged(candidate, facts, lambda: self._judge.judge(candidate.source, facts, key))
+
+    def certify(self, source: str, *, seed: int) -> Certificate:
+        """The certificate of a source that was found OK (the frozen one, where it was autotuned); after `prepare`."""
+        return self._judge.certify(source, f"certify:{Candidate(source).id}:{seed}")
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         """Estimated speedup over the seed for each source, without verification; None where there is no estimate."""
@@ -224,19 +233,10 @@ class Evaluator:
             check=judged.check,
             timings=judged.timings,
             plan_hash=facts.plan_hash,
-            frozen_source=freeze(candidate.source, self._chosen_configs(facts, judged.choices)),
+            frozen_source=freeze(candidate.source, chosen_configs(self.task, facts, judged.choices)),
             seconds=facts.seconds | {self._judge.stage: time.perf_counter() - begin},
-            environment=self._environment(facts),
+            environment={**self._environment(facts), **judged.environment},
         )
-
-    def _chosen_configs(self, facts: Facts, choices: Choices) -> dict[str, Config]:
-        """The chosen configuration of every autotuned kernel."""
-        name = self._tune[0]
-        return {
-            launch.kernel: launch.configs[i]
-            for launch, i in zip(facts.plans[name].launches, choices[name], strict=True)
-            if launch.configs[i].label
-        }
 
     def _chosen_builds(self, facts: Facts, choices: Choices) -> tuple[Build, ...]:
         """One Build for each distinct machine code that the tune cases launch, in launch order."""
@@ -268,6 +268,16 @@ class Evaluator:
         gpu = self._judge.environment.get("gpu")
         found: dict[str, Any] = {"target": self.target.name, "sandbox": list(facts.layers)}
         return found if gpu is None else {**found, "gpu": gpu}
+
+
+def chosen_configs(task: Task, facts: Facts, choices: Choices) -> dict[str, Config]:
+    """The chosen configuration of every autotuned kernel."""
+    name = next(case.name for case in task.cases if case.role == "tune")
+    return {
+        launch.kernel: launch.configs[i]
+        for launch, i in zip(facts.plans[name].launches, choices[name], strict=True)
+        if launch.configs[i].label
+    }
 
 
 def _estimated_speedup(baseline: Estimates | None, estimates: Estimates | None) -> float | None:

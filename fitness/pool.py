@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evo.errors import ConfigError, EvoError, TaskError
+from evo.records import Certificate
 from fitness.crew import Crew, Lost
 from fitness.evaluator import CpuJudge
 from fitness.facts import Estimates, Facts, Recorder, scratch_root
@@ -372,6 +373,12 @@ class Judges:
         if self._crew is None:
             raise EvoError("the judges have no baseline yet: call prepare() before evaluate()")
         return cast(Judged, self._crew.call("judge", source, facts, key))
+
+    def certify(self, source: str, key: str) -> Certificate:
+        """As of every judge."""
+        if self._crew is None:
+            raise EvoError("the judges have no GPU yet: call prepare() before certify()")
+        return cast(Certificate, self._crew.call("certify", source, key))
 
     def close(self) -> None:
         if self._crew is not None:

@@ -10,23 +10,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from evo.records import Verdict
+from fitness.candidate import MODULE, compiled, entry_of, returned
 from fitness.constants import constants, merged
 from fitness.fakecuda import fake_cuda
 from fitness.jobs import JobError
 from fitness.launches import recorded
-from fitness.lines import CANDIDATE, line_of_error
+from fitness.lines import line_of_error
 from fitness.plan import LaunchPlan, TensorRef, to_json
 from fitness.recorder import Recorder
 from fitness.target import Target, get_target
-
-MODULE = "candidate"
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -40,12 +39,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     RUNTIME_ERROR where it raises.
     """
     target = get_target(payload["target"])
-    file = scratch / CANDIDATE
-    try:
-        file.write_text(payload["source"], encoding="utf-8")
-        code = compile(payload["source"], str(file), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, lone surrogates
-        raise JobError(Verdict.COMPILE_ERROR, f"not Python: {error}", line_of_error(error)) from error
+    code = compiled(payload["source"], scratch)
     plans, found = {}, {}
     for call in payload["calls"]:
         plan, found[call["name"]] = _record(code, payload["entry"], call, target)
@@ -61,7 +55,7 @@ def _record(code: CodeType, entry: str, call: Mapping[str, Any], target: Target)
         inputs = tuple(recorder.add_input(v, i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(values))
         with fake_cuda(target, recorder), recorded(recorder, MODULE) as kernels:
             try:
-                function = _entry(code, entry)
+                function = entry_of(code, entry)
                 result = _call(function, values, call["name"])
                 outputs, structure = _outputs(result, recorder)
             except (JobError, MemoryError):
@@ -76,24 +70,6 @@ def _fake(tensor: Mapping[str, Any]) -> torch.Tensor:
     return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))
 
 
-def _entry(code: CodeType, entry: str) -> Any:
-    """The entry of a fresh module."""
-    module = ModuleType(MODULE)
-    module.__file__ = code.co_filename
-    sys.modules[MODULE] = module
-    try:
-        exec(code, vars(module))
-    except (JobError, MemoryError):
-        raise
-    except Exception as error:  # a process boundary of its own: any exception of the candidate's top level
-        message = f"importing the candidate failed: {type(error).__name__}: {error}"
-        raise JobError(Verdict.COMPILE_ERROR, message, line_of_error(error)) from error
-    function = vars(module).get(entry)
-    if not callable(function):
-        raise JobError(Verdict.COMPILE_ERROR, f"expected a function {entry!r} at the top level, got {function!r}")
-    return function
-
-
 def _call(function: Any, values: list[Any], name: str) -> Any:
     try:
         return function(*values)
@@ -106,21 +82,8 @@ def _call(function: Any, values: list[Any], name: str) -> Any:
 
 def _outputs(result: Any, recorder: Recorder) -> tuple[tuple[TensorRef, ...], str]:
     """The returned tensors in order, and how they were returned."""
-    if result is None:
-        return (), "none"
-    if isinstance(result, torch.Tensor):
-        items, structure = [result], "tensor"
-    elif isinstance(result, (tuple, list)):
-        items, structure = list(result), "tuple" if isinstance(result, tuple) else "list"
-    elif isinstance(result, dict) and all(isinstance(k, str) and "," not in k for k in result):
-        items, structure = list(result.values()), "dict:" + ",".join(result)
-    else:
-        raise JobError(Verdict.WRONG, f"returned {type(result).__name__}, expected tensors")
+    items, structure = returned(result)
     for item in items:
-        if not isinstance(item, torch.Tensor):
-            raise JobError(
-                Verdict.WRONG, f"returned a {structure} with a {type(item).__name__} in it, expected tensors"
-            )
         if recorder.on_host(item):
             raise JobError(Verdict.WRONG, "returned a tensor in host memory, expected one on the device")
     return tuple(recorder.ref(item) for item in items), structure

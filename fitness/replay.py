@@ -7,6 +7,7 @@ other: a kernel of a few microseconds is timed by many launches on memory that n
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 
 from evo.records import Verdict
 from fitness.bits import same_bits, words
+from fitness.delegation import Authors
 from fitness.jobs import JobError
 from fitness.launcher import Kernel
 from fitness.memory import DTYPES, GUARD, POISON_FLOAT, POISON_INTEGER, Layout
-from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
+from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
 
 # Guarded bytes before the first and after the last buffer; between buffers it is GUARD before and after each.
 EDGE = 1 << 20
@@ -29,6 +31,9 @@ def _fill_bytes(zone: torch.Tensor, value: int) -> None:
     zone[:whole].view(torch.int64).fill_(int.from_bytes(bytes([value] * 8), "little", signed=True))
     if whole < zone.numel():
         zone[whole:].fill_(value)
+
+
+Graph = torch.cuda.CUDAGraph
 
 
 class DeviceMemory(Layout):
@@ -102,8 +107,8 @@ class Program:
 
     choice: index of the configuration of each launch; kernels: the loaded kernel of each launch for that choice;
     copies: how often the graph executes the plan, each time on memory of its own; written: positions of the arguments
-    that the task declares as written; Everything runs on the current stream,
-    which must not be the default one.  Inputs must be written before `build`: it executes the plan.
+    that the task declares as written; memory: how the buffers lie.  Everything runs on the current stream, which must
+    not be the default one.  Inputs must be written before `build`: it executes the plan.
 
     Raises DeviceError where the driver refuses, JobError where a step cannot be executed.
     """
@@ -117,11 +122,12 @@ class Program:
         device: torch.device,
         copies: int = 1,
         written: Sequence[int] = (),
+        memory: type[DeviceMemory] = DeviceMemory,
     ) -> None:
         self.plan, self._choice, self._kernels = plan, choice, kernels
         self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
         self._device = device
-        self.memories = [DeviceMemory(plan, device) for _ in range(copies)]
+        self.memories = [memory(plan, device) for _ in range(copies)]
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}  # (copy, launch) -> what Triton's parameters ask for
         self._pristine = {i: self.memories[0].window(plan.inputs[i]).clone() for i in written}
         self._output_views = [[m.window(ref) for ref in self.outputs_of_plan] for m in self.memories]
@@ -172,6 +178,26 @@ class Program:
 
     # --- graphs ------------------------------------------------------------------------------------------------------
 
+    def execute(self) -> None:
+        """Enqueues all steps on every copy, without a graph."""
+        self._steps(self._numbered())
+
+    def authors(self) -> Authors:
+        """Executes all steps on the first copy, one by one; who wrote what."""
+        memory = self.memories[0]
+        found = Authors(memory, memory.arena, torch.zeros_like(memory.arena))
+        self._reset()
+        for number, step in self._numbered():
+            found.follow(step, functools.partial(self._step, step, number, 0))
+        return found
+
+    def parts(self) -> tuple[Graph, Graph]:
+        """Graphs of the launches alone and of all other steps alone.  To be replayed on what a replay left."""
+        own, others = (
+            [(n, s) for n, s in self._numbered() if isinstance(s, Launch) is launches] for launches in (True, False)
+        )
+        return _captured(lambda: self._steps(own)), _captured(lambda: self._steps(others))
+
     def build(self) -> None:
         """Executes the plan once, which finds what cannot be launched, then captures the graphs."""
         self._reset()
@@ -219,24 +245,27 @@ class Program:
         torch.sum(self._differs, dtype=torch.int64, dim=0, out=self._count)
         self._mismatches.add_(self._count)
 
-    def execute(self) -> None:
-        """Enqueues all steps, on every copy, without a graph."""
-        for copy in range(self.copies):
-            self._execute(copy)
+    def _numbered(self) -> list[tuple[int, Step]]:
+        """The steps, launches with their number."""
+        count = itertools.count()
+        return [(next(count) if isinstance(step, Launch) else -1, step) for step in self.plan.steps]
 
-    def _execute(self, copy: int) -> None:
-        memory, number = self.memories[copy], 0
-        for step in self.plan.steps:
-            match step:
-                case Fill():
-                    memory.window(step.dst).fill_(step.value)
-                case Copy():
-                    memory.window(step.dst).copy_(memory.window(step.src))
-                case Op():
-                    _delegate(step, memory)
-                case Launch():
-                    self._launch(step, number, copy)
-                    number += 1
+    def _steps(self, steps: Sequence[tuple[int, Step]]) -> None:
+        for copy in range(self.copies):
+            for number, step in steps:
+                self._step(step, number, copy)
+
+    def _step(self, step: Step, number: int, copy: int) -> None:
+        memory = self.memories[copy]
+        match step:
+            case Fill():
+                memory.window(step.dst).fill_(step.value)
+            case Copy():
+                memory.window(step.dst).copy_(memory.window(step.src))
+            case Op():
+                _delegate(step, memory)
+            case Launch():
+                self._launch(step, number, copy)
 
     def _launch(self, launch: Launch, number: int, copy: int) -> None:
         config, kernel, memory = launch.configs[self._choice[number]], self._kernels[number], self.memories[copy]

@@ -15,19 +15,23 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Check, Timing, Verdict
+from evo.records import Case, Check, Timing, Verdict
+from fitness.judge import Match
 from fitness.plan import LaunchPlan
 from fitness.timing import LOOKS
 
 START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
 ATTEMPTS = 2  # of a candidate whose kernels bring the process down
+
+# Descriptions of the arguments of each case -> answers, as `fitness.eager.job` gives them.
+Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,21 @@ class Runner:
                 first = first or report.message
             return replace(report, note=f"first try: {first}") if first and not report.fault else report
 
+    def compare(
+        self, work: Work | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
+    ) -> list[Match] | Report:
+        """Has `run` execute a candidate elsewhere on fresh inputs, and compares what it left with oracle and plans.
+
+        Nothing else is asked of this GPU meanwhile.  work: plans (with choices) whose outputs must be equal to the bit,
+        or None; folder: where inputs and outputs lie.  A Report where it came to no comparison.
+        """
+        with self._lock:
+            drawn = self._ask("draw", cases, seed, str(folder), wall_s=START_S)
+            if isinstance(drawn, Report):
+                return drawn
+            answers = run(drawn)
+            return self._ask("judge", work, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
+
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
         """Nothing is measured meanwhile: for others who use the GPU for a while."""
@@ -136,7 +155,8 @@ class Runner:
 
     # --- the process -------------------------------------------------------------------------------------------------
 
-    def _ask(self, kind: str, *request: Any, wall_s: float) -> Report:
+    def _ask(self, kind: str, *request: Any, wall_s: float) -> Any:
+        """The answer; a Report with a verdict where there is none."""
         process = self._living()
         try:
             return process.ask((kind, *request), wall_s)

@@ -49,12 +49,13 @@ def main(arguments: list[str]) -> None:
                 return
 
 
-def answered(bench: Bench, kind: str, request: list[Any]) -> Report:
-    """The report on one request; whatever goes wrong is a verdict, this being the boundary of a process."""
+def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
+    """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
+    kinds = {"prepare": bench.prepare, "evaluate": bench.evaluate, "draw": bench.draw, "judge": bench.judge}
     try:
-        report = bench.prepare(*request) if kind == "prepare" else bench.evaluate(*request)
+        answer = kinds[kind](*request)  # type: ignore[operator]
         bench.stream.synchronize()  # an error that comes late belongs to this request
-        return report
+        return answer
     except Stop as stop:
         report = Report(stop.verdict, stop.stage, stop.message)
     except JobError as error:

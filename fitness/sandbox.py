@@ -13,6 +13,10 @@ cannot be had is reported with its reason, never skipped in silence:
 | landlock | files: reads of all but Python, its packages and system libraries, writes outside the scratch folder |
 | seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring; if "strict" also processes, threads |
 
+Profile "gpu" is "compiler" with what the CUDA driver needs on top: its device files, its threads' names, anonymous
+files, and no limit of the address space, of which CUDA reserves more than any machine has; the data it may map writable
+is limited instead.
+
 Nothing here imports torch; `python -m fitness.sandbox` prints the layers of this machine as JSON.
 """
 
@@ -22,12 +26,14 @@ import contextlib
 import ctypes
 import errno
 import functools
+import glob
 import importlib
 import json
 import os
 import resource
 import signal
 import site
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -37,12 +43,14 @@ from pathlib import Path
 from fitness.jobs import Limits
 from fitness.mounts import only_writable
 
-PROFILES = ("strict", "compiler")
+PROFILES = ("strict", "compiler", "gpu")
 ACTIVE = "active"
 PROJECT = Path(__file__).resolve().parent.parent  # the folder that holds the packages evo and fitness
 
-OPEN_FILES = 256  # shared libraries and cache files of a compile; a candidate needs a handful
-PROCESSES = 64  # profile "compiler" only: ptxas and the disassembler, one after the other
+# Shared libraries and cache files of a compile (a candidate needs a handful); a CUDA context has a hundred of its own.
+OPEN_FILES = {"strict": 256, "compiler": 256, "gpu": 1024}
+# ptxas, the disassembler and a C compiler, one after the other; "gpu" has the threads of CUDA beside them.
+PROCESSES = {"strict": 64, "compiler": 64, "gpu": 256}
 
 # linux/sched.h and linux/prctl.h
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
@@ -65,6 +73,9 @@ _DENIED = (
     "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "shmget", "shmat",
     "msgget", "mq_open",
 )  # fmt: skip
+# cuInit fails without these (error 304, "OS call failed").  It listens on a socket in the network namespace, where
+# nobody else is; to connect to anybody, or to send to a path, stays denied.
+_NEEDED_BY_CUDA = {"memfd_create", "socket", "bind", "listen"}
 _DENIED_STRICT = ("fork", "vfork", "clone", "execve", "execveat")
 # Calls that an older libseccomp does not know by name.  Since 424 a number is the same on every architecture.
 _NUMBERS = {"clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447}
@@ -75,7 +86,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def confine(profile: str, scratch: Path, limits: Limits) -> tuple[str, ...]:
     """Confine this process for good and return the names of the active layers.
 
-    profile: "strict" (no processes, no threads) or "compiler" (may start the assembler).
+    profile: "strict" (no processes, no threads), "compiler" (may start the assembler) or "gpu" (and use CUDA).
     scratch: the only folder that stays writable; absolute, existing.
 
     The process must be single-threaded.  Signals to itself and its exit keep working; an attempt at anything else that
@@ -148,12 +159,13 @@ def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
     if not _landlock_abi():
         attempt("mounts", lambda: only_writable(scratch))
     attempt("capabilities", _drop_capabilities)
-    attempt("rlimits", lambda: _set_rlimits(limits, layers["userns"] == ACTIVE))
+    attempt("rlimits", lambda: _set_rlimits(profile, limits, layers["userns"] == ACTIVE))
     # Changing credentials clears the parent-death signal, so it is set after them.
     die_with_parent(parent)
-    attempt("landlock", lambda: _restrict_files(scratch))
+    attempt("landlock", lambda: _restrict_files(scratch, profile == "gpu"))
     attempt("no_new_privs", lambda: _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
-    attempt("not_dumpable", lambda: _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)))
+    if profile != "gpu":  # CUDA names its threads through /proc, which a process that is not dumpable may not
+        attempt("not_dumpable", lambda: _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)))
     attempt("seccomp", lambda: _filter_syscalls(profile))
     return layers
 
@@ -179,18 +191,19 @@ def _drop_capabilities() -> None:
     _check(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
 
 
-def _set_rlimits(limits: Limits, own_user_namespace: bool) -> None:
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _lower(resource.RLIMIT_AS, mapped + limits.memory_bytes)
+def _set_rlimits(profile: str, limits: Limits, own_user_namespace: bool) -> None:
+    pages = Path("/proc/self/statm").read_text().split()
+    which, mapped = (resource.RLIMIT_DATA, pages[5]) if profile == "gpu" else (resource.RLIMIT_AS, pages[0])
+    _lower(which, int(mapped) * resource.getpagesize() + limits.memory_bytes)
     _lower(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, and SIGKILL where that is ignored
     _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-    _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    _lower(resource.RLIMIT_NOFILE, OPEN_FILES[profile])
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_MSGQUEUE, 0)
     _lower(resource.RLIMIT_MEMLOCK, 0)
     if own_user_namespace and _kernel_version() >= (5, 14):
         # Counted per user namespace since Linux 5.14; before, the user's other processes would count too.
-        _lower(resource.RLIMIT_NPROC, PROCESSES)
+        _lower(resource.RLIMIT_NPROC, PROCESSES[profile])
 
 
 def _lower(which: int, soft: int, hard: int | None = None) -> None:
@@ -219,15 +232,28 @@ def _readable() -> tuple[str, ...]:
     return tuple(sorted(os.path.realpath(p) for p in paths if os.path.exists(p)))
 
 
-def _restrict_files(scratch: Path) -> None:
+# What libcuda reads beside its device files; the nodes of a NUMA machine among them.
+_READ_BY_CUDA = ("/proc/driver/nvidia", "/proc/driver/nvidia-uvm", "/proc/devices", "/sys/devices/system/node")
+
+
+def _restrict_files(scratch: Path, gpu: bool) -> None:
     import landlock  # Linux only, and the one place that needs it
 
     ctypes.set_errno(0)  # the package reads errno after calls that succeeded, too
     rights = landlock.FSAccess
     rules = landlock.Ruleset()
     look, read = rights.READ_FILE | rights.EXECUTE, rights.READ_FILE | rights.EXECUTE | rights.READ_DIR
-    for path in (*_readable(), f"/proc/{os.getpid()}"):
+    own = f"/proc/{os.getpid()}"
+    for path in (*_readable(), own, *(filter(os.path.exists, _READ_BY_CUDA) if gpu else ())):
         rules.allow(path, rules=read if os.path.isdir(path) else look)
+    if gpu:
+        # Older kernels restrict neither the truncating open with which a thread is named, nor ioctl.
+        truncate = rights.TRUNCATE if _landlock_abi() >= 3 else rights(0)
+        control = rights.IOCTL_DEV if _landlock_abi() >= 5 else rights(0)
+        rules.allow(f"{own}/task", rules=read | rights.WRITE_FILE | truncate)
+        for device in glob.glob("/dev/nvidia*"):
+            if not os.path.isdir(device):
+                rules.allow(device, rules=rights.READ_FILE | rights.WRITE_FILE | control)
     rules.allow("/dev/null", rules=rights.READ_FILE | rights.WRITE_FILE)
     rules.allow(scratch, rules=_writable(rights))
     rules.apply()
@@ -263,11 +289,14 @@ def _filter_syscalls(profile: str) -> None:
         if number >= 0:  # other negative numbers: this architecture has no such call (aarch64 has no fork)
             rules.add_rule(action, number, *conditions)
 
-    for name in _DENIED if profile == "compiler" else _DENIED + _DENIED_STRICT:
-        add(deny, name)
+    for name in _DENIED + _DENIED_STRICT if profile == "strict" else _DENIED:
+        if profile != "gpu" or name not in _NEEDED_BY_CUDA:
+            add(deny, name)
+    if profile == "gpu":
+        add(deny, "socket", arg(0, pyseccomp.NE, socket.AF_UNIX))
     # The flags of clone3 lie in memory, where no filter can see them: the C library falls back to clone on ENOSYS.
     add(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
-    if profile == "compiler":
+    if profile != "strict":
         for bit in (1 << b for b in range(32) if _CLONE_NEW_ANY >> b & 1):
             add(deny, "clone", arg(0, pyseccomp.MASKED_EQ, bit, bit))
     for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):

@@ -43,6 +43,7 @@ def reference({parameters}):
 # stress = False            # do not scale, negate or perturb the inputs
 # deterministic = False     # results may differ between runs (atomics)
 # allow_delegation = True   # kernel.py may call PyTorch operators for part of the work
+# min_own_share = 0.5       # ... but its own kernels must do this share of it
 #
 # def flops(case):          # arithmetic operations
 #     return case.axes["M"] * case.axes["N"]

@@ -12,7 +12,14 @@ seed: read as text, never imported here, since host code of candidates runs in s
 
 and, where they apply: `writes` (names of `reference` parameters that are written in place; `reference` gets copies and
 mutates those), `flops(case)`, `bytes(case)`, `tolerance` (relative error that widens the budget), `stress = False`,
-`deterministic = False`, `allow_delegation = True`.
+`deterministic = False`, `allow_delegation = True`, `min_own_share`, `certify`.
+
+`allow_delegation = True` lets a candidate leave part of the work to PyTorch operators.  Its own kernels must then do
+`min_own_share` of it (0.5 unless the task says otherwise): of the bytes of the outputs that own kernels or operators
+wrote last, and, measured on a GPU, of the time of all steps.
+
+`certify` is a list of `Case`: sizes at which the result of a search is tried once more (`fitness/certify.py`).  Without
+it they are derived from the smallest case.
 
 A reference must work in float64 too, so it should not name a dtype: take it from its arguments.
 """
@@ -45,6 +52,9 @@ __all__ = ["BUILTIN_TASKS", "Task", "load_task", "run_reference", "task_names", 
 
 BUILTIN_TASKS = Path(__file__).parent / "tasks"
 
+# Of work and outputs, where a task allows delegation: with less, the kernel would be the garnish.
+MIN_OWN_SHARE = 0.5
+
 _MODULE_NUMBERS = itertools.count()
 
 
@@ -67,6 +77,8 @@ class Task:
     stress: bool = True
     deterministic: bool = True
     allow_delegation: bool = False
+    min_own_share: float = MIN_OWN_SHARE
+    certify: tuple[Case, ...] = ()
 
     @functools.cached_property
     def written(self) -> tuple[int, ...]:
@@ -104,7 +116,7 @@ def load_task(name_or_folder: str | os.PathLike[str]) -> Task:
     )
     _check_cases(task)
     _check_seed(task)
-    for case in task.cases:
+    for case in (*task.cases, *task.certify):
         _check_case(task, case)
     return task
 
@@ -211,11 +223,20 @@ def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
             if not callable(names[name]):
                 raise _wrong_type(folder, name, f"a function {name}(case) that returns a number", names[name])
             found[name] = names[name]
-    if names.get("tolerance") is not None:
-        tolerance = names["tolerance"]
-        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
-            raise _wrong_type(folder, "tolerance", "a relative error between 0 and 1, e.g. 1e-3", tolerance)
-        found["tolerance"] = float(tolerance)
+    for name, meaning in (
+        ("tolerance", "a relative error between 0 and 1, e.g. 1e-3"),
+        ("min_own_share", "a share of the work between 0 and 1, e.g. 0.5"),
+    ):
+        if names.get(name) is not None:
+            number = names[name]
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < 1:
+                raise _wrong_type(folder, name, meaning, number)
+            found[name] = float(number)
+    if "certify" in names:
+        cases = names["certify"]
+        if not isinstance(cases, (list, tuple)) or not all(isinstance(case, Case) for case in cases):
+            raise _wrong_type(folder, "certify", 'a list of sizes, e.g. certify = [Case("prime", {"N": 509})]', cases)
+        found["certify"] = tuple(cases)
     if "writes" in names:
         found["writes"] = _writes(folder, names["writes"], names["reference"])
     return found
@@ -242,7 +263,7 @@ def _wrong_type(folder: Path, name: str, expected: str, got: Any) -> TaskError:
 
 
 def _check_cases(task: Task) -> None:
-    names = [case.name for case in task.cases]
+    names = [case.name for case in (*task.cases, *task.certify)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise TaskError(f"task {task.name}: case names must differ, got {', '.join(twice)} more than once; rename them")
@@ -251,7 +272,7 @@ def _check_cases(task: Task) -> None:
             f"task {task.name}: expected at least one case with role='tune' (they guide the search), "
             f"got {len(task.cases)} cases without one; leave role out for at least one case"
         )
-    for case in task.cases:
+    for case in (*task.cases, *task.certify):
         if case.dtype not in ITEMSIZE:
             raise TaskError(
                 f"task {task.name}, case {case.name!r}: unknown dtype {case.dtype!r}; known: {', '.join(ITEMSIZE)}"

@@ -6,7 +6,6 @@ what is left in the file is judged here.  Expected values never enter the file o
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 
 from evo.records import Case, Check, Verdict
 from fitness import oracle
+from fitness.delegation import Authors, Share, check_share, needs_proof
 from fitness.jobs import JobError, Limits
 from fitness.memory import Layout
 from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
@@ -58,14 +58,11 @@ class _Run:
     expected: oracle.Expected
     layout: Layout
     file: str  # of buffers, in the scratch folder
+    authors: str = ""  # file of their authors, where operators might be among them
 
     def payload(self) -> dict:
-        return {
-            "plan": to_json(self.plan),
-            "choice": self.choice,
-            "order": self.replay.order,
-            "buffers": self.file,
-        }
+        found = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.file}
+        return found | ({"authors": self.authors} if self.authors else {})
 
 
 def verify(
@@ -101,13 +98,29 @@ def verify(
             worst, worst_replay, budget = ratio, run.replay, _rms_budget(run.expected)
         if run.replay.variant == "normal" and task.deterministic:
             _same_in_both_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
-    return Check(cases=len(runs), worst_case=str(worst_replay), max_error=worst, budget=budget)
+    own = _own_share(task, runs, scratch)
+    return Check(cases=len(runs), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
+    """The least share of own kernels in the outputs of a case.  Raises Stop where it is too little."""
+    shares: dict[str, Share] = {}
+    for run in runs:
+        if run.authors:
+            share = shares.setdefault(run.replay.case.name, Share(run.plan, _output_refs(task, run.plan)))
+            authors = torch.from_file(
+                str(scratch / run.authors), shared=False, size=run.layout.total, dtype=torch.uint8
+            )  # fmt: skip
+            share.add(Authors(run.layout, authors, authors))
+    for case, share in shares.items():
+        check_share(task, case, share.plan, share.own, "the bytes of the outputs", "verify")
+    return min((share.own for share in shares.values()), default=1.0)
 
 
 def _prepare(
     task: Task, plans: Mapping[str, LaunchPlan], choices: Mapping[str, Sequence[int]], seed: str, scratch: Path
 ) -> Iterator[_Run]:
-    key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big")
+    key = oracle.key_of(seed)
     for number, replay in enumerate(replays(task)):
         expected = oracle.expect(task, replay.case, key, replay.variant)
         if expected is None:  # the float64 reference itself is not finite there
@@ -119,7 +132,10 @@ def _prepare(
             layout.write_inputs(layout.create(scratch, file), inputs)
         except PlanError as error:
             raise Stop("verify", Verdict.RUNTIME_ERROR, f"{replay}: {error}") from error
-        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, file)
+        authors = f"authors{number}.bin" if needs_proof(plan) else ""
+        if authors:
+            (scratch / authors).write_bytes(bytes(layout.total))
+        yield _Run(replay, plan, list(choices[replay.case.name]), inputs, expected, layout, file, authors)
 
 
 def _rms_budget(expected: oracle.Expected) -> float:

@@ -33,7 +33,7 @@ from fitness.jobs import JobResult, Limits
 from fitness.sandbox import clean_environment
 
 JOBS = ("record", "compile", "interpret", "trace")
-PROFILES = {"compile": "compiler"}  # of the sandbox; every other job runs in "strict"
+PROFILES = {"compile": "compiler", "eager": "gpu"}  # of the sandbox; every other job runs in "strict"
 START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
 GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
 
@@ -43,16 +43,17 @@ class Zygote:
 
     target_name: the GPU that jobs warm up for (`fitness.target`).
     jobs: names of modules in `fitness` with a function `job` (see `fitness/forkserver.py`).
+    gpu: the only GPU that jobs see (an index or a UUID, as in CUDA_VISIBLE_DEVICES), "" for none.
 
     The process starts at once, in the background; the first `run` waits for it.  When it dies, running jobs end as
     INFRASTRUCTURE and the next `run` starts another, unless it died before it finished any job.
     """
 
-    def __init__(self, target_name: str, jobs: Sequence[str] = JOBS) -> None:
-        self._target, self._jobs = target_name, tuple(jobs)
+    def __init__(self, target_name: str, jobs: Sequence[str] = JOBS, gpu: str = "") -> None:
+        self._target, self._jobs, self._gpu = target_name, tuple(jobs), gpu
         self._lock = threading.Lock()
         self._closed = False
-        self._process = _Process(self._target, self._jobs)
+        self._process = _Process(self._target, self._jobs, self._gpu)
 
     def run(self, job: str, payload: Mapping[str, Any], *, scratch: Path, limits: Limits) -> JobResult:
         """Run one job in a child and wait for its end.
@@ -116,14 +117,14 @@ class Zygote:
                         "expected the zygote (python -m fitness.forkserver) to keep running, but it died before it "
                         f"finished a job; its last output:\n{self._process.log_tail}"
                     )
-                self._process = _Process(self._target, self._jobs)
+                self._process = _Process(self._target, self._jobs, self._gpu)
             return self._process
 
 
 class _Process:
     """One life of the zygote process: a socket, a thread that reads answers, the futures that wait for them."""
 
-    def __init__(self, target: str, jobs: Sequence[str]) -> None:
+    def __init__(self, target: str, jobs: Sequence[str], gpu: str) -> None:
         self.warm_s, self.layers, self.log_tail = 0.0, {}, ""  # type: ignore[var-annotated]
         self.finished, self.dead = 0, False
         self._ready, self._started = threading.Event(), False
@@ -145,7 +146,7 @@ class _Process:
                     target,
                     *jobs,
                 ],
-                env=_environment(self._home),
+                env=_environment(self._home, gpu),
                 cwd=self._home,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -235,8 +236,8 @@ class _Process:
             return self._log.read().decode("utf-8", "replace")
 
 
-def _environment(home: Path) -> dict[str, str]:
-    """One thread, no GPU, no cache or key of the user."""
+def _environment(home: Path, gpu: str) -> dict[str, str]:
+    """One thread, no GPU but that one, no cache or key of the user."""
     return {
         **clean_environment(),
         "HOME": str(home),
@@ -245,7 +246,7 @@ def _environment(home: Path) -> dict[str, str]:
         "TRITON_HOME": str(home),
         "TRITON_CACHE_DIR": str(home / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": gpu,
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ import evo
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo.cli import main
 from evo.commands import parts
+from evo.records import Candidate, Certificate, Evidence, Verdict
 from evo.store import RunReader
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import facts
@@ -328,6 +330,77 @@ def test_evaluate_is_content_when_all_are_ok(
     assert capsys.readouterr().out == "wrong.py: wrong at stage verify: wrong result\n"
 
 
+# --- certify ---------------------------------------------------------------------------------------------------------
+
+
+def certified(verdict: Verdict, message: str = "") -> Callable[..., Certificate]:
+    """What an evaluator's `certify` gives, whatever the source."""
+    outcome = {Verdict.OK: "passed", Verdict.INFRASTRUCTURE: "not run"}.get(verdict, "failed")
+    checks = (Evidence("eager: square", outcome, message or "fine", {"eager_us": 12.345}),)
+    return lambda self, source, *, seed: Certificate(Candidate(source).id, verdict, message, checks)
+
+
+def test_certify_says_what_passed(
+    opened: list[CliEvaluator],
+    capsys: pytest.CaptureFixture[str],
+    kernels: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CliEvaluator, "certify", certified(Verdict.OK))
+    assert run("certify", "softmax", kernels[0]) == 0
+    assert capsys.readouterr().out == "eager: square: passed, fine; eager_us 12.35\ncertificate: passed (1 passed)\n"
+    assert run("certify", "softmax", kernels[0], "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["verdict"], facts["certificate"]["verdict"]) == ("ok", "ok")
+    assert facts["certificate"]["checks"][0]["figures"] == {"eager_us": 12.345}
+    assert all(evaluator.closed for evaluator in opened)
+
+
+def test_what_is_not_certified_is_code_1(
+    opened: list[CliEvaluator],
+    capsys: pytest.CaptureFixture[str],
+    kernels: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run("certify", "softmax", kernels[0]) == 1
+    assert capsys.readouterr().out == "certificate: nothing was certified on a GPU: nothing is executed\n"
+    assert run("certify", "softmax", kernels[1]) == 1
+    assert capsys.readouterr().out == "not certified: wrong at stage verify: wrong result\n"
+    monkeypatch.setattr(CliEvaluator, "certify", certified(Verdict.WRONG, "square: off by one"))
+    assert run("certify", "softmax", kernels[0]) == 1
+    assert "certificate: wrong: square: off by one (1 failed)" in capsys.readouterr().out
+
+
+def test_a_best_that_its_certificate_refuses_gives_way_to_the_next(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def certify(self: CliEvaluator, source: str, *, seed: int) -> Certificate:
+        asked.append(source)
+        verdict = Verdict.WRONG if len(asked) < 3 else Verdict.OK
+        return certified(verdict, "not the same" if len(asked) < 3 else "")(self, source, seed=seed)
+
+    monkeypatch.setattr(CliEvaluator, "certify", certify)
+    assert run("run", "--budget", "20", "--workers", "1", "--run-dir", "out") == 0
+    out = capsys.readouterr().out
+    with RunReader(tmp_path / "out") as stored:
+        ranked = list(stored.ranked())
+        refused = [text for kind, text, _ in stored.events() if kind == "refused"]
+    speedups = [trial.fitness.speedup for trial in ranked if trial.fitness]
+    assert speedups == sorted(speedups, reverse=True)
+    assert len(refused) == 2 and "is not certified: wrong: not the same" in refused[0]
+    assert f"trial {ranked[0].index} is not certified" in out and "trying the next best" in out
+    evidence = json.loads((tmp_path / "out/best/evidence.json").read_text())
+    assert (evidence["trial"], evidence["certified"]) == (ranked[2].index, True)
+    assert [r["trial"] for r in evidence["refused"]] == [ranked[0].index, ranked[1].index]
+    assert (tmp_path / "out/best/kernel.py").read_text() == asked[2]
+    assert "certificate: passed (1 passed)" in out
+    assert run("resume", "out") == 0  # nothing is left to do, and nothing is tried again
+    assert len(asked) == 3
+    assert json.loads((tmp_path / "out/best/evidence.json").read_text()) == evidence
+
+
 # --- misuse ----------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +426,8 @@ def test_evaluate_is_content_when_all_are_ok(
         ("evaluate softmax kernel.py --workers 0", "workers: expected at least 1, got 0"),
         ("evaluate softmax kernel.py --seed -5", "seed: expected"),
         ("evaluate broken kernel.py", "expected a right seed kernel"),
+        ("certify softmax nowhere.py", "expected a kernel file in UTF-8 at nowhere.py"),
+        ("certify softmax kernel.py --seed -5", "seed: expected"),
         ("resume nowhere", "expected a run in nowhere, found no run.sqlite"),
         ("resume taken --budget 1", "expected at least the 2 candidates spent, got 1"),
         ("show nowhere", "expected a run in nowhere"),

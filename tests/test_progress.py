@@ -6,14 +6,16 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from evo.errors import StoreError
 from evo.progress import PLAIN_S, Progress, Tally
-from evo.records import Fitness, Verdict
-from evo.result import best_source, diff, speedup_text, write_best
+from evo.records import Certificate, Fitness, Verdict
+from evo.result import Result, best_source, diff, read_result, speedup_text, write_result
 from evo.store import RunInfo
 from tests.engine_support import config, failed_trial, ok_trial
 
@@ -105,6 +107,9 @@ def test_a_diff_needs_no_final_newline() -> None:
     assert diff("a", "a\n", "old", "new") == ""
 
 
+CERTIFICATE = Certificate("id", Verdict.INFRASTRUCTURE, "nothing is executed")
+
+
 def info() -> RunInfo:
     return RunInfo(config(), "hash", {"evo": "1"}, {})
 
@@ -112,7 +117,9 @@ def info() -> RunInfo:
 def test_the_best_is_written_with_its_frozen_configuration(tmp_path: Path) -> None:
     seed, best = ok_trial(0, operator="seed"), ok_trial(4, 2.0, note="halved")
     best = dataclasses.replace(best, evaluation=dataclasses.replace(best.evaluation, frozen_source="x = 'frozen'\n"))
-    patch = write_best(tmp_path, info(), seed, best)
+    result = Result(best, CERTIFICATE)
+    write_result(tmp_path, info(), seed, result)
+    patch = result.patch(seed)
     assert best_source(best) == (tmp_path / "best/kernel.py").read_text() == "x = 'frozen'\n"
     assert (tmp_path / "best/diff.patch").read_text() == patch
     assert "-x = 0\n+x = 'frozen'\n" in patch
@@ -124,11 +131,41 @@ def test_the_best_is_written_with_its_frozen_configuration(tmp_path: Path) -> No
 def test_without_a_better_one_the_seed_is_written_as_it_was(tmp_path: Path) -> None:
     seed = ok_trial(0, operator="seed")
     seed = dataclasses.replace(seed, evaluation=dataclasses.replace(seed.evaluation, frozen_source="x = 'frozen'\n"))
-    assert write_best(tmp_path, info(), seed, seed) == ""
+    result = Result(seed, CERTIFICATE)
+    write_result(tmp_path, info(), seed, result)
+    assert result.patch(seed) == (tmp_path / "best/diff.patch").read_text() == ""
     assert (tmp_path / "best/kernel.py").read_text() == "x = 0\n"
 
 
 def test_a_result_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "best").write_text("in the way")
     with pytest.raises(StoreError, match="expected to write"):
-        write_best(tmp_path, info(), ok_trial(0), ok_trial(1))
+        write_result(tmp_path, info(), ok_trial(0), Result(ok_trial(1), CERTIFICATE))
+
+
+def test_the_evidence_has_all_there_is_to_believe_a_speedup_and_can_be_read_again(tmp_path: Path) -> None:
+    seed, best = ok_trial(0, operator="seed"), ok_trial(4, 2.0)
+    refused = Certificate("other", Verdict.WRONG, "small: output is wrong")
+    result = Result(best, CERTIFICATE, ((7, refused),))
+    write_result(tmp_path, info(), seed, result)
+    evidence = json.loads((tmp_path / "best/evidence.json").read_text())
+    assert (evidence["candidate"], evidence["trial"], evidence["task_hash"]) == (best.proposal.candidate.id, 4, "hash")
+    assert (evidence["estimated"], evidence["certified"]) == (True, False)
+    assert evidence["certificate"]["message"] == "nothing is executed"
+    assert evidence["evaluation"]["timings"][0]["samples_us"]
+    assert evidence["refused"][0]["certificate"]["verdict"] == "wrong"
+    assert evidence["reproduce"] == [
+        "evo evaluate instant best/kernel.py --target sm_90",
+        "evo certify instant best/kernel.py --target sm_90",
+    ]
+    run: Any = SimpleNamespace(folder=tmp_path, trial=lambda index: {4: best}[index])
+    assert read_result(run) == result
+
+
+def test_evidence_of_somebody_else_is_an_error(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(folder=tmp_path, trial=None)
+    assert read_result(run) is None
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/evidence.json").write_text("{}")
+    with pytest.raises(StoreError, match="delete the file"):
+        read_result(run)

@@ -64,7 +64,7 @@ def test_confine_returns_the_active_layers(tmp_path: Path) -> None:
 
 
 def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="strict, compiler"):
+    with pytest.raises(ValueError, match="strict, compiler, gpu"):
         sandbox.confine("lax", tmp_path, Limits())
 
 
@@ -152,18 +152,68 @@ rules.load()
     [
         "import socket\nsocket.socket()",
         "import socket\nsocket.socketpair()",
-        "import socket\nsocket.socket(socket.AF_UNIX)",
         "os.kill(os.getppid(), 0)",
         "os.kill(-1, 0)",
         "os.kill(0, 0)",
         "os.setsid()",
-        "os.memfd_create('x')",
         "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
     ],
 )
 @pytest.mark.parametrize("profile", sandbox.PROFILES)
 def test_denied_system_calls(tmp_path: Path, code: str, profile: str) -> None:
     assert inside(code, tmp_path, profile) == "PermissionError"
+
+
+NEEDED_BY_CUDA = ("import socket\nsocket.socket(socket.AF_UNIX)", "os.memfd_create('x')")
+
+
+@needs("seccomp")
+@pytest.mark.parametrize("code", NEEDED_BY_CUDA)
+def test_what_cuda_needs_nobody_else_gets(tmp_path: Path, code: str) -> None:
+    assert [inside(code, tmp_path, profile) for profile in sandbox.PROFILES] == ["PermissionError"] * 2 + [None]
+
+
+@needs("seccomp")
+def test_a_process_with_a_gpu_can_listen_and_talk_to_nobody(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "service"))
+        server.listen()
+        code = f"""
+        import socket
+        own = socket.socket(socket.AF_UNIX)
+        own.bind("\\0evo-test")
+        own.listen()
+        answer = []
+        for family, act in (
+            (socket.AF_UNIX, lambda s: s.connect({str(tmp_path / "service")!r})),
+            (socket.AF_UNIX, lambda s: s.connect("\\0evo-test")),
+            (socket.AF_UNIX, lambda s: s.bind(str(scratch / "socket"))),
+            (socket.AF_UNIX, lambda s: s.sendto(b"x", {str(tmp_path / "service")!r})),
+            (socket.AF_INET, lambda s: None),
+        ):
+            try:
+                act(socket.socket(family))
+                answer.append("ok")
+            except OSError as error:
+                answer.append(type(error).__name__)
+        """
+        assert inside(code, tmp_path, "gpu") == ["PermissionError"] * 5
+
+
+@needs("rlimits")
+def test_a_process_with_a_gpu_may_reserve_but_not_use_all_memory(tmp_path: Path) -> None:
+    code = """
+    import mmap
+    reserved = mmap.mmap(-1, 1 << 42, flags=mmap.MAP_PRIVATE | 0x4000, prot=0)  # MAP_NORESERVE
+    try:
+        bytearray(2 << 30)
+    except MemoryError:
+        answer = len(reserved)
+    """
+    assert inside(code, tmp_path, "gpu", "Limits(memory_bytes=1 << 30)") == 1 << 42
+    assert inside(code, tmp_path, "compiler", "Limits(memory_bytes=1 << 30)") == "OSError"
 
 
 @needs("seccomp")

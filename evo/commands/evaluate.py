@@ -41,8 +41,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     if arguments.workers is not None and arguments.workers < 1:
         raise ConfigError(f"workers: expected at least 1, got {arguments.workers}; set --workers")
-    if not 0 <= arguments.seed < 2**63:
-        raise ConfigError(f"seed: expected an integer from 0 to {2**63 - 1}, got {arguments.seed}; set --seed")
+    parts.check_seed(arguments.seed)
     get_target(arguments.target)
     candidates = [Candidate(parts.read_kernel(path)) for path in arguments.kernels]
     score = parts.scorer()

@@ -146,6 +146,11 @@ def workers(wanted: int | None) -> int:
     return len(os.sched_getaffinity(0)) if wanted is None else wanted
 
 
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed: expected an integer from 0 to {2**63 - 1}, got {seed}; set --seed")
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 

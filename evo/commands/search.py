@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from evo.engine import Evaluator, Observer, Outcome
     from evo.profiles import Profiler
     from evo.records import Evaluation
+    from evo.result import Result
     from evo.store import Store
     from fitness.task import Task
 
 
 def search(store: Store, task: Task, first: Evaluation, evaluator: Profiler) -> int:
     """Runs the engine, then writes and prints the result."""
-    return conclude(store, run_engine(store, task, first, evaluator))
+    return conclude(store, run_engine(store, task, first, evaluator), evaluator)
 
 
 def run_engine(
@@ -76,33 +77,61 @@ def _forced_exit(store: Store, evaluator: Evaluator | None) -> Iterator[None]:
         os._exit(parts.EXIT_INTERRUPTED)
 
 
-def conclude(store: Store, outcome: Outcome | None = None) -> int:
-    """Writes the best kernel and prints what there is to know."""
+def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator | None = None) -> int:
+    """Certifies and writes the best kernel and prints what there is to know.
+
+    Without an evaluator nothing can be certified: what was found out before is then written again.
+    """
     from evo.records import Trial
-    from evo.result import speedup_text, write_best
+    from evo.result import read_result, speedup_text, write_result
 
     folder = store.folder
     interrupted = outcome is not None and outcome.reason == "interrupted"
     if outcome is not None:
         parts.say(f"ended: {outcome.reason}, {outcome.spent} candidates evaluated")
-    best = store.best()
-    if best is None or best.fitness is None:
+    seed = store.trial(0) if store.best() is not None else None
+    if not isinstance(seed, Trial):  # it is the first to finish
         parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {folder}`")
         return parts.EXIT_INTERRUPTED
-    seed = store.trial(0)
-    assert isinstance(seed, Trial)  # it is the first to finish
-    patch = write_best(folder, store.info, seed, best)
+    result: Result | None = None if evaluator is not None else read_result(store)
+    if result is None:
+        certify = None if interrupted else evaluator
+        result = _certified(store, certify, "the run was interrupted" if interrupted else "no evaluator was at hand")
+    write_result(folder, store.info, seed, result)
+    best, fitness = result.best, result.best.fitness
+    assert fitness is not None  # it is ranked by its speedup
     if best.index == 0:
         parts.say("nothing faster than the seed was found; best/kernel.py is the seed")
     else:
-        parts.say(f"\n{patch}")
-        parts.say(f"best: {speedup_text(best.fitness)} against the seed, trial {best.index}")
-        if best.fitness.estimated:
+        parts.say(f"\n{result.patch(seed)}")
+        parts.say(f"best: {speedup_text(fitness)} against the seed, trial {best.index}")
+        if fitness.estimated:
             parts.say("      estimated: a model of the target computed it, no GPU measured it")
-        if best.fitness.ci95[0] <= 1:
+        if fitness.ci95[0] <= 1:
             parts.say("      the interval includes 1: it may be no faster")
-    parts.say(f"kernel: {folder / 'best' / 'kernel.py'} (diff.patch and result.json beside it)")
+    parts.say(f"certificate: {result.certificate.summary}")
+    parts.say(f"kernel: {folder / 'best' / 'kernel.py'} (diff.patch, result.json and evidence.json beside it)")
     parts.say(f"look closer: evo show {folder}, evo show {folder} {best.index}")
     if interrupted:
         parts.say(f"go on: evo resume {folder}")
     return parts.EXIT_INTERRUPTED if interrupted else 0
+
+
+def _certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result:
+    """The fastest trial that its certificate does not refuse; the seed where it refuses all others."""
+    from evo.records import Certificate, Verdict
+    from evo.result import Result, best_source
+
+    refused: list[tuple[int, Certificate]] = []
+    for trial in store.ranked():
+        source = best_source(trial)
+        if evaluator is None:
+            return Result(trial, Certificate(trial.proposal.candidate.id, Verdict.INFRASTRUCTURE, why_not))
+        certificate = evaluator.certify(source, seed=store.info.config.seed)
+        if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE) or trial.index == 0:
+            return Result(trial, certificate, tuple(refused))
+        text = f"trial {trial.index} is not certified: {certificate.verdict}: {certificate.message}"
+        parts.say(f"{text}; trying the next best")
+        store.event("refused", text)
+        refused.append((trial.index, certificate))
+    raise AssertionError("the seed was evaluated, so it is among the ranked")

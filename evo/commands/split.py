@@ -73,7 +73,7 @@ def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
         with closing(devices.open(task, store.info.config.target)) as evaluator:
             first = prepare(store, evaluator)
             outcome = run_engine(store, task, first, evaluator, proposals=0)
-        return conclude(store, outcome)
+            return conclude(store, outcome, evaluator)
 
 
 def comparable_versions(info: RunInfo) -> dict[str, str]:

@@ -1,0 +1,73 @@
+"""Arguments and results as files of raw bytes, between processes that do not trust each other.
+
+A tensor is a file with its elements, row-major, and a description: {"file", "dtype", "shape", "strides"}.  Anything
+else is {"value": itself}.  Whoever reads checks the description: it may come from a process with untrusted code in it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fitness.plan import ITEMSIZE
+
+
+class ExchangeError(ValueError):
+    """A description or a file that does not hold together."""
+
+
+def put(value: Any, path: Path) -> dict[str, Any]:
+    """The description of `value`; where it is a tensor, its elements are written to `path`."""
+    if not isinstance(value, torch.Tensor):
+        return {"value": value}
+    data = value.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+    data.numpy().tofile(path)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {"file": path.name, "dtype": dtype, "shape": list(value.shape), "strides": list(value.stride())}
+
+
+def take(described: Mapping[str, Any], folder: Path, device: torch.device | str) -> Any:
+    """The value described, tensors on `device` with the strides described.  Raises ExchangeError."""
+    if "file" not in described:
+        return described["value"]
+    try:
+        name, dtype = str(described["file"]), str(described["dtype"])
+        shape, strides = ([int(n) for n in described[key]] for key in ("shape", "strides"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExchangeError(f"malformed description of a tensor: {error!r}") from error
+    sound = len(shape) == len(strides) and min([*shape, *strides, 0]) == 0
+    if dtype not in ITEMSIZE or not sound or Path(name).name != name:
+        raise ExchangeError(f"impossible tensor {dtype}{shape} with strides {strides} in {name!r}")
+    data = torch.from_numpy(_read(folder / name, math.prod(shape) * ITEMSIZE[dtype]))
+    if not data.numel():
+        return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+    dense = data.to(device).view(getattr(torch, dtype)).reshape(shape)
+    if dense.stride() == tuple(strides):
+        return dense
+    reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if reach > STRIDED_LIMIT * dense.numel():
+        raise ExchangeError(f"strides {strides} of shape {shape} reach over {reach} elements")
+    return torch.empty_strided(shape, strides, dtype=dense.dtype, device=device).copy_(dense)
+
+
+STRIDED_LIMIT = 64  # elements reached over for each element held: padded rows, not traps
+
+
+def _read(path: Path, size: int) -> np.ndarray:
+    """`size` bytes of a regular file of just that size."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ExchangeError(f"expected a file {path.name}: {error}") from error
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise ExchangeError(f"expected a file {path.name} of {size} bytes, got {found.st_size}")
+        return np.fromfile(file, np.uint8)

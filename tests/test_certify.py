@@ -1,0 +1,376 @@
+"""Certificates: the sandboxed job and the judgement for real without a GPU, all of it on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from evo.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
+from fitness import certify, judge
+from fitness.certify import Certifier, unseen_cases
+from fitness.exchange import ExchangeError, put, take
+from fitness.jobs import Limits
+from fitness.nvidia import find_tool
+from fitness.runner import Report
+from fitness.sanitize import PROGRAM, read_output
+from fitness.task import Task, load_task
+from fitness.zygote import Zygote
+from tests import gpu_sources as sources
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+
+# Seed and candidates of plain PyTorch: what the eager job runs needs no GPU then.
+HOST = "import torch\n\ndef shifted(x):\n    {body}\n"
+RIGHT = HOST.format(body="return x * 2 + x.sum(1, keepdim=True)")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Task:
+    folder = tmp_path_factory.mktemp("task")
+    (folder / "task.py").write_text(sources.TASK)
+    (folder / "kernel.py").write_text(sources.SEED)
+    return load_task(folder)
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote("sm_90", ("eager",)) as zygote:
+        yield zygote
+
+
+# --- what is tried ---------------------------------------------------------------------------------------------------
+
+
+def test_unseen_sizes_change_one_axis_of_the_smallest_case(task):
+    cases = unseen_cases(task)
+    assert [case.axes for case in cases] == [{"M": 66, "N": 1003}, {"M": 77, "N": 860}]
+    assert all(case.role == "holdout" for case in cases)
+    assert not {case.name for case in cases} & {case.name for case in task.cases}
+
+
+def test_a_size_of_one_grows_and_a_size_of_zero_stays():
+    case = Case("one", {"B": 1, "N": 0})
+    fake = type("Task", (), {"certify": (), "cases": (case,)})
+    assert [c.axes for c in unseen_cases(fake)] == [{"B": 2, "N": 0}]
+
+
+def test_a_task_may_name_the_sizes_itself(tmp_path):
+    (tmp_path / "task.py").write_text(sources.TASK + '\ncertify = [Case("prime", {"M": 7, "N": 13})]\n')
+    (tmp_path / "kernel.py").write_text(sources.SEED)
+    assert [case.name for case in unseen_cases(load_task(tmp_path))] == ["prime"]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.float8_e4m3fn])
+def test_tensors_come_back_as_they_went(tmp_path, dtype):
+    dense = torch.randint(0, 2, (4, 6)).to(dtype)
+    for tensor in (dense, dense.t(), dense[:, ::2], dense[:0], dense[0, 0]):
+        again = take(put(tensor, tmp_path / "x"), tmp_path, "cpu")
+        assert (again.dtype, again.shape, again.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+        assert torch.equal(again.to(torch.float32), tensor.to(torch.float32))
+    assert take(put(0.5, tmp_path / "x"), tmp_path, "cpu") == 0.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../secret"},
+        {"file": "missing"},
+        {"file": "link"},
+        {"shape": [3]},
+        {"shape": [-4]},
+        {"dtype": "complex64"},
+        {"strides": [1 << 40]},
+        {"strides": [1, 1]},
+        {"strides": "x"},
+    ],
+)
+def test_what_an_untrusted_process_describes_is_checked(tmp_path, change):
+    (tmp_path.parent / "secret").write_bytes(bytes(16))
+    os.symlink(tmp_path.parent / "secret", tmp_path / "link")
+    described = put(torch.zeros(4), tmp_path / "x")
+    with pytest.raises(ExchangeError):
+        take({**described, **change}, tmp_path, "cpu")
+
+
+# --- the job ---------------------------------------------------------------------------------------------------------
+
+
+def answer_of(zygote: Zygote, task: Task, source: str, folder: Path, case: Case, samples: int = 0) -> dict[str, Any]:
+    """What the sandboxed job makes of a source, on the CPU."""
+    drawn = judge.draw(task, case, 7, folder / "0.in", "cpu")
+    calls = [{"name": "0", "args": drawn, "written": [], "samples": samples}]
+    payload = {"source": source, "entry": task.entry, "device": "cpu", "calls": calls}
+    result = zygote.run("eager", payload, scratch=folder, limits=Limits(memory_bytes=8 << 30))
+    assert result.status == "ok", result
+    assert "seccomp" in result.layers
+    return dict(result.value["calls"][0])
+
+
+def test_right_outputs_pass_and_times_are_told(zygote, task, tmp_path):
+    case = task.cases[0].on_cpu()
+    answer = answer_of(zygote, task, RIGHT, tmp_path, case, samples=5)
+    assert len(answer["samples_us"]) == 5
+    match = judge.judge(task, case, 7, answer, tmp_path, "cpu")
+    assert match.verdict is Verdict.OK, match.message
+    assert not match.bitwise
+    assert judge.judge(task, case, 8, answer, tmp_path, "cpu").verdict is Verdict.WRONG  # of other inputs
+
+
+def test_outputs_must_be_those_of_the_plan_to_the_bit(zygote, task, tmp_path):
+    case = task.cases[0].on_cpu()
+    answer = answer_of(zygote, task, RIGHT, tmp_path, case)
+    same = judge.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True)])
+    assert same.bitwise
+    near = judge.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True) + 1e-6])
+    assert near.verdict is Verdict.WRONG
+    assert "recorded plan" in near.message
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict", "message"),
+    [
+        ("return x * 2", Verdict.WRONG, "wrong"),
+        ("return x.double() * 2 + x.double().sum(1, keepdim=True)", Verdict.WRONG, "float64"),
+        ("return [x]", Verdict.WRONG, "must return 'tensor'"),
+        ("return 7", Verdict.WRONG, "returned int"),
+        ("y = x * 2 + x.sum(1, keepdim=True); x.zero_(); return y", Verdict.WRONG, "argument 0 was modified"),
+        ("raise ValueError('only eagerly')", Verdict.RUNTIME_ERROR, "line 4: ValueError: only eagerly"),
+    ],
+)
+def test_what_is_wrong_is_found(zygote, task, tmp_path, body, verdict, message):
+    case = task.cases[0].on_cpu()
+    answer = answer_of(zygote, task, HOST.format(body=body), tmp_path, case)
+    match = judge.judge(task, case, 7, answer, tmp_path, "cpu")
+    assert (match.verdict, message in match.message) == (verdict, True), match
+
+
+@pytest.mark.parametrize("verdict", ["ok", "duplicate", "infrastructure", "splendid", 3])
+def test_a_process_cannot_acquit_itself(task, tmp_path, verdict):
+    answer = {"error": {"verdict": verdict, "message": "fine", "line": 0}}
+    assert judge.judge(task, task.cases[0], 7, answer, tmp_path, "cpu").verdict is Verdict.RUNTIME_ERROR
+
+
+# --- the certifier, with a runner that works on the CPU --------------------------------------------------------------
+
+
+class CpuRunner:
+    """`fitness.runner.Runner` as far as `quick` needs it."""
+
+    facts = MappingProxyType({"capability": (9, 0), "uuid": ""})
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def compare(self, work, cases, *, seed, folder, run):
+        cases = [case.on_cpu() for case in cases]
+        answers = run([judge.draw(self.task, case, 1, folder / f"{i}.in", "cpu") for i, case in enumerate(cases)])
+        return [judge.judge(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)]
+
+    def idle(self):
+        return nullcontext()
+
+
+@pytest.fixture
+def certifier(task, zygote, monkeypatch):
+    """Of a task whose seed needs no GPU: `certifier(seed)`."""
+    monkeypatch.setattr(certify, "Zygote", lambda *_: zygote)  # starting one takes seconds
+    monkeypatch.setattr(certify, "DEVICE", "cpu")
+    monkeypatch.setattr(certify, "LIMITS", Limits(wall_s=20, memory_bytes=8 << 30))
+
+    def get(seed: str = RIGHT) -> Certifier:
+        changed = dataclasses.replace(task, seed_source=seed)
+        return Certifier(changed, CpuRunner(changed))
+
+    return get
+
+
+def test_a_certificate_lists_what_was_tried(certifier, task):
+    certificate = certifier().quick(RIGHT, None, seed="s")
+    assert certificate.verdict is Verdict.OK, certificate.message
+    assert [check.what for check in certificate.checks] == [f"eager: {case.name}" for case in task.cases]
+    assert certificate.candidate == Candidate(RIGHT).id
+    assert "seccomp" in certificate.layers
+    assert certificate.summary == "passed (3 passed)"
+
+
+def test_a_candidate_that_is_wrong_or_dies_fails(certifier):
+    mine = certifier()
+    wrong = mine.quick(HOST.format(body="return x * 2"), None, seed="s")
+    assert wrong.verdict is Verdict.WRONG
+    assert wrong.message.startswith("small: output is wrong")
+    dead = mine.quick("import os\n" + HOST.format(body="os._exit(0)"), None, seed="s")
+    assert dead.verdict is Verdict.RUNTIME_ERROR
+    assert dead.checks == (Evidence("eager", "failed", dead.message),)
+
+
+def test_where_the_seed_cannot_be_run_nothing_is_held_against_a_candidate(certifier):
+    certificate = certifier(HOST.format(body="raise OSError('no such device')")).quick(RIGHT, None, seed="s")
+    assert certificate.verdict is Verdict.INFRASTRUCTURE
+    assert "no such device" in certificate.message
+    assert {check.outcome for check in certificate.checks} == {"not run"}
+    assert certificate.summary.startswith("nothing was certified on a GPU: the seed kernel's own Python")
+
+
+def test_results_that_could_not_be_compared_are_no_verdict(certifier, monkeypatch):
+    mine = certifier()
+    report = Report(Verdict.RUNTIME_ERROR, "verify", "CUDA error", fault=True)
+    assert mine.quick(RIGHT, None, seed="s").verdict is Verdict.OK
+    monkeypatch.setattr(CpuRunner, "compare", lambda *_, **__: report)
+    assert mine.quick(RIGHT, None, seed="s").verdict is Verdict.INFRASTRUCTURE
+
+
+def test_sizes_that_the_seed_does_not_handle_are_not_asked_of_others(certifier):
+    picky = HOST.format(body="assert len(x) != 3; return x * 2 + x.sum(1, keepdim=True)")
+    allowed, left_out = certifier(picky)._allowed("s")
+    assert [case.axes["N"] for case in allowed] == [1003]
+    assert [check.outcome for check in left_out] == ["not run"]
+    assert "the seed does not handle it: line 4: AssertionError" in left_out[0].detail
+
+
+def test_a_certificate_survives_json():
+    certificate = Certificate(
+        "id", Verdict.WRONG, "no", (Evidence("eager: a", "failed", "no", {"max_error": 2.0}),), ("userns",)
+    )
+    assert certificate_from_dict(dataclasses.asdict(certificate)) == certificate
+
+
+# --- compute-sanitizer -----------------------------------------------------------------------------------------------
+
+CLEAN = "========= COMPUTE-SANITIZER\nfinished: 6 launches of 6 cases\n========= ERROR SUMMARY: 0 errors\n"
+BAD = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at kernel+0x1a0
+========= ERROR SUMMARY: 34 errors
+"""
+HAZARD = """========= Error: Potential WAW hazard detected at __shared__ 0x404 in block (0,0,0) :
+finished: 1 launches of 1 cases
+========= RACECHECK SUMMARY: 2 hazards displayed (1 errors, 1 warnings)
+"""
+
+
+def test_what_the_sanitizer_says_is_read():
+    assert read_output("memcheck", CLEAN).text == "0 errors; 6 launches of 6 cases"
+    bad = read_output("memcheck", BAD)
+    assert (bad.errors, bad.problem) == (34, "")
+    assert "Invalid __global__ read of size 4 bytes" in bad.text
+    assert read_output("racecheck", HAZARD).errors == 2
+
+
+@pytest.mark.parametrize("output", ["", "Device not supported", CLEAN.replace("finished", "began"), CLEAN[:40]])
+def test_a_tool_that_did_not_get_through_has_shown_nothing(output):
+    finding = read_output("memcheck", output)
+    assert finding.problem.startswith("it did not run to its end")
+
+
+@pytest.mark.skipif(bool(find_tool(PROGRAM)), reason="it is installed")
+def test_without_the_tool_the_check_is_not_run(task, tmp_path):
+    from fitness.runner import Work
+    from fitness.sanitize import sanitize
+
+    finding = sanitize("memcheck", task.folder, Work({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
+    assert finding.problem == "compute-sanitizer is not installed"
+    assert certify._sanitized(finding) == Evidence("memcheck", "not run", "compute-sanitizer is not installed")
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu(task):
+    """A prepared evaluator."""
+    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.target import get_target
+
+    with GpuEvaluator(task, get_target("sm_90")) as evaluator:
+        evaluator.prepare()
+        yield evaluator
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_sandbox_with_a_gpu_keeps_every_layer_but_one(gpu):
+    certificate = gpu.certify(sources.RIGHT["one pass"], seed=1)
+    layers = {name for name, state in gpu.environment["sandbox"].items() if state == "active"}
+    assert set(certificate.layers) == layers - {"not_dumpable"}
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_new_champion_is_certified_before_it_counts(gpu):
+    evaluation = gpu.evaluate(Candidate(sources.RIGHT["one pass"]), seed=1, known={})
+    assert evaluation.verdict is Verdict.OK, evaluation.message
+    assert evaluation.environment["certificate"] == "eager: passed"
+    again = gpu.evaluate(Candidate(sources.SEED), seed=2, known={})
+    assert "certificate" not in again.environment  # no champion
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_full_certificate_has_every_check(gpu):
+    certificate = gpu.certify(sources.RIGHT["one pass"], seed=1)
+    assert certificate.verdict is Verdict.OK, certificate
+    found = {check.what: check for check in certificate.checks}
+    names = ["small", "large", "odd", "odd with M=66", "odd with N=860"]
+    assert list(found) == [*(f"eager: {name}" for name in names), "memcheck", "racecheck"]
+    assert all("to the bit" in found[f"eager: {name}"].detail for name in names)
+    assert found["eager: large"].figures["eager_us"] > 0
+    expected = {"passed"} if find_tool(PROGRAM) else {"not run"}
+    assert {found["memcheck"].outcome, found["racecheck"].outcome} == expected, found
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
+    """The gate is not asked here: what it lets through tomorrow must not be able to hide from this."""
+    from fitness.gpu_evaluator import _work
+
+    certifier, right = gpu._judge._prepared(), sources.RIGHT["one pass"]
+    facts = gpu._facts(right)
+    work = dataclasses.replace(_work(facts), choices={n: [0] for n in facts.plans})
+    other = right.replace("return o", "return x * 2 + x.sum(1, keepdim=True)")
+    certificate = certifier.quick(other, work, seed="s")
+    assert certificate.verdict is Verdict.WRONG
+    assert "recorded plan" in certificate.message
+    lazy = certifier.quick(right.replace("return o", "return o * 1.001"), work, seed="s")
+    assert lazy.verdict is Verdict.WRONG
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_faults_of_the_eager_process_harm_nobody_else(gpu, monkeypatch):
+    monkeypatch.setattr(certify, "LIMITS", dataclasses.replace(certify.LIMITS, wall_s=12.0))
+    certifier = gpu._judge._prepared()
+    assert certifier.quick(sources.ILLEGAL, None, seed="s").verdict is Verdict.RUNTIME_ERROR
+    assert certifier.quick(sources.ENDLESS, None, seed="s").verdict is Verdict.TIMEOUT
+    assert certifier.quick(sources.RIGHT["one pass"], None, seed="s").verdict is Verdict.OK
+
+
+# Reads one element beyond the last row, and uses it only where it is a number that is never there.
+BEYOND = sources.source(
+    """
+v = tl.load(x + row + c, mask=mask, other=0.0)
+beyond = tl.load(x + tl.num_programs(0).to(tl.int64) * n + 4096 + c)
+total = tl.sum(v, 0) + tl.sum(tl.where(beyond == 12345.678, 1.0, 0.0), 0)
+tl.store(o + row + c, v * 2 + total, mask=mask)
+"""
+)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.skipif(not find_tool(PROGRAM), reason="compute-sanitizer is not installed")
+def test_reads_out_of_bounds_are_found_by_memcheck(gpu):
+    certificate = gpu.certify(BEYOND, seed=1)
+    assert certificate.verdict is Verdict.RUNTIME_ERROR, certificate
+    assert certificate.message.startswith("memcheck: ")
+    assert "Invalid __global__ read" in certificate.message
