@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Certificate, Verdict
+from evo.records import Certificate, Profile, Verdict
 from fitness.certify import Certifier
 from fitness.facts import Facts, Recorder
 from fitness.freeze import freeze
 from fitness.jobs import Limits
-from fitness.ncu import Counters, counters
+from fitness.ncu import Counters, NoCounters, counters
 from fitness.pipeline import Evaluator, Judged, chosen_configs
+from fitness.profile import Subject, from_counters
 from fitness.runner import Report, Runner, Work
 from fitness.score import fitness_of
 from fitness.stages import Stop
@@ -126,8 +127,19 @@ class GpuEvaluator(Evaluator):
     ) -> None:
         """`device`, `turn`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
         recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, GpuJudge(task, device=device, limits=limits, turn=turn))
-        self._task, self._device = task, device
+        self._gpu = GpuJudge(task, device=device, limits=limits, turn=turn)
+        self._denied = ""  # why counters could not be read: asked once, then left alone
+        super().__init__(task, target, recorder, self._gpu)
+
+    def _counted(self, facts: Facts, of: Subject) -> Profile | str:
+        if self._denied:
+            return self._denied
+        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
+        try:
+            return from_counters(of, self._gpu.counters(work, of.case.name), self.target)
+        except NoCounters as error:
+            self._denied = str(error)
+            return self._denied
 
 
 def _work(facts: Facts) -> Work:
