@@ -1,6 +1,6 @@
 """A campaign: arms x tasks x seeds at equal budget, as a spec file says it and as a folder keeps it.
 
-An arm is the search with a part taken away or put in its place; it is nothing but other settings of a run.  What a
+An arm is the search with a part taken away or put in its place (`evo/arms.py`): other settings of a run.  What a
 campaign is gets frozen into its folder when it starts: going on with another spec, task or code is refused.
 """
 
@@ -11,44 +11,31 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from evo.arms import ARMS, MODEL_ARMS, expand
 from evo.config import RunConfig
 from evo.errors import ConfigError, StoreError
+from evo.llm.models import Model, read_models
 from evo.strategies import STRATEGIES
 
 FILE = "campaign.json"
 
 # Settings of a run that the spec may set, for all arms or for one.
-SETTINGS = ("strategy", "operators", "islands", "population", "migrate_every", "screen_budget", "archive_share")
-
-
-def _strategy(name: str) -> Callable[[RunConfig], RunConfig]:
-    return lambda c: dataclasses.replace(c, strategy=name, operators=tuple(STRATEGIES[name].operators))
-
-
-def _no_crossover(config: RunConfig) -> RunConfig:
-    from operators.registry import get_operators
-
-    kept = tuple(o.name for o in get_operators(config.operators) if o.arity == 1)
-    return dataclasses.replace(config, operators=kept)
-
-
-# What each ready arm makes of the settings all arms share.
-ARMS: dict[str, Callable[[RunConfig], RunConfig]] = {
-    "full": lambda c: c,
-    "no-crossover": _no_crossover,
-    # As many candidates are kept, in one population.
-    "no-islands": lambda c: dataclasses.replace(c, islands=1, population=c.islands * c.population),
-    "no-archive": lambda c: dataclasses.replace(c, archive_share=0.0),
-    # Without estimates of drafts there is no inner search: `params` moves a gene at random, structures come untuned.
-    "no-memetic": lambda c: dataclasses.replace(c, screen_budget=0),
-    "hillclimb": _strategy("hillclimb"),
-    "random": _strategy("random"),
-}
+SETTINGS = (
+    "strategy",
+    "operators",
+    "islands",
+    "population",
+    "migrate_every",
+    "screen_budget",
+    "archive_share",
+    "guidance",
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,9 @@ class Spec:
     seeds: tuple[int, ...]
     arms: tuple[str, ...]
     trials: int
+    tokens: int | None
     target: str
+    models: tuple[Model, ...]
     base: Mapping[str, Any]  # settings of all arms
     own: Mapping[str, Mapping[str, Any]]  # settings of arms the spec defines, by name
 
@@ -84,10 +73,20 @@ class Spec:
         """The settings of one cell.  Serial (`workers=1`), so that each proposal knows all results before it."""
         strategy = self.base.get("strategy", "evolve")
         shared = RunConfig(
-            task, tuple(_operators_of(strategy)), budget=self.trials, seed=seed, target=self.target
+            task,
+            _operators_of(strategy, self.models),
+            budget=self.trials,
+            seed=seed,
+            strategy=strategy,
+            target=self.target,
+            models=self.models,
+            max_tokens=self.tokens,
+            triton=version("triton") if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)
-        return _changed(shared, self.own[arm]) if arm in self.own else ARMS[arm](shared)
+        if arm in self.own:
+            return _changed(shared, self.own[arm])
+        return (ARMS | MODEL_ARMS)[arm](shared)
 
 
 def read_spec(path: Path) -> Spec:
@@ -96,28 +95,36 @@ def read_spec(path: Path) -> Spec:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"expected a campaign as TOML in {path}, got: {error}; docs/ablations.md has one") from error
-    _only(raw, ("tasks", "seeds", "arms", "budget", "target", "run", "arm"), "the spec")
+    _only(raw, ("tasks", "seeds", "arms", "budget", "target", "models", "models_file", "run", "arm"), "the spec")
     own = raw.get("arm", {})
     for name, settings in own.items():
-        if name in ARMS:
+        if name in ARMS | MODEL_ARMS:
             raise ConfigError(f"arm.{name}: expected a new name, got one of the ready arms; choose another")
         _only(settings, SETTINGS, f"arm.{name}")
     _only(raw.get("run", {}), SETTINGS, "run")
+    models = _models(raw, path.parent)
+    trials, tokens = _budget(raw.get("budget"), models)
     spec = Spec(
         tasks=tuple(_names(raw, "tasks")),
         seeds=_seeds(raw.get("seeds")),
         arms=tuple(_names(raw, "arms")),
-        trials=_trials(raw.get("budget")),
+        trials=trials,
+        tokens=tokens,
         target=raw.get("target", "sm_90"),
+        models=models,
         base=raw.get("run", {}),
         own=own,
     )
-    unknown = [name for name in spec.arms if name not in ARMS and name not in own]
+    known = [*ARMS, *MODEL_ARMS, *own]
+    unknown = [name for name in spec.arms if name not in known]
     if unknown:
         raise ConfigError(
-            f"arms: expected names among {', '.join([*ARMS, *own])}, got {', '.join(unknown)}; "
+            f"arms: expected names among {', '.join(known)}, got {', '.join(unknown)}; "
             f"define another by its settings in [arm.NAME]"
         )
+    asking = [name for name in spec.arms if name in MODEL_ARMS]
+    if asking and not models:
+        raise ConfigError(f'arms: expected a model for {", ".join(asking)}, got none; add models = ["NAME@BASE_URL"]')
     return spec
 
 
@@ -169,7 +176,7 @@ class Campaign:
             "arms": arms,
             "tasks": dict(hashes),
             "seeds": self.spec.seeds,
-            "budget": {"trials": self.spec.trials},
+            "budget": {"trials": self.spec.trials, "tokens": self.spec.tokens},
             "device": self.device,
             "versions": dict(versions),
         }
@@ -227,31 +234,43 @@ def _seeds(raw: Any) -> tuple[int, ...]:
     raise ConfigError(f"seeds: expected how many (from 0 on), or a list of different integers, got {raw!r}")
 
 
-def _trials(raw: Any) -> int:
-    if not isinstance(raw, dict) or set(raw) != {"trials"}:
+def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None]:
+    """Candidates and, where models are asked, most tokens of each cell; ranges are checked with the configurations."""
+    if not isinstance(raw, dict) or "trials" not in raw:
         raise ConfigError(f"budget: expected a table with `trials`, the candidates of each cell, got {raw!r}")
-    trials: int = raw["trials"]  # its range is checked with the rest of the run's configuration
-    return trials
+    _only(raw, ("trials", "tokens"), "budget")
+    if "tokens" in raw and not models:
+        raise ConfigError("budget: expected models where tokens are limited, got none; drop `tokens` or add models")
+    return raw["trials"], raw.get("tokens")
 
 
-def _operators_of(strategy: Any) -> Sequence[str]:
+def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
+    """The models of the spec; `models_file` is beside it."""
+    if "models" not in raw:
+        return ()
+    file = folder / raw["models_file"] if "models_file" in raw else None
+    return read_models(_names(raw, "models"), file)
+
+
+def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
+    from evo.commands.models import DEFAULT_OPERATORS
+
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    return STRATEGIES[strategy].operators
+    kind = STRATEGIES[strategy]
+    return expand([*kind.operators, *(DEFAULT_OPERATORS if models and not kind.asks else ())], models)
 
 
 def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """`config` with other settings; another strategy brings its own operators unless they are set too."""
-    from operators.registry import get_operators
-
     changes = dict(settings)
     if "strategy" in changes:
-        changes = {"operators": _operators_of(changes["strategy"])} | changes
+        changes = {"operators": _operators_of(changes["strategy"], config.models)} | changes
     if "operators" in changes:
         names = changes["operators"]
         if isinstance(names, str):
             raise ConfigError(f"operators: expected a list of names, got {names!r}")
-        changes["operators"] = tuple(o.name for o in get_operators(names))
+        changes["operators"] = expand(names, config.models)
     return dataclasses.replace(config, **changes)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evo.campaign import Campaign, Cell
-from evo.config import RunConfig
-from evo.engine import Engine, Evaluator, Score
-from evo.errors import StoreError
+from evo.engine import Engine, Llm
+from evo.errors import EvoError, StoreError
+from evo.profiles import Profiler
 from evo.records import Evaluation
 from evo.shared import SharedEvaluator
 from evo.store import FILE, RunInfo, RunReader, Store
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fitness.task import Task
 
 FAILURE = "failure.txt"
+SILENT = "no model answers"  # as the engine calls it
+# Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
+MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,15 @@ def finished(folder: Path) -> bool:
             ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
     except StoreError:
         return False
-    return ends not in ([], ["interrupted"])
+    return ends not in ([], ["interrupted"], [SILENT])
 
 
 def run_cells(
     campaign: Campaign,
     tasks: Mapping[str, Task],
     versions: Mapping[str, str],
-    open_evaluator: Callable[[Task], Evaluator],
-    score: Score,
+    open_evaluator: Callable[[Task], Profiler],
+    make_engine: MakeEngine,
     workers: int,
     stop: Callable[[], bool],
 ) -> Generator[Done, None, None]:
@@ -76,7 +79,7 @@ def run_cells(
             evaluator, first = bench.prepared()
             task = tasks[cell.task]
             info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
-            return _run(campaign.folder / cell.path, info, task.seed_source, first, evaluator, score, halted)
+            return _run(campaign.folder / cell.path, info, lambda s: make_engine(s, task, first, evaluator, halted))
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="cell")
     wait = True
@@ -102,13 +105,13 @@ class _Bench:
     Entered once by each of its `cells`.  Cells are begun task by task, so two tasks meet only while one ends.
     """
 
-    def __init__(self, campaign: Campaign, task: Task, cells: int, open_evaluator: Callable[[Task], Evaluator]) -> None:
+    def __init__(self, campaign: Campaign, task: Task, cells: int, open_evaluator: Callable[[Task], Profiler]) -> None:
         self._campaign, self._task, self._left, self._open = campaign, task, cells, open_evaluator
         self._lock = threading.Lock()
-        self._evaluator: Evaluator | None = None
+        self._evaluator: Profiler | None = None
         self._first: Evaluation | Exception | None = None
 
-    def prepared(self) -> tuple[Evaluator, Evaluation]:
+    def prepared(self) -> tuple[Profiler, Evaluation]:
         """The evaluator and its evaluation of the seed; raises what preparing raised, for every cell."""
         with self._lock:
             if self._evaluator is None:
@@ -134,26 +137,20 @@ class _Bench:
                 self._evaluator.close()
 
 
-def _run(
-    folder: Path,
-    info: RunInfo,
-    seed_source: str,
-    first: Evaluation,
-    evaluator: Evaluator,
-    score: Score,
-    stop: Callable[[], bool],
-) -> str:
-    """Starts the run of a cell or goes on with it; how it ended."""
-    from operators.registry import get_operators
-
-    config: RunConfig = info.config
-    operators = {o.name: o for o in get_operators(config.operators)}
+def _run(folder: Path, info: RunInfo, make_engine: Callable[[Store], tuple[Engine, Llm | None]]) -> str:
+    """Starts the run of a cell or goes on with it; how it ended.  Raises EvoError where its models fell silent."""
     if (folder / FILE).exists():
         store = Store.resume(folder, task_hash=info.task_hash, versions=info.versions)
     else:
         store = Store.create(folder, info)
     with store:
-        reason = Engine(store, first, seed_source, evaluator, score, operators, stop=stop).run().reason
+        if any(text == SILENT for _, text, _ in store.events()):
+            raise EvoError(f"no model answered any more, so this cell is none of its arm; delete {folder} to repeat it")
+        engine, llm = make_engine(store)
+        reason = engine.run().reason
+        if llm is not None and llm.lane.ended == SILENT:
+            store.event("ended", SILENT)
+            raise EvoError(f"{SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
     (folder / FAILURE).unlink(missing_ok=True)
     return reason
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evo.engine import Evaluator
-from evo.records import Candidate, Certificate, Evaluation, Verdict, evaluation_from_json, evaluation_to_json
+from evo.profiles import Profiler
+from evo.records import Candidate, Certificate, Evaluation, Profile, Verdict, evaluation_from_json, evaluation_to_json
 
 FILE = "evaluations.sqlite"
 # What the machine's load may have decided, and what depends on the cell, is not kept.
@@ -31,9 +31,9 @@ CREATE TABLE IF NOT EXISTS screens (
 
 
 class SharedEvaluator:
-    """An `evo.engine.Evaluator` in front of another one; `task_hash` and the candidate's id are the key."""
+    """An `evo.profiles.Profiler` in front of another one; `task_hash` and the candidate's id are the key."""
 
-    def __init__(self, evaluator: Evaluator, folder: Path, task_hash: str) -> None:
+    def __init__(self, evaluator: Profiler, folder: Path, task_hash: str) -> None:
         self._inner, self._task = evaluator, task_hash
         self._lock = threading.Lock()
         self._db = sqlite3.connect(folder / FILE, isolation_level=None, check_same_thread=False)
@@ -68,6 +68,9 @@ class SharedEvaluator:
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         return [self._screened(source) for source in sources]
+
+    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+        return self._inner.profile(candidate, evaluation)
 
     def _screened(self, source: str) -> float | None:
         name = Candidate(source).id

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+import operators.registry
 from analysis import figures, outcomes
+from analysis.benchmarks.endpoint import KEY, Ask, Endpoint, Reply, context
 from evo.campaign import Cell
 from evo.cli import main
-from evo.commands import parts
+from evo.commands import models, parts
+from evo.llm import lane
 from evo.store import RunReader
 from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
@@ -200,3 +203,52 @@ def test_a_second_ctrl_c_does_not_wait_and_loses_nothing_finished(tmp_path: Path
     assert "interrupted; the same command goes on with runs/spec" in said
     found = runs(tmp_path / "runs/spec")
     assert len(found) == 2 and all(len(tables["evaluations"]) == 1 for tables in found.values())  # the seed
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+ASKING = """
+tasks = ["softmax"]
+seeds = 2
+arms = ["full", "no-llm", "no-repair"]
+models = ["m@{url}"]
+[budget]
+trials = 12
+"""
+
+
+@pytest.fixture
+def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "DEFAULT_OPERATORS", ("change", "mend"))
+    monkeypatch.setattr(models, "prompt_context", lambda config, task: context)
+    monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})
+
+
+def used(arm: str) -> set[str]:
+    with RunReader(Path("runs/spec") / Cell("softmax", arm, 0).path) as run:
+        return {t.proposal.operator for t in run.trials()}
+
+
+def test_arms_that_ask_models(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with Endpoint() as endpoint:
+        Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
+        assert ablate() == 0
+        assert KEY not in Path("runs/spec/campaign.json").read_text()
+        asked = len(endpoint.requests)
+        assert ablate() == 0
+        assert len(endpoint.requests) == asked  # nothing is asked twice
+    assert f"model m: {endpoint.url}" in capsys.readouterr().out
+    assert "change@m" in used("full") and "change@m" in used("no-repair") and "mend@m" not in used("no-repair")
+    assert not any("@" in name for name in used("no-llm"))
+
+
+def test_a_cell_whose_model_fell_silent_is_none_of_its_arm(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with Endpoint(lambda body, number: Reply() if number < 3 else Reply(status=500)) as endpoint:
+        Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
+        assert ablate("--workers", "1") == 1
+    assert "failed: softmax, full, seed 0: no model answers, so this cell is none of its arm" in capsys.readouterr().out
+    assert ablate("--workers", "1") == 1  # going on without it would only finish another search than the arm's
+    assert "failed: softmax, full, seed 0: no model answered any more" in (said := capsys.readouterr().out)
+    assert "nothing to compare" in said

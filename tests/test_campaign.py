@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evo.campaign import ARMS, FILE, Campaign, Cell, Spec, read_spec
+from evo.arms import ARMS
+from evo.campaign import FILE, Campaign, Cell, Spec, read_spec
 from evo.errors import ConfigError, StoreError
 
 SPEC = """
@@ -102,8 +103,11 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
         ("seeds = 2", "seeds = 0", "seeds: expected how many"),
         ("seeds = 2", "seeds = [1, 1]", "seeds: expected how many"),
         ("seeds = 2", "sedes = 2", "expected keys among .* got sedes"),
-        ("trials = 8", "trials = 8\ntokens = 7", "budget: expected a table with `trials`"),
+        ("trials = 8", "trials = 8\ntokens = 7", "budget: expected models where tokens are limited"),
         ('"greedy"]', '"gready"]', "expected names among full, .*greedy, got gready"),
+        ("trials = 8", "tokens = 7", "budget: expected a table with `trials`"),
+        ("trials = 8", "trials = 8\nusd = 7", "budget: expected keys among trials, tokens, got usd"),
+        ('"greedy"]', '"no-repair"]', "arms: expected a model for no-repair, got none"),
         ('"greedy"]', '"full"]', "arms: expected each name once"),
         ("[arm.greedy]", "[arm.random]", "arm.random: expected a new name"),
         ("screen_budget = 3", "screening = 3", "arm.greedy: expected keys among .* got screening"),
@@ -129,3 +133,46 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             Campaign.open(tmp_path / "out", spec_of(tmp_path, SPEC.replace(old, new)), "cpu", HASHES, VERSIONS)
     assert not (tmp_path / "out").exists()
+
+
+MODELS = """
+tasks = ["softmax"]
+seeds = 1
+models = ["m"]
+models_file = "models.toml"
+arms = [
+    "full", "no-llm", "no-profile", "raw-profile", "no-repair", "no-crossover", "best-of-n", "tritonforge", "random"
+]
+[budget]
+trials = 8
+tokens = 5000
+"""
+
+
+def test_arms_of_models(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text('[models.m]\nendpoint = "http://localhost:1/v1"\n')
+    spec = spec_of(tmp_path, MODELS)
+    arms = {arm: spec.config("softmax", arm, 0, "cpu") for arm in spec.arms}
+    full = arms["full"]
+    rules = ("params", "rewrite", "recombine")
+    assert full.operators == (*rules, "mutate@m", "crossover@m", "repair@m", "explore@m")
+    assert ([m.endpoint for m in full.models], full.max_tokens) == (["http://localhost:1/v1"], 5000)
+    assert full.serial and full.triton
+    changed = {a: {k for k, v in vars(full).items() if vars(c)[k] != v} for a, c in arms.items() if a != "full"}
+    assert changed == {
+        "no-llm": {"operators", "models", "max_tokens"},
+        "no-profile": {"guidance"},
+        "raw-profile": {"guidance"},
+        "no-repair": {"operators"},
+        "no-crossover": {"operators"},
+        "best-of-n": {"operators", "strategy"},
+        "tritonforge": {"operators", "strategy"},
+        "random": {"operators", "models", "max_tokens", "strategy"},
+    }
+    assert arms["no-llm"].operators == rules
+    assert arms["no-repair"].operators == (*rules, "mutate@m", "crossover@m", "explore@m")
+    assert arms["no-crossover"].operators == ("params", "rewrite", "mutate@m", "repair@m", "explore@m")
+    assert arms["best-of-n"].operators == ("mutate@m",)
+    assert arms["tritonforge"].operators == ("mutate@m", "repair@m")
+    frozen = Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS)
+    assert Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS).cells() == frozen.cells()

@@ -7,19 +7,23 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.commands import parts
+from evo.commands import models, parts
+from evo.commands.search import make_engine
 from evo.errors import ConfigError
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
     from evo.campaign import Campaign, Plan, Spec
     from evo.cells import Done
-    from evo.engine import Evaluator
+    from evo.engine import Engine, Llm
+    from evo.profiles import Profiler
+    from evo.records import Evaluation
+    from evo.store import Store
     from fitness.task import Task
 
 
@@ -60,6 +64,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
         report(arguments.spec, figures=not arguments.no_figures)
         return 0
     spec = read_spec(arguments.spec)
+    models.check(spec.models)
     tasks = _tasks(spec)
     device, line = choose(arguments.gpus, lambda: parts.find_gpus(spec.target))
     folder = arguments.out or Path("runs", arguments.spec.stem)
@@ -73,6 +78,8 @@ def _ablate(arguments: argparse.Namespace) -> int:
         f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
         f"of {spec.trials} candidates; {before} finished; {workers} at once"
     )
+    if spec.models:
+        models.describe(spec.config("", spec.arms[0], 0, device))
     failed, interrupted = _run(campaign, tasks, workers, before)
     for done in failed:
         parts.say(f"failed: {done.cell}: {_first_line(done)} ({folder / done.cell.path}/failure.txt)")
@@ -115,12 +122,17 @@ def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) 
     begin, ended = time.monotonic(), 0
     workshop = parts.open_workshop(campaign.spec.target, campaign.device)
 
-    def open_evaluator(task: Task) -> Evaluator:
+    def open_evaluator(task: Task) -> Profiler:
         parts.say(f"preparing {task.name}: evaluating its seed kernel")
         return workshop.open(task)
 
+    def make(
+        store: Store, task: Task, first: Evaluation, evaluator: Profiler, stop: Callable[[], bool]
+    ) -> tuple[Engine, Llm | None]:
+        return make_engine(store, task, first, evaluator, stop=stop)
+
     with closing(workshop), Interrupt(_notify) as interrupt:
-        cells = run_cells(campaign, tasks, versions(), open_evaluator, parts.scorer(), workers, interrupt)
+        cells = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt)
         with closing(cells), _forced_exit(campaign):
             for done in cells:
                 if done.reason == "interrupted":

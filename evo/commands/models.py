@@ -15,6 +15,7 @@ from evo.errors import ConfigError
 if TYPE_CHECKING:
     from evo.config import RunConfig
     from evo.engine import Llm
+    from evo.llm.models import Model
     from evo.store import Store
     from fitness.task import Task
     from operators.llm.base import LlmContext
@@ -50,15 +51,13 @@ def add_options(run: argparse.ArgumentParser) -> None:
 def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) -> dict[str, Any]:
     """Fields of RunConfig: the models, and the operators called `names` with the models they ask."""
     from evo.llm.models import read_models
-    from evo.llm.providers import open_provider
     from evo.strategies import STRATEGIES
     from operators.registry import LLM_OPERATORS, get_operators
 
     models = read_models(arguments.model, arguments.models)
     if models and arguments.operators is None and not STRATEGIES[arguments.strategy].asks:
         names = [*names, *DEFAULT_OPERATORS]
-    for model in models:
-        open_provider(model, os.environ)  # what is missing is to be said before anything is evaluated
+    check(models)
     get_operators([n.partition("@")[0] for n in names], model=bool(models))
     no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
     if no_asker:
@@ -84,6 +83,14 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
         "guidance": arguments.guidance,
         "triton": _triton() if models else "",
     }
+
+
+def check(models: Sequence[Model]) -> None:
+    """Raises ConfigError where something is missing to ask one: to be said before anything is evaluated."""
+    from evo.llm.providers import open_provider
+
+    for model in models:
+        open_provider(model, os.environ)
 
 
 def describe(config: RunConfig) -> None:

@@ -1,17 +1,17 @@
-"""A search under a progress display, and what is said at its end: shared by `run` and `resume`."""
+"""A search under a progress display, and what is said at its end: shared by `run`, `resume` and `ablate`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evo.commands import models, parts
 
 if TYPE_CHECKING:
-    from evo.engine import Evaluator, Observer, Outcome
+    from evo.engine import Engine, Evaluator, Llm, Observer, Outcome
     from evo.profiles import Profiler
     from evo.records import Evaluation
     from evo.result import Result
@@ -35,29 +35,44 @@ def run_engine(
     """Runs the engine under a progress display; `proposals` and no evaluator as in Engine."""
     from rich.console import Console
 
-    from evo.engine import Engine
     from evo.interrupt import Interrupt
-    from evo.profiles import ProfilingEvaluator
     from evo.progress import Progress
+
+    config = store.info.config
+    if config.models and proposals != 0:
+        models.describe(config)
+    with _forced_exit(store, evaluator), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
+        engine, _ = make_engine(store, task, first, evaluator, [progress], interrupt, proposals)
+        return engine.run()
+
+
+def make_engine(
+    store: Store,
+    task: Task,
+    first: Evaluation | None,
+    evaluator: Profiler | None,
+    watching: Sequence[Observer] = (),
+    stop: Callable[[], bool] = lambda: False,
+    proposals: int | None = None,
+) -> tuple[Engine, Llm | None]:
+    """The engine of the run in `store`, with the models it asks, if it does."""
+    from evo.engine import Engine
+    from evo.profiles import ProfilingEvaluator
     from operators.registry import get_operators
 
     config = store.info.config
     rules = [name for name in config.operators if "@" not in name]
     operators = {o.name: o for o in get_operators(rules)} if rules else {}
-    llm = None
-    if config.models and proposals != 0:
-        models.describe(config)
-        llm = models.open_llm(store, task)
+    llm = models.open_llm(store, task) if config.models and proposals != 0 else None
     score = parts.scorer()
     judge: Evaluator | None = evaluator
     observers: list[Observer] = []
     if evaluator is not None and config.models and config.guidance != "none":
         judge = profiling = ProfilingEvaluator(evaluator, score, store.folder)
         observers.append(profiling)
-    with _forced_exit(store, judge), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
-        observers.append(progress)
-        engine = Engine(store, first, task.seed_source, judge, score, operators, observers, interrupt, proposals, llm)
-        return engine.run()
+    observers += watching
+    engine = Engine(store, first, task.seed_source, judge, score, operators, observers, stop, proposals, llm)
+    return engine, llm
 
 
 def _notify() -> None:
