@@ -16,7 +16,7 @@ import pytest
 
 import operators.registry
 from analysis import figures, outcomes
-from analysis.benchmarks.endpoint import KEY, Ask, Endpoint, Reply, context
+from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.campaign import Cell
 from evo.cli import main
 from evo.commands import models, parts
@@ -222,7 +222,7 @@ def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "DEFAULT_OPERATORS", ("change", "mend"))
     monkeypatch.setattr(models, "prompt_context", lambda config, task: context)
     monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})
 
 
@@ -235,7 +235,7 @@ def test_arms_that_ask_models(asking: None, capsys: pytest.CaptureFixture[str]) 
     with Endpoint() as endpoint:
         Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
         assert ablate() == 0
-        assert KEY not in Path("runs/spec/campaign.json").read_text()
+        assert "sk-secret" not in Path("runs/spec/campaign.json").read_text()
         asked = len(endpoint.requests)
         assert ablate() == 0
         assert len(endpoint.requests) == asked  # nothing is asked twice
