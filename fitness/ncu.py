@@ -45,6 +45,9 @@ READINGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 _PROGRESS = ("selected", "not_selected")  # states of a warp that are no stall
+_SECTOR_BYTES = re.compile(r"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld\.ratio")
+# Without these a profile would be a guess: better the next tier, which says what it is.
+_NEEDED = ("time", "dram", "sm", "active")
 _DRAM_BYTES = re.compile(r"dram__bytes_(read|write)\.sum")
 _CONFLICTS = re.compile(r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(_op_(ld|st))?\.sum")
 _SHARED_ACCESSES = re.compile(r"(smsp|sm)__(sass_)?inst_executed_op_shared(_(ld|st))?\.sum")
@@ -121,7 +124,11 @@ def parse(text: str) -> Counters:
             continue
         values = {name: number for name, text in zip(header, row, strict=True) if (number := _number(text)) is not None}
         unit = dict(zip(header, units, strict=True))
-        found.append((row[header.index("Kernel Name")], readings(values, unit)))
+        taken = readings(values, unit)
+        missing = [name for name in _NEEDED if name not in taken]
+        if missing:
+            raise NoCounters(f"ncu's table lacks {', '.join(missing)}; it has {', '.join(header[11:])[:500]}")
+        found.append((row[header.index("Kernel Name")], taken))
     if not found:
         raise NoCounters("ncu measured no kernel")
     return found
@@ -135,10 +142,14 @@ def readings(values: Mapping[str, float], units: Mapping[str, str]) -> dict[str,
         if known:
             value, name = max(known)
             found[reading] = value * _US.get(units.get(name, ""), 1e-3) if reading == "time" else value
-    stalls = {m[1]: values[name] for name in values if (m := _STALL.fullmatch(name))}
-    waiting = sum(v for kind, v in stalls.items() if kind not in _PROGRESS)
-    if waiting > 0:
-        found |= {f"stall_{kind}": 100 * v / waiting for kind, v in stalls.items() if kind not in _PROGRESS}
+    for name in values:
+        if _SECTOR_BYTES.fullmatch(name):
+            found.setdefault("sector", 100 * values[name] / 32)
+    states = {m[1]: values[name] for name in values if (m := _STALL.fullmatch(name))}
+    # "x_not_issued" counts a part of x once more.
+    stalls = {k: v for k, v in states.items() if k not in _PROGRESS and not k.endswith("_not_issued")}
+    if sum(stalls.values()) > 0:
+        found |= {f"stall_{kind}": 100 * v / sum(stalls.values()) for kind, v in stalls.items()}
     moved = [values[name] for name in values if _DRAM_BYTES.fullmatch(name)]
     if len(moved) == 2:
         found["dram_bytes"] = sum(moved)

@@ -67,6 +67,12 @@ NAMES: Mapping[str, str] = {
     "stall_mio_throttle": "stalled on the queue of shared memory, % of stalls",
     "stall_lg_throttle": "stalled on the queue of global accesses, % of stalls",
     "stall_gmma": "stalled on wgmma, % of stalls",
+    "stall_drain": "stalled on stores at the end, % of stalls",
+    "stall_membar": "stalled at memory barriers, % of stalls",
+    "stall_branch_resolve": "stalled on branches, % of stalls",
+    "stall_no_instruction": "stalled on fetching instructions, % of stalls",
+    "stall_dispatch_stall": "stalled at dispatch, % of stalls",
+    "stall_imc_miss": "stalled on constants, % of stalls",
 }
 
 # Which resource belongs to which bottleneck.
@@ -263,7 +269,7 @@ def _classified(tier: str, readings: Mapping[str, float]) -> tuple[str, tuple[st
 
 
 def _most_stalled(readings: Mapping[str, float]) -> str:
-    stalls = [name for name in readings if name.startswith("stall_")]
+    stalls = [name for name in readings if name.startswith("stall_") and name in NAMES]
     return max(stalls, key=readings.__getitem__) if stalls else ""
 
 

@@ -36,6 +36,23 @@ def test_what_a_chip_lacks_is_missing():
     assert readings({}, {}) == {}
 
 
+def test_a_table_without_what_is_needed_is_refused():
+    text = TABLE.read_text().replace("sm__throughput", "sm__thruput")
+    with pytest.raises(NoCounters, match=r"lacks sm; it has dram__bytes_read.sum"):
+        parse(text)
+
+
+def test_parts_of_a_stall_are_not_counted_twice():
+    name = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio".format
+    values = {name("wait"): 3.0, name("barrier"): 1.0, name("barrier_not_issued"): 1.0, name("selected"): 1.0}
+    assert readings(values, {}) == {"stall_wait": 75.0, "stall_barrier": 25.0}
+
+
+def test_sectors_are_told_in_either_unit():
+    name = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld"
+    assert readings({f"{name}.ratio": 8.0}, {}) == readings({f"{name}.pct": 25.0}, {}) == {"sector": 25.0}
+
+
 def test_every_reading_has_a_name():
     assert set(ncu.READINGS) <= set(NAMES)
 

@@ -108,6 +108,12 @@ def test_stalls_name_what_a_kernel_waits_for():
     assert [h.id for h in profile.hints] == ["loads-ahead"]
 
 
+def test_stalls_that_have_no_name_are_left_out():
+    counted = {"time": 50.0, "dram": 30.0, "sm": 25.0, "active": 20.0, "stall_barrier": 10.0, "stall_odd": 80.0}
+    profile = from_counters(subject(), [("k", counted)], H200)
+    assert profile.numbers[NAMES["stall_barrier"]] == 10.0 and set(profile.metrics) <= set(NAMES.values())
+
+
 def test_resources_say_what_limits_occupancy():
     metrics = from_estimate(subject(build={"registers": 255}), estimate(dram=9.0), H200).metrics
     assert (metrics[NAMES["by_registers"]], metrics[NAMES["by_shared"]]) == (1, 0)
