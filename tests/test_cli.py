@@ -412,7 +412,7 @@ def test_a_best_that_its_certificate_refuses_gives_way_to_the_next(
         ("run --workers 0", "workers: expected"),
         ("run --islands -1", "islands: expected"),
         ("run --seed -1", "seed: expected"),
-        ("run --strategy anneal", "expected one of evolve, random, hillclimb, got 'anneal'"),
+        ("run --strategy anneal", "expected one of evolve, random, hillclimb, best-of-n, tritonforge, got 'anneal'"),
         ("run --operators mutate,nothing", "'nothing'"),
         ("run --operators mix,mix", "expected each name once, got mix twice"),
         ("run --operators=", "expected operators among"),
