@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.errors import StoreError
-from evo.records import Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
+from evo.records import STAGES, Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
 from evo.store import RunInfo, RunReader
 
 EVIDENCE = "evidence.json"
@@ -103,7 +103,7 @@ def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
         "estimated": best.evaluation.estimated,
         "versions": dict(info.versions),
         "environment": dict(info.environment),
-        "stages": [*best.evaluation.seconds, best.evaluation.stage],
+        "stages": [s for s in STAGES if s in best.evaluation.seconds or s == best.evaluation.stage],
         "evaluation": evaluation,
         "certified": result.certificate.verdict is Verdict.OK,
         "certificate": dataclasses.asdict(result.certificate),

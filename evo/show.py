@@ -12,7 +12,7 @@ from rich.text import Text
 
 from evo.budget import SEED_OPERATOR
 from evo.records import Evaluation, Profile, Proposal, Timing, Trial
-from evo.result import best_source, diff, speedup_text
+from evo.result import best_source, diff, read_result, speedup_text
 from evo.store import ModelUse, RunReader
 
 
@@ -32,6 +32,9 @@ def show_run(run: RunReader, console: Console) -> None:
     best = run.best()
     if best is not None and best.fitness is not None:
         say(f"best: {speedup_text(best.fitness)}, trial {best.index}", "green")
+    result = read_result(run)
+    if result is not None:
+        say(f"written to best/: trial {result.best.index}, certificate: {result.certificate.summary}")
     _print_table(console, "verdicts", ("verdict", "trials"), verdicts.items())
     credit = ((o.name, o.trials, o.ok, o.improved, _times(o.best)) for o in run.operators() if o.name != SEED_OPERATOR)
     _print_table(console, "operators", ("operator", "trials", "ok", "beat all parents", "best"), credit)

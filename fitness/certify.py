@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evo.errors import EvoError
 from evo.records import Candidate, Case, Certificate, Evidence, Verdict
 from fitness.calls import Calls
 from fitness.facts import scratch_folder, scratch_root
@@ -173,8 +174,11 @@ class Certifier:
                 for number, (args, times) in enumerate(zip(drawn, timed, strict=True))
             ]
             payload = {"source": source, "entry": self._task.entry, "device": DEVICE, "calls": calls}
-            self._zygote = self._zygote or Zygote(self._target, ("eager",), self._gpu)
-            result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
+            try:
+                self._zygote = self._zygote or Zygote(self._target, ("eager",), self._gpu)
+                result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
+            except EvoError as error:  # no such process can be had here
+                raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error
             layers = result.layers
             answers.extend(_checked(expect_ok("certify", result), len(cases)))
             return answers

@@ -60,7 +60,7 @@ class CpuJudge:
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: nothing is certified without a GPU."""
-        return not_run(source, "there is no GPU: times are estimated")
+        return not_run(source, "times are estimated without one")
 
     def close(self) -> None:
         if self._own_zygote:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,14 +53,18 @@ def sanitize(tool: str, task: Path, work: Work, cases: Sequence[Case], *, seed: 
         "CUDA_VISIBLE_DEVICES": gpu,
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # every buffer an allocation of its own, whose bounds are known
     }
+    # A session of its own: the tool and the process that it watches are ended together.
+    process = subprocess.Popen(
+        [*command, str(task), str(file)],
+        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
     try:
-        run = subprocess.run(
-            [*command, str(task), str(file)],
-            env=environment, cwd=folder, capture_output=True, text=True, errors="replace", timeout=WALL_S, check=False,
-        )  # fmt: skip
+        output, _ = process.communicate(timeout=WALL_S)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return Finding(tool, f"not finished after {WALL_S:g} s")
-    return read_output(tool, run.stdout + run.stderr)
+    return read_output(tool, output.decode(errors="replace"))
 
 
 def read_output(tool: str, output: str) -> Finding:

@@ -396,6 +396,9 @@ def test_a_best_that_its_certificate_refuses_gives_way_to_the_next(
     assert [r["trial"] for r in evidence["refused"]] == [ranked[0].index, ranked[1].index]
     assert (tmp_path / "out/best/kernel.py").read_text() == asked[2]
     assert "certificate: passed (1 passed)" in out
+    assert run("show", "out") == 0
+    shown = f"written to best/: trial {ranked[2].index}, certificate: passed (1 passed)"
+    assert shown in " ".join(capsys.readouterr().out.split())
     assert run("resume", "out") == 0  # nothing is left to do, and nothing is tried again
     assert len(asked) == 3
     assert json.loads((tmp_path / "out/best/evidence.json").read_text()) == evidence

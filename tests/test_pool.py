@@ -165,6 +165,7 @@ def test_verdicts_are_those_of_one_process(evaluator, evaluators):
         assert (here.check, here.timings, here.plan_hash) == (there.check, there.timings, there.plan_hash)
         assert here.builds == there.builds or here.builds[0].sass_hash == there.builds[0].sass_hash
     assert evaluator.screen([faster]) == alone.screen([faster])
+    assert evaluator.certify(faster, seed=1) == alone.certify(faster, seed=1)
     assert dict(evaluator.environment) == dict(alone.environment)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from evo.errors import StoreError
 from evo.progress import PLAIN_S, Progress, Tally
-from evo.records import Certificate, Fitness, Verdict
+from evo.records import STAGES, Certificate, Fitness, Verdict
 from evo.result import Result, best_source, diff, read_result, speedup_text, write_result
 from evo.store import RunInfo
 from tests.engine_support import config, failed_trial, ok_trial
@@ -152,6 +152,8 @@ def test_the_evidence_has_all_there_is_to_believe_a_speedup_and_can_be_read_agai
     assert (evidence["candidate"], evidence["trial"], evidence["task_hash"]) == (best.proposal.candidate.id, 4, "hash")
     assert (evidence["estimated"], evidence["certified"]) == (True, False)
     assert evidence["certificate"]["message"] == "nothing is executed"
+    assert evidence["stages"] == [stage for stage in STAGES if stage in evidence["stages"]]
+    assert evidence["stages"][-1] == "done"
     assert evidence["evaluation"]["timings"][0]["samples_us"]
     assert evidence["refused"][0]["certificate"]["verdict"] == "wrong"
     assert evidence["reproduce"] == [
