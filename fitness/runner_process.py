@@ -19,6 +19,7 @@ from fitness.faults import verdict_of_text
 from fitness.jobs import JobError
 from fitness.launcher import DeviceError
 from fitness.measure import Bench
+from fitness.orphan import end_with
 from fitness.runner import Report
 from fitness.stages import Stop
 from fitness.task import load_task
@@ -28,6 +29,7 @@ from fitness.timing import Stopping
 def main(arguments: list[str]) -> None:
     """Serves the socket with file descriptor `arguments[0]`; the others are those of `fitness.runner.Runner`."""
     connection, task, index = Connection(int(arguments[0])), load_task(arguments[1]), int(arguments[2])
+    end_with(connection.fileno())
     stopping = Stopping(tuple(int(look) for look in arguments[3].split(",")))
     torch.cuda.set_device(index)
     # The reference at the task's precision sets the budget, so it must not be less precise than it says.
