@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster as LocalCluster
 
 from evo.config import RunConfig
@@ -106,6 +107,38 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
 def test_an_address_without_a_cluster_is_refused(address):
     with pytest.raises(ConfigError, match=rf"--ray-address {address}: expected HOST:PORT .*ray start --head"):
         Cluster(address)
+
+
+# --- on GPUs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA GPUs")
+def test_two_gpus_measure_and_killed_processes_cost_nothing():
+    task = load_task("softmax")
+    with ClusterEvaluator(Cluster("local"), task, TARGET, gpus=2, versions=versions) as evaluator:
+        first = evaluator.prepare()
+        assert score(first).speedup == pytest.approx(1, abs=0.02)
+        assert len(set(evaluator.environment["gpus"].values())) == 2, "each judge has a GPU of its own"
+        sources = [task.seed_source.replace("BLOCK_SIZE=128", f"BLOCK_SIZE={128 << i}") for i in range(1, 5)]
+        crew = evaluator._judge._crew
+        with ThreadPoolExecutor(4) as threads:
+            running = [
+                threads.submit(evaluator.evaluate, Candidate(f"{source}\nVERSION = {i}\n"), seed=i, known={})
+                for i in range(4)
+                for source in sources
+            ]
+            wait(running, return_when=FIRST_COMPLETED)
+            runner = crew._members[1].worker._actor.__ray_call__
+            ray.get(runner.remote(lambda actor: actor._object._runner._process.stop()))  # SIGKILL, while it measures
+            os.kill(process_of(crew), signal.SIGKILL)  # the first of the judges
+            evaluations = [future.result(300) for future in running]
+        assert {e.verdict for e in evaluations} == {Verdict.OK}
+        assert not any(e.estimated for e in evaluations)
+        assert any("first try" in e.message for e in evaluations), "the killed runner's"
+        assert max(score(e).speedup for e in evaluations) > 1
+        await_members(crew, 2)
+    assert not ray.is_initialized()
 
 
 # --- on a cluster of two nodes ---------------------------------------------------------------------------------------

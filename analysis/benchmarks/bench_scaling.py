@@ -1,0 +1,103 @@
+"""Candidates a second on one GPU and on several of the same machine, in the same run.
+
+    python -m analysis.benchmarks.bench_scaling [--gpus 2] [--candidates 300] [--plain]
+
+The candidates of `bench_gpu` (softmax of 8192 x 8192 float32, all right, no two with the same machine code) go through
+the whole evaluator: gate, recording, compilation, verification (3 fresh inputs, and every stress variant unless
+`--plain`), timing in pairs as a search does it.  Three times: without Ray, through Ray on one GPU, through Ray on
+`--gpus`; each time as many candidates a GPU, after as many as there are workers to warm up.  Printed are the rates,
+that of the recorders alone, and the rate on several GPUs as a part of as many times that on one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from analysis.benchmarks.bench_gpu import SOFTMAX, SOFTMAX_TASK, TARGET
+from evo.records import Candidate, Verdict
+from evo.versions import versions
+from fitness.gpu_evaluator import GpuEvaluator
+from fitness.pipeline import Evaluator
+from fitness.pool import Cluster, ClusterEvaluator
+from fitness.target import get_target
+from fitness.task import Task, load_task
+
+
+def softmaxes() -> Iterator[str]:
+    """Right kernels, no two equal."""
+    for i in itertools.count():
+        yield SOFTMAX.format(padding=-1e30 - 1e24 * i, warps=(8, 16, 32)[i % 3])
+
+
+def rates(open_evaluator: Callable[[], Evaluator], gpus: int, workers: int, count: int, sources: Iterator[str]) -> Any:
+    """Of `count` candidates, after `workers` others."""
+    with open_evaluator() as evaluator, ThreadPoolExecutor(workers) as pool:
+        evaluator.prepare()
+
+        def per_s(work: Callable[[str], Any], number: int) -> tuple[float, list[Any]]:
+            todo = list(itertools.islice(sources, number))
+            begin = time.perf_counter()
+            done = list(pool.map(work, todo))
+            return number / (time.perf_counter() - begin), done
+
+        def evaluate(source: str) -> Verdict:
+            return evaluator.evaluate(Candidate(source), seed=0, known={}).verdict
+
+        per_s(evaluate, workers)
+        rate, verdicts = per_s(evaluate, count)
+        recorded, _ = per_s(evaluator._recorder.collect, count)
+    return {
+        "gpus": gpus,
+        "workers": workers,
+        "candidates": count,
+        "ok": verdicts.count(Verdict.OK),
+        "recorded_and_compiled_per_s": round(recorded, 1),
+        "per_s": round(rate, 2),
+    }
+
+
+def compare(task: Task, gpus: int, candidates: int) -> Iterator[dict[str, Any]]:
+    """Without Ray, with Ray on one GPU, with Ray on `gpus`; at last the ratio."""
+    target, sources, found = get_target(TARGET), softmaxes(), []
+    cluster = Cluster("local")
+    try:
+        yield {"cluster": str(cluster)}
+        workers = cluster.workers(1)
+        yield {"ray": False} | rates(lambda: GpuEvaluator(task, target), 1, workers, candidates, sources)
+        for number in (1, gpus):
+
+            def on_cluster(number: int = number) -> Evaluator:
+                return ClusterEvaluator(Cluster("auto"), task, target, gpus=number, versions=versions)
+
+            found.append(rates(on_cluster, number, cluster.workers(number), candidates * number, sources))
+            yield {"ray": True} | found[-1]
+        yield {"of_linear": round(found[1]["per_s"] / (gpus * found[0]["per_s"]), 3)}
+    finally:
+        cluster.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--candidates", type=int, default=300, help="a GPU")
+    parser.add_argument("--plain", action="store_true", help="no stress variants of the inputs")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="evo-bench-") as folder:
+        home = Path(folder) / "softmax"
+        home.mkdir()
+        (home / "task.py").write_text(SOFTMAX_TASK.format(stress=not options.plain))
+        (home / "kernel.py").write_text(SOFTMAX.format(padding=-1e30, warps=4))
+        for figures in compare(load_task(home), options.gpus, options.candidates):
+            print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
