@@ -102,6 +102,15 @@ def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
         counters("softmax", Work({}, {}, {}), "square")
 
 
+def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
+    tool = tmp_path / "ncu"
+    find_log = 'while [ "$1" != --log-file ]; do shift; done'
+    tool.write_text(f"#!/bin/sh\n{find_log}\ncp '{TABLE}' \"$2\"\necho what the program says\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
+    assert counters("softmax", Work({}, {}, {}), "square") == parse(TABLE.read_text())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_plan_is_replayed_under_the_profiler(tmp_path):
