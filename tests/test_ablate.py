@@ -162,19 +162,23 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     assert "expected a campaign in ." in capsys.readouterr().err
 
 
-def test_ctrl_c_stops_and_the_same_command_goes_on(opened: list[CliEvaluator], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_or_killed_the_same_command_goes_on(
+    opened: list[CliEvaluator], tmp_path: Path, number: signal.Signals
+) -> None:
     """A stopped and continued campaign holds the same facts as one that was never stopped."""
-    command = [sys.executable, "-m", "tests.cli_support", "0.02", "ablate", "spec.toml", "--workers", "2"]
+    command = [sys.executable, "-m", "tests.cli_support", "0.1", "ablate", "spec.toml", "--workers", "2"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("[2/18]"):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             break
     rest, _ = process.communicate(timeout=120)
-    assert process.returncode == parts.EXIT_INTERRUPTED and "go on by the same command" in rest
+    if number == signal.SIGINT:
+        assert process.returncode == parts.EXIT_INTERRUPTED and "go on by the same command" in rest
     if Path("runs/spec/tables.md").exists():  # some seed was finished in all arms
         assert re.search(r"\d+ of 18 cells are missing", Path("runs/spec/tables.md").read_text())
     assert 2 <= len(runs(Path("runs/spec"))) < 18
