@@ -19,6 +19,7 @@ import evo
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo.cli import main
 from evo.commands import parts
+from evo.errors import EvoError
 from evo.records import Candidate, Certificate, Evidence, Verdict
 from evo.store import RunReader
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
@@ -402,6 +403,19 @@ def test_a_best_that_its_certificate_refuses_gives_way_to_the_next(
     assert run("resume", "out") == 0  # nothing is left to do, and nothing is tried again
     assert len(asked) == 3
     assert json.loads((tmp_path / "out/best/evidence.json").read_text()) == evidence
+
+
+def test_where_the_gpu_is_lost_at_the_end_the_best_is_written_all_the_same(
+    opened: list[CliEvaluator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: CliEvaluator, source: str, *, seed: int) -> Certificate:
+        raise EvoError("expected a runner on GPU 0, but it did not start")
+
+    monkeypatch.setattr(CliEvaluator, "certify", lost)
+    assert run("run", "--budget", "3", "--workers", "1", "--run-dir", "out") == 0
+    evidence = json.loads((tmp_path / "out/best/evidence.json").read_text())
+    assert evidence["certified"] is False
+    assert evidence["certificate"]["message"] == "expected a runner on GPU 0, but it did not start"
 
 
 # --- misuse ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evo.commands import models, parts
+from evo.errors import EvoError
 
 if TYPE_CHECKING:
     from evo.engine import Engine, Evaluator, Llm, Observer, Outcome
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from evo.result import Result
     from evo.store import Store
     from fitness.task import Task
+
+INTERRUPTED = "the run was interrupted"
+NO_EVALUATOR = "no evaluator was at hand, `evo certify TASK best/kernel.py` opens one"
 
 
 def search(store: Store, task: Task, first: Evaluation, evaluator: Profiler) -> int:
@@ -111,7 +115,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     result: Result | None = None if evaluator is not None else read_result(store)
     if result is None:
         certify = None if interrupted else evaluator
-        result = _certified(store, certify, "the run was interrupted" if interrupted else "no evaluator was at hand")
+        result = _certified(store, certify, INTERRUPTED if interrupted else NO_EVALUATOR)
     write_result(folder, store.info, seed, result)
     best, fitness = result.best, result.best.fitness
     assert fitness is not None  # it is ranked by its speedup
@@ -134,15 +138,18 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
 
 def _certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result:
     """The fastest trial that its certificate does not refuse; the seed where it refuses all others."""
-    from evo.records import Certificate, Verdict
+    from evo.records import Candidate, Certificate, Verdict
     from evo.result import Result, best_source
 
     refused: list[tuple[int, Certificate]] = []
     for trial in store.ranked():
         source = best_source(trial)
         if evaluator is None:
-            return Result(trial, Certificate(trial.proposal.candidate.id, Verdict.INFRASTRUCTURE, why_not))
-        certificate = evaluator.certify(source, seed=store.info.config.seed)
+            return Result(trial, Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why_not))
+        try:
+            certificate = evaluator.certify(source, seed=store.info.config.seed)
+        except EvoError as error:  # the GPU is gone: what was measured is written all the same
+            certificate = Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, str(error))
         if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE) or trial.index == 0:
             return Result(trial, certificate, tuple(refused))
         text = f"trial {trial.index} is not certified: {certificate.verdict}: {certificate.message}"
