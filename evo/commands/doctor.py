@@ -25,7 +25,6 @@ def add(commands: Any) -> None:
         description="Checks this machine, at last by evaluating a seed kernel. Exit code 0: `evo run` works; 1: not.",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
-    doctor.add_argument("--ray-address", metavar="ADDRESS", help="a Ray cluster that is to be reached")
     doctor.add_argument(
         "--model",
         action="append",
@@ -34,25 +33,24 @@ def add(commands: Any) -> None:
         help="a model that is to be asked (docs/llm.md)",
     )
     doctor.add_argument("--models", type=Path, metavar="FILE.toml", help="settings of models")
-    parts.add_target(doctor)
+    parts.add_devices(doctor)
     doctor.set_defaults(command=_doctor)
 
 
 class _TryRun:
     """Evaluates the seed of a small task as `evo run` would; `kind` is "measured" or "estimated" after that."""
 
-    def __init__(self, target: str, gpus: str | None) -> None:
-        self._target, self._gpus = target, gpus
+    def __init__(self, target: str, gpus: str | None, address: str | None) -> None:
+        self._target, self._gpus, self._address = target, gpus, address
         self.kind: str | None = None
 
     def __call__(self) -> str:
-        from evo.device import choose
-
-        device, line = choose(self._gpus, lambda: parts.find_gpus(self._target))
-        with closing(parts.open_evaluator(parts.load_task(TASK), self._target, device)) as evaluator:
+        devices = parts.find_devices(self._gpus, self._address, self._target)
+        with closing(devices.open(parts.load_task(TASK), self._target)) as evaluator:
             evaluator.prepare()
-        self.kind = "measured" if device == "gpu" else "estimated"
-        return f"{line}; tried on the seed of {TASK}"
+        self.kind = "measured" if devices.choice.gpus else "estimated"
+        through = f" through Ray on {devices.cluster}" if devices.cluster else ""
+        return f"{devices.choice.line}{through}; tried on the seed of {TASK}"
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -61,7 +59,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from fitness.target import get_target
 
     get_target(arguments.target)
-    try_run = _TryRun(arguments.target, arguments.gpus)
+    try_run = _TryRun(arguments.target, arguments.gpus, arguments.ray_address)
     models = read_models(arguments.model, arguments.models)
     checks = examine(Machine(lambda: parts.find_gpus(arguments.target), try_run, arguments.ray_address, models))
     seen = list(checks) if arguments.json else _print(checks)
