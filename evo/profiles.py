@@ -15,14 +15,15 @@ from evo.records import Candidate, Evaluation, Profile, Trial, Verdict, profile_
 from evo.store import connect_to_write
 
 # Of the best speedup so far, what a measured candidate has to reach to be profiled: slower ones are seldom parents.
+# Counters are read of new bests only: a process is started for each, and nothing else is measured meanwhile.
 PROMOTED = 0.9
 
 
 class Profiler(Evaluator, Protocol):
     """An evaluator that can profile."""
 
-    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
-        """What limits a candidate that is ok.  Raises EvoError."""
+    def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
+        """What limits a candidate that is ok; without `counters`, from what is known already.  Raises EvoError."""
         ...
 
 
@@ -48,8 +49,12 @@ class ProfilingEvaluator:
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
         evaluation = self._evaluator.evaluate(candidate, seed=seed, known=known)
-        if evaluation.verdict is Verdict.OK and self._promoted(evaluation):
-            self._profile(candidate, evaluation)
+        fitness = self._score(evaluation)
+        if fitness is not None:
+            with self._lock:
+                best, self._best = self._best, max(self._best, fitness.speedup)
+            if evaluation.estimated or fitness.speedup >= PROMOTED * best:
+                self._profile(candidate, evaluation, counters=fitness.speedup > best)
         return evaluation
 
     def absorbed(self, trial: Trial, *, replayed: bool) -> None:
@@ -57,21 +62,14 @@ class ProfilingEvaluator:
             with self._lock:
                 self._best = max(self._best, trial.fitness.speedup)
         if trial.index == 0 and trial.evaluation.verdict is Verdict.OK:
-            self._profile(trial.proposal.candidate, trial.evaluation)
+            self._profile(trial.proposal.candidate, trial.evaluation, counters=True)
 
-    def _promoted(self, evaluation: Evaluation) -> bool:
-        fitness = self._score(evaluation)
-        if fitness is None:
-            return False
-        with self._lock:
-            return evaluation.estimated or fitness.speedup >= PROMOTED * self._best
-
-    def _profile(self, candidate: Candidate, evaluation: Evaluation) -> None:
+    def _profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool) -> None:
         with closing(connect_to_write(self._folder)) as db:
             if db.execute("SELECT 1 FROM profiles WHERE candidate = ?", (candidate.id,)).fetchone():
                 return
             try:
-                profile = self._evaluator.profile(candidate, evaluation)
+                profile = self._evaluator.profile(candidate, evaluation, counters=counters)
             except EvoError as error:
                 text = f"candidate {candidate.id}: {error}"
                 db.execute("INSERT INTO events VALUES (NULL, 'unprofiled', ?, ?)", (text, time.time()))

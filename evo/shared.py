@@ -69,8 +69,8 @@ class SharedEvaluator:
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         return [self._screened(source) for source in sources]
 
-    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
-        return self._inner.profile(candidate, evaluation)
+    def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
+        return self._inner.profile(candidate, evaluation, counters=counters)
 
     def _screened(self, source: str) -> float | None:
         name = Candidate(source).id

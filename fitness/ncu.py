@@ -23,7 +23,7 @@ SECTIONS = (
     "SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis",
     "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables",
 )  # fmt: skip
-WALL_S = 300.0  # starting torch under ncu takes half a minute on a cold disk, each launch about thirty replays
+WALL_S = 300.0  # torch starts slowly under ncu, and each launch is replayed for each group of counters
 
 # reading of `fitness.profile` -> metrics that give it, any of which a chip may lack; the largest one counts.
 READINGS: Mapping[str, tuple[str, ...]] = {

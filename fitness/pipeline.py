@@ -87,7 +87,7 @@ class Evaluator:
         self._recorder, self._judge = recorder, judge
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
-        self._profiles: dict[str, Profile] = {}  # by plan hash
+        self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
         self._lock = threading.Lock()
 
     # --- what the engine calls ---------------------------------------------------------------------------------------
@@ -128,22 +128,22 @@ class Evaluator:
         baseline = self._estimates(self.task.seed_source)
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
-    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
-        """What limits a candidate that is ok, from the best tier to be had.
+    def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
+        """What limits a candidate that is ok, from the best tier to be had; without `counters` from the others.
 
         Profiles of equal work on the device are made once.  Raises EvoError where the evaluation is not ok.
         """
         if evaluation.verdict is not Verdict.OK:
             raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
         with self._lock:
-            known = self._profiles.get(evaluation.plan_hash)
+            known = self._profiles.get((evaluation.plan_hash, counters))
         if known is None:
-            known = self._profile(candidate, evaluation)
+            known = self._profile(candidate, evaluation, counters)
             with self._lock:
-                self._profiles[evaluation.plan_hash] = known
+                self._profiles[evaluation.plan_hash, counters] = known
         return known
 
-    def _profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+    def _profile(self, candidate: Candidate, evaluation: Evaluation, counters: bool) -> Profile:
         # Frozen, there is one configuration of each kernel, the chosen one.
         source = evaluation.frozen_source or candidate.source
         facts = self._facts(source)
@@ -154,7 +154,7 @@ class Evaluator:
             estimates = self._estimates(source)
             assert estimates is not None  # the evaluation is made of them
             return profiles.from_estimate(of, estimates[of.case.name], self.target, self._no_counters)
-        counted = self._counted(facts, of)
+        counted = self._counted(facts, of) if counters else "counters are read of new bests only"
         if isinstance(counted, Profile):
             return counted
         timing = next(t for t in evaluation.timings if t.case == of.case.name)

@@ -114,7 +114,7 @@ class InstantEvaluator:
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         return [_timings(s, b"\0" * 8)[0].ratio for s in sources]
 
-    def profile(self, candidate: Candidate, evaluation: Evaluation) -> Profile:
+    def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
         terms = evaluation.timings[0].terms
         numbers = {f"{name}, µs": us for name, us in terms.items()}
         return Profile("estimate", "memory", "made up", numbers, case=evaluation.timings[0].case, metrics=numbers)
