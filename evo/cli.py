@@ -16,6 +16,7 @@ from evo.commands import (
     doctor,
     evaluate,
     export,
+    replay,
     report,
     resume,
     run,
@@ -26,7 +27,7 @@ from evo.commands import (
 from evo.commands.parts import EXIT_INTERRUPTED, EXIT_MISUSE, EXIT_NOT_OK
 from evo.errors import EvoError
 
-COMMANDS = (run, evaluate, certify, resume, show, watch, tasks, export, doctor, report, ablate, compare, calls)
+COMMANDS = (run, evaluate, certify, resume, show, watch, tasks, export, doctor, report, ablate, compare, calls, replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -148,7 +148,7 @@ class Scheduler:
             parents = self._asker.choose(arm, _as_parents(elites or self._assumed))
         if len(parents) < arity:
             return None
-        question = self._asker.question(arm, parents, rng, island=island, told=self._told)
+        question = self._asker.question(arm, parents, rng, island=island, told=self._told, proposed=self.next_index)
         # Another answer to a prompt in flight is worth less than one to another prompt, but more than none.
         return None if question and not wide and self._asker.in_flight(question) else question
 

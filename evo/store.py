@@ -87,6 +87,7 @@ CREATE TABLE llm_calls (
     parents TEXT NOT NULL,
     island INTEGER NOT NULL,
     told INTEGER NOT NULL,
+    proposed INTEGER NOT NULL DEFAULT 0,
     trial INTEGER UNIQUE REFERENCES proposals (trial),
     request TEXT NOT NULL,
     answer TEXT,

@@ -94,7 +94,7 @@ class Asker:
         return [rng.choice(open_)] if open_ else []
 
     def question(
-        self, arm: str, parents: Sequence[int], rng: random.Random, *, island: int, told: int
+        self, arm: str, parents: Sequence[int], rng: random.Random, *, island: int, told: int, proposed: int
     ) -> Question | None:
         """What `arm` ("mutate@NAME") asks about `parents`; None where it does not apply to them."""
         context = self._context(
@@ -105,7 +105,7 @@ class Asker:
             answer=self._models[arm.partition("@")[2]].answer,
         )
         prompt = self._operator(arm).prompt([self._parent(p) for p in parents], context)
-        return None if prompt is None else Question(arm, prompt, tuple(parents), island, told)
+        return None if prompt is None else Question(arm, prompt, tuple(parents), island, told, proposed)
 
     def asked(self, question: Question) -> None:
         """A question is on its way."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.llm.limits import Bill
-from evo.store import connect_to_write, plain_text, transaction
+from evo.store import RunReader, connect_to_write, plain_text, transaction
 from operators.llm.base import Message, Prompt
 
 
@@ -27,6 +27,7 @@ class Question:
     parents: tuple[int, ...]
     island: int
     told: int  # trials that had finished when it was made
+    proposed: int = 0  # trials that had been proposed
 
     @property
     def model(self) -> str:
@@ -56,6 +57,24 @@ class Call:
 
 
 @dataclass(frozen=True)
+class StoredCall:
+    """A call of a run that is looked at: the trial that came of it, and when it was asked and answered or given up."""
+
+    call: Call
+    trial: int | None
+    asked_at: float
+    ended_at: float | None
+
+
+def stored_calls(run: RunReader) -> Iterator[StoredCall]:
+    """The calls of a run in the order they were asked."""
+    for *row, trial, asked_at, ended_at in run.rows(
+        f"SELECT {_CALL}, trial, asked_at, answered_at FROM llm_calls ORDER BY call"
+    ):
+        yield StoredCall(_call(tuple(row)), trial, asked_at, ended_at)
+
+
+@dataclass(frozen=True)
 class Spent:
     """What a call has cost so far: known bills, and attempts without one."""
 
@@ -79,11 +98,11 @@ class CallLog:
             "messages": [{"role": m.role, "text": m.text} for m in q.prompt.messages],
             "parameters": dict(parameters),
         }
-        row = (q.prompt.hash, q.model, q.operator, json.dumps(q.parents), q.island, q.told, json.dumps(request))
+        row = (q.prompt.hash, q.model, q.operator, json.dumps(q.parents), q.island, q.told, q.proposed)
         return self._write(
-            "INSERT INTO llm_calls (prompt_hash, model, operator, parents, island, told, request, asked_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*row, time.time()),
+            "INSERT INTO llm_calls (prompt_hash, model, operator, parents, island, told, proposed, request, asked_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row, json.dumps(request), time.time()),
         )
 
     def sending(self, number: int) -> None:
@@ -109,15 +128,16 @@ class CallLog:
             )  # fmt: skip
 
     def failed(self, number: int, error: str) -> None:
-        self._write("UPDATE llm_calls SET error = ? WHERE call = ?", (plain_text(error), number))
+        row = (plain_text(error), time.time(), number)
+        self._write("UPDATE llm_calls SET error = ?, answered_at = ? WHERE call = ?", row)
 
     def open_calls(self) -> Iterator[Call]:
         """Calls no trial came of yet, and that did not fail, in the order they were asked."""
-        query = _CALL + "WHERE trial IS NULL AND error IS NULL ORDER BY call"
+        query = f"SELECT {_CALL} FROM llm_calls WHERE trial IS NULL AND error IS NULL ORDER BY call"
         return map(_call, self._db.execute(query).fetchall())
 
     def call(self, number: int) -> Call:
-        return _call(self._db.execute(_CALL + "WHERE call = ?", (number,)).fetchone())
+        return _call(self._db.execute(f"SELECT {_CALL} FROM llm_calls WHERE call = ?", (number,)).fetchone())
 
     def spent(self) -> Iterator[Spent]:
         """What each call has cost."""
@@ -150,17 +170,16 @@ _SETTLE = """
         tokens_in = COALESCE(tokens_in, 0) + ?1, tokens_out = COALESCE(tokens_out, 0) + ?2
     WHERE call = ?4
 """
-_CALL = """
-    SELECT call, operator, prompt_hash, parents, island, told, request, answer, reasoning, finish,
-           tokens_in, tokens_out, usd, error
-    FROM llm_calls
-"""
+_CALL = (
+    "call, operator, parents, island, told, proposed, request, "
+    "answer, reasoning, finish, tokens_in, tokens_out, usd, error"
+)
 
 
 def _call(row: tuple[Any, ...]) -> Call:
-    number, operator, _, parents, island, told, request, text, reasoning, finish, *bill, error = row
+    number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
     prompt = Prompt(operator.partition("@")[0], _messages(request))
-    question = Question(operator, prompt, tuple(json.loads(parents)), island, told)
+    question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
     answer = None
     if text is not None:
         answer = Answer(text, finish, reasoning or "", None if bill[0] is None else Bill(*bill))

@@ -1,0 +1,45 @@
+"""`evo replay`: makes the decisions of a run again, from its store, and says whether they are the same."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from evo.commands import models, parts
+from evo.errors import StoreError
+
+
+def add(commands: Any) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="make a run's decisions again from its store, offline",
+        description="Exit code 0: every question, proposal and reading of an answer is the same again; 1: not all are.",
+    )
+    replay.add_argument("folder", type=Path, metavar="DIR")
+    replay.set_defaults(command=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from evo.redo import Redoing
+    from evo.store import RunReader
+    from operators.registry import LLM_OPERATORS, get_operators
+
+    with RunReader(arguments.folder) as run:
+        config = run.info.config
+        task = parts.load_task(config.task)
+        if task.hash != run.info.task_hash:
+            raise StoreError(f"cannot replay {arguments.folder}: task {config.task} has changed since; restore it")
+        rules = [name for name in config.operators if "@" not in name]
+        operators = {o.name: o for o in get_operators(rules)} if rules else {}
+        context = models.prompt_context(config, task)
+        redone = list(Redoing(run, operators, LLM_OPERATORS, context).decisions())
+    differences = [r for r in redone if not r.same]
+    for r in differences:
+        parts.say(r.difference())
+    asked = sum(r.name.startswith("call") for r in redone)
+    parts.say(
+        f"{asked} questions and {len(redone) - asked} proposals made again: "
+        f"{f'{len(differences)} differ' if differences else 'all the same'}"
+    )
+    return parts.EXIT_NOT_OK if differences else 0
