@@ -48,6 +48,8 @@ class Lane:
         self._deliver: Callable[[Call], None] = lambda call: None
         self._tasks: dict[asyncio.Task[None], bool] = {}  # whether what is under way is paid for
         self._closing = asyncio.Event()
+        # One of its own: while DEAP draws from Python's global one in the search's thread, nobody else may.
+        self._chance = random.Random()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
@@ -215,7 +217,9 @@ class Lane:
 
     async def _pause(self, name: str, attempt: int) -> None:
         """Waits until the next attempt is due.  Raises _Closing where the lane ends first."""
-        backoff = min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0) if attempt else 0.0
+        backoff = (
+            min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * self._chance.uniform(0.5, 1.0) if attempt else 0.0
+        )
         asked = self._not_before.get(name, 0.0) - time.monotonic()
         wait_s = max(backoff, asked)
         if wait_s > 0:
