@@ -21,13 +21,30 @@ from evo.commands import (
     resume,
     run,
     show,
+    suite,
     tasks,
     watch,
 )
 from evo.commands.parts import EXIT_INTERRUPTED, EXIT_MISUSE, EXIT_NOT_OK
 from evo.errors import EvoError
 
-COMMANDS = (run, evaluate, certify, resume, show, watch, tasks, export, doctor, report, ablate, compare, calls, replay)
+COMMANDS = (
+    run,
+    evaluate,
+    certify,
+    resume,
+    show,
+    watch,
+    tasks,
+    suite,
+    export,
+    doctor,
+    report,
+    ablate,
+    compare,
+    calls,
+    replay,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ Plain texts and dicts, made for prompts (`operators/llm`) and for people; nothin
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,10 +44,9 @@ def reference_source(task: Task) -> str:
 def case_lines(task: Task) -> tuple[str, ...]:
     """One line for each case: its name, its role, its arguments at the target's size."""
     described = Calls(task).described()
-    parameters = list(inspect.signature(task.reference).parameters)
     return tuple(
         f"{case.name} ({case.role}): "
-        + ", ".join(f"{name}: {_argument(a)}" for name, a in zip(parameters, described[case.name], strict=False))
+        + ", ".join(f"{name}: {_argument(a)}" for name, a in zip(task.parameters, described[case.name], strict=False))
         for case in task.cases
     )
 
@@ -58,9 +56,15 @@ def tolerance(task: Task) -> str:
     import torch
 
     wide, narrow = slack(torch.float32), slack(torch.float16)
+    measured = (
+        "Errors are measured against what the seed kernel gives on the same inputs, as"
+        if task.reference is None
+        else "Errors are measured against the reference in float64, as"
+    )
+    own = "rounding the inputs" if task.reference is None else "the reference itself"
     sentences = [
-        "Errors are measured against the reference in float64, as root mean square and at the worst element. They may "
-        f"be {wide:g} times those of the reference itself in float32, {narrow:g} times in narrower types"
+        f"{measured} root mean square and at the worst element. They may "
+        f"be {wide:g} times those of {own} in float32, {narrow:g} times in narrower types"
         + (f", or {task.tolerance:g} of the result, whichever is more." if task.tolerance else "."),
         f"Arguments written in place: {', '.join(task.writes)}; no others may be changed."
         if task.writes

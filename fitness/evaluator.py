@@ -16,7 +16,7 @@ from fitness.jobs import Limits
 from fitness.pipeline import Evaluator, Judged
 from fitness.target import Target
 from fitness.task import Task
-from fitness.verify import verify
+from fitness.verify import Executable, Jobs, verify
 from fitness.zygote import Zygote
 
 
@@ -35,32 +35,30 @@ class CpuJudge:
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
+        self._seed: Executable | None = None  # where it is the reference
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge."""
         self._baseline = facts.estimates
+        self._seed = self._executable(seed, facts) if self._task.reference is None else None
         return self.judge(seed, facts, f"{Candidate(seed).id}:0")
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
         with scratch_folder(self._root) as scratch:
-            check = verify(
-                self._task,
-                {c.name: facts.plans[c.name + CPU] for c in self._task.cases},
-                {c.name: facts.choices[c.name + CPU] for c in self._task.cases},
-                source=source,
-                constants=facts.constants,
-                seed=key,
-                zygote=self._zygote,
-                scratch=scratch,
-                limits=self._limits,
-            )
+            jobs = Jobs(self._zygote, scratch, self._limits)
+            check = verify(self._task, self._executable(source, facts), seed=key, jobs=jobs, kernel=self._seed)
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         return Judged(check, timings, facts.choices)
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: nothing is certified without a GPU."""
         return not_run(source, "times are estimated without one")
+
+    def _executable(self, source: str, facts: Facts) -> Executable:
+        cases = self._task.cases
+        plans = {c.name: facts.plans[c.name + CPU] for c in cases}
+        return Executable(source, facts.constants, plans, {c.name: facts.choices[c.name + CPU] for c in cases})
 
     def close(self) -> None:
         if self._own_zygote:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evo.records import Verdict
+from evo.records import Finding, Verdict
 from fitness import estimate as model
 from fitness import sandbox, screen
 from fitness import work as steps
 from fitness.calls import CPU, Calls
-from fitness.gate import gate
+from fitness.gate import gate, not_inherited
 from fitness.jobs import Limits
 from fitness.plan import LaunchPlan, to_json
 from fitness.stages import Stop, expect_ok
@@ -111,12 +111,17 @@ class Recorder:
     def _gate(self, source: str, facts: Facts, scratch: Path) -> None:
         if not self._use_gate:
             return
-        findings = tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
+        findings = self._findings(source)
+        if self.task.lenient:
+            findings = tuple(not_inherited(findings, self._findings(self.task.seed_source)))
         if findings:
             first = findings[0]
             verdict = Verdict.COMPILE_ERROR if first.rule == "syntax" else Verdict.REJECTED
             more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
             raise Stop("gate", verdict, f"line {first.line}: {first.message}{more}", findings)
+
+    def _findings(self, source: str) -> tuple[Finding, ...]:
+        return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
     def _record(self, source: str, facts: Facts, scratch: Path) -> None:
         described = self._calls.described()

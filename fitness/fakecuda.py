@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from unittest import mock
 
 import torch
@@ -21,11 +21,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from evo.records import Verdict
+from fitness.jobs import JobError
 from fitness.recorder import Recorder
 from fitness.target import Target
 
 CUDA, HOST = torch.device("cuda", 0), torch.device("cpu")
 _WARP = 32
+
+
+class Refusing(Protocol):
+    """What host code asks for in vain is told to this."""
+
+    def fail(self, verdict: Verdict, message: str) -> JobError: ...
 
 
 class AsCuda(TorchFunctionMode):
@@ -123,17 +130,24 @@ def fake_cuda(target: Target, recorder: Recorder) -> Iterator[None]:
     plain = FakeTensor.device.fget  # type: ignore[attr-defined]
     # A property of fake tensors, so no function mode sees it; torch itself must go on seeing the CPU.
     device = property(lambda t: plain(t) if recorder.depth else as_cuda.device(t))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(FakeTensor, "device", device))
-        stack.enter_context(mock.patch.multiple(torch.cuda, **_torch_facts(target, recorder)))
-        stack.enter_context(mock.patch.object(torch, "set_default_device", lambda device: None))
-        stack.enter_context(mock.patch.object(driver, "_active", _Driver(target, recorder)))
-        stack.enter_context(as_cuda)
-        stack.enter_context(recorder)
+    with mock.patch.object(FakeTensor, "device", device), device_facts(target, recorder), as_cuda, recorder:
         yield
 
 
-def _torch_facts(target: Target, recorder: Recorder) -> dict[str, Any]:
+@contextlib.contextmanager
+def device_facts(target: Target, recorder: Refusing) -> Iterator[None]:
+    """What torch.cuda and Triton's driver say about the device: the target, whatever this machine has."""
+    with (
+        mock.patch.multiple(torch.cuda, **_torch_facts(target, recorder)),
+        mock.patch.object(torch, "set_default_device", lambda device: None),
+        mock.patch.object(driver, "_active", _Driver(target, recorder)),
+        # What torch.compile's kernels ask for their stream; builds of torch without CUDA lack it.
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
+    ):
+        yield
+
+
+def _torch_facts(target: Target, recorder: Refusing) -> dict[str, Any]:
     """Attributes of torch.cuda."""
     properties = SimpleNamespace(
         name=target.device_name,
@@ -168,6 +182,7 @@ def _torch_facts(target: Target, recorder: Recorder) -> dict[str, Any]:
         "set_device": lambda device: None,
         "device": lambda device: contextlib.nullcontext(),
         "device_of": lambda tensor: contextlib.nullcontext(),
+        "_DeviceGuard": lambda index: contextlib.nullcontext(),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0, synchronize=lambda: None),
@@ -182,7 +197,7 @@ def _torch_facts(target: Target, recorder: Recorder) -> dict[str, Any]:
 class _Driver:
     """Triton's driver interface, answered from the target's data sheet."""
 
-    def __init__(self, target: Target, recorder: Recorder) -> None:
+    def __init__(self, target: Target, recorder: Refusing) -> None:
         self._target, self._recorder = target, recorder
         self.utils = SimpleNamespace(get_device_properties=lambda device: self._properties())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 
 from evo.records import Finding
 from fitness.rules_host import check_host
@@ -17,7 +18,7 @@ from fitness.rules_names import RULES
 from fitness.rules_state import check_state
 from fitness.rules_tensor import check_tensors
 
-__all__ = ["RULES", "gate"]
+__all__ = ["RULES", "gate", "not_inherited"]
 
 MAX_CHARACTERS = 200_000  # fifty times the longest kernel file we know
 MAX_DEPTH = 100  # levels of the syntax tree; 40 branches of an elif chain need 40
@@ -61,6 +62,14 @@ def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
     if not allow_delegation:
         check_tensors(module, report)
     return sorted(set(findings), key=lambda f: (f.line, f.rule, f.message))
+
+
+def not_inherited(findings: Sequence[Finding], seed: Sequence[Finding]) -> list[Finding]:
+    """Of `findings` those that the `seed` kernel does not give as well, on whichever line."""
+    known = {(f.rule, f.message) for f in seed}
+    # Its message lists the kernels, which a candidate may add to.
+    launches = any(f.rule == "no-launch" for f in seed)
+    return [f for f in findings if (f.rule, f.message) not in known and not (launches and f.rule == "no-launch")]
 
 
 def _check_text(source: str) -> list[Finding]:

@@ -28,14 +28,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evo.records import Verdict
 from fitness.lines import line_of_call
-from fitness.plan import Argument, Config, Launch
+from fitness.plan import ITEMSIZE, Argument, Config, Launch, TensorRef
 from fitness.recorder import Recorder
 
 CONFIGURATIONS = 64  # of one autotuned launch: each is compiled, at a few tenths of a second
 GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C Programming Guide, compute capabilities
 
 # How torch calls the types that `triton.reinterpret` is used for.
-_REINTERPRETED = {"fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2", "int8": "int8", "uint8": "uint8", "int1": "bool"}
+_REINTERPRETED = {
+    "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2", "int8": "int8", "uint8": "uint8", "int1": "bool",
+    "fp16": "float16", "bf16": "bfloat16", "int16": "int16", "fp32": "float32", "int32": "int32",
+    "fp64": "float64", "int64": "int64",
+}  # fmt: skip
 
 
 class Compiled:
@@ -179,12 +183,20 @@ class _Launches:
             return {"jit": value.__name__}
         if isinstance(value, (tuple, list)):
             return tuple(self.encode(v, name) for v in value)
-        if isinstance(value, TensorWrapper) and value.dtype.name in _REINTERPRETED:
-            return replace(self.recorder.ref(value.base), dtype=_REINTERPRETED[value.dtype.name])
+        if isinstance(value, TensorWrapper):
+            return self._reinterpreted(self.recorder.ref(value.base), value.dtype, name)
         if isinstance(value, TensorDescriptor):
             message = f"argument {name!r} is a host-side tensor descriptor; use tl.make_tensor_descriptor in the kernel"
             raise self.recorder.fail(Verdict.UNSUPPORTED, message)
         raise TypeError(f"argument {name!r} of type {type(value).__name__}; expected a tensor, number or constexpr")
+
+    def _reinterpreted(self, ref: TensorRef, dtype: Any, name: str) -> TensorRef:
+        """The window as `triton.reinterpret` shows it to a kernel."""
+        kind = _REINTERPRETED.get(getattr(dtype, "name", ""), "")
+        if ITEMSIZE.get(kind) != ITEMSIZE[ref.dtype]:
+            message = f"argument {name!r} is {ref.dtype} reinterpreted as {dtype}; expected a dtype of the same size"
+            raise self.recorder.fail(Verdict.UNSUPPORTED, message)
+        return replace(ref, dtype=kind)
 
 
 def _plain(value: Any) -> Any:

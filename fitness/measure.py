@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from evo.records import Case, Check, Timing, Verdict
-from fitness import oracle
+from fitness import by_seed, oracle
 from fitness.bits import bits, same_bits
 from fitness.delegation import Share, check_share, needs_proof
 from fitness.device import DeviceFacts, Watch, disturbance
@@ -82,6 +82,15 @@ class Bench:
             self._seed = None
             raise
 
+    def verify(self, work: Work) -> Report:
+        """Verifies the seed kernel and times nothing.  Raises Stop where it fails."""
+        self._seed, self._baselines, self._floors = None, {}, {}
+        self._seed = loaded = self._load(work)
+        tally = _Tally()
+        for case in self.task.cases:
+            self._verified(loaded, case, oracle.key_of("seed"), tally)
+        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
+
     def evaluate(self, work: Work, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
         if self._seed is None:
@@ -114,7 +123,14 @@ class Bench:
         try:
             return [
                 judge(
-                    self.task, case, oracle.key_of(seed), answer, Path(folder), self.device, self._planned(loaded, case)
+                    self.task,
+                    case,
+                    oracle.key_of(seed),
+                    answer,
+                    Path(folder),
+                    self.device,
+                    self._planned(loaded, case),
+                    self._expect_again,
                 )
                 for case, answer in zip(cases, answers, strict=True)
             ]
@@ -220,11 +236,29 @@ class Bench:
         changed = program.modified_inputs(again)
         if changed:
             raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
-        expected = oracle.expect_for(self.task, case, variant, again)
+        expected = self._expect(case, key, variant, again)
         if expected is not None:
             self._compare(program, expected, where, tally)
         if variant == "normal":
             tally.seen.add(case.name)
+
+    def _expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
+        """What to compare with for `arguments`, which are used up: as the reference says, or the seed kernel."""
+        if self.task.reference is not None:
+            return oracle.expect_for(self.task, case, variant, arguments)
+        seed = self._baseline(case, 1, arguments)
+        found = []
+        for given in (by_seed.moved(self.task, arguments, key), arguments):
+            seed.write_inputs(given)
+            seed.reset()
+            seed.replay()
+            found.append([output.clone() for output in seed.outputs()])
+        seed.reset()  # what was expected does not stay where a kernel might find it
+        after_move, own = found
+        return by_seed.expect(self.task, arguments, seed.plan.structure, seed.outputs_of_plan, own, after_move)
+
+    def _expect_again(self, case: Case, key: int) -> oracle.Expected | None:
+        return self._expect(case, key, "normal", oracle.make_inputs(self.task, case, key, device=self.device))
 
     def _equal(self, first: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], where: str) -> None:
         if not all(same_bits(a, b) for a, b in zip(first, outputs, strict=True)):
@@ -382,7 +416,7 @@ class Bench:
         if program.broken_guards():
             raise Stop("time", Verdict.WRONG, f"case {case.name}: a timed replay stored out of bounds")
         if not self.task.deterministic:
-            expected = oracle.expect(self.task, case, key, device=self.device)
+            expected = self._expect_again(case, key)
             if expected is not None:
                 self._compare(program, expected, f"{case.name}, timed replay", _Tally())
         elif program.mismatches():

@@ -85,7 +85,7 @@ class Layout:
                 raise PlanError(f"argument {i} is a tensor in the plan or in the case, but not in both")
             if isinstance(ref, TensorRef):
                 self._check_input(i, ref, tensor)
-                self.view(mm, ref).copy_(tensor)
+                assign(self.view(mm, ref), tensor)
 
     def _check_input(self, i: int, ref: TensorRef, tensor: torch.Tensor) -> None:
         if self.plan.buffers[ref.buffer].input != i:
@@ -150,6 +150,14 @@ class Layout:
             return f"argument {owner}"
         outputs = [k for k, ref in enumerate(self.plan.outputs) if ref.buffer == b]
         return f"output {outputs[0]}" if outputs else f"scratch buffer {b}"
+
+
+def assign(target: torch.Tensor, source: torch.Tensor) -> None:
+    """`target[...] = source`, also where elements of `target` share memory because a stride is 0 (`expand`)."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -9,7 +9,7 @@ hashed and checked field by field before anyone acts on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,10 @@ class LaunchPlan:
                 case Launch():
                     for config in step.configs:
                         yield from _refs_in(dict(config.args))
+
+    def tensors_among(self, arguments: Iterable[int]) -> list[int]:
+        """Those positions in `inputs` that hold a tensor."""
+        return [i for i in arguments if i < len(self.inputs) and isinstance(self.inputs[i], TensorRef)]
 
     @property
     def launches(self) -> tuple[Launch, ...]:

@@ -125,6 +125,7 @@ class Program:
         memory: type[DeviceMemory] = DeviceMemory,
     ) -> None:
         self.plan, self._choice, self._kernels = plan, choice, kernels
+        written = plan.tensors_among(written)
         self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
         self._device = device
         self.memories = [memory(plan, device) for _ in range(copies)]

@@ -131,6 +131,19 @@ class Runner:
         with self._lock:
             yield
 
+    def verify(self, task: str | os.PathLike[str], work: Work) -> Report:
+        """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
+        with self._lock:
+            self._baseline = None
+            try:
+                self._living().ask(("task", os.fspath(task)), START_S)
+            except (TimeoutError, EOFError, OSError) as error:
+                said = self._process.last_words() if self._process else ""
+                self._end()
+                message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
+                return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
+            return self._ask("verify", work, wall_s=self._wall_s)
+
     @property
     def facts(self) -> Mapping[str, Any]:
         """`fitness.device.DeviceFacts` of the GPU as a dict."""

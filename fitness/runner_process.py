@@ -38,22 +38,36 @@ def main(arguments: list[str]) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     facts = device_facts(index)
-    bench = Bench(task, index, facts, stopping)
+    while True:
+        asked = _serve(connection, Bench(task, index, facts, stopping))
+        if asked is None:
+            return
+        task = load_task(asked)
+        connection.send(None)
+
+
+def _serve(connection: Connection, bench: Bench) -> str | None:
+    """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault."""
     with torch.no_grad(), torch.cuda.stream(bench.stream):
         while True:
             try:
                 kind, *request = connection.recv()
             except EOFError:
-                return
-            answer: Any = facts.as_dict() if kind == "facts" else answered(bench, kind, request)
+                return None
+            if kind == "task":
+                return str(request[0])
+            answer: Any = bench.facts.as_dict() if kind == "facts" else answered(bench, kind, request)
             connection.send(answer)
             if isinstance(answer, Report) and answer.fault:
-                return
+                return None
 
 
 def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
-    kinds = {"prepare": bench.prepare, "evaluate": bench.evaluate, "draw": bench.draw, "judge": bench.judge}
+    kinds = {
+        "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
+        "judge": bench.judge,
+    }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]
         bench.stream.synchronize()  # an error that comes late belongs to this request

@@ -8,11 +8,14 @@ seed: read as text, never imported here, since host code of candidates runs in s
     entry       name of the host function in kernel.py
     cases       list of `fitness.Case`, at least one with role "tune"
     inputs      inputs(case, generator) -> tuple of tensors and plain values, drawn from `generator`
-    reference   reference(*inputs) -> tensor, tuple, list or dict of tensors (None where everything goes to `writes`)
+    reference   reference(*inputs) -> tensor, tuple, list or dict of tensors (None where everything goes to `writes`),
+                or "seed": right is what the seed kernel itself computes (`fitness.by_seed`)
 
-and, where they apply: `writes` (names of `reference` parameters that are written in place; `reference` gets copies and
-mutates those), `flops(case)`, `bytes(case)`, `tolerance` (relative error that widens the budget), `stress = False`,
-`deterministic = False`, `allow_delegation = True`, `min_own_share`, `certify`.
+and, where they apply: `writes` (names of parameters of `reference`, or of the entry where the seed is the reference,
+that are written in place; `reference` gets copies and mutates those), `flops(case)`, `bytes(case)`, `tolerance`
+(relative error that widens the budget), `stress = False`, `deterministic = False`, `allow_delegation = True`,
+`min_own_share`, `certify`, `lenient = True` (what the gate finds in the seed kernel, it lets candidates do too: for
+seeds of others, written without these rules in mind).
 
 `allow_delegation = True` lets a candidate leave part of the work to PyTorch operators.  Its own kernels must then do
 `min_own_share` of it (0.5 unless the task says otherwise): of the bytes of the outputs that own kernels or operators
@@ -54,6 +57,7 @@ BUILTIN_TASKS = Path(__file__).parent / "tasks"
 
 # Of work and outputs, where a task allows delegation: with less, the kernel would be the garnish.
 MIN_OWN_SHARE = 0.5
+SEED = "seed"  # as `reference`
 
 _MODULE_NUMBERS = itertools.count()
 
@@ -67,7 +71,7 @@ class Task:
     entry: str
     cases: tuple[Case, ...]
     inputs: Callable[[Case, torch.Generator], tuple[Any, ...]] = field(repr=False)
-    reference: Callable[..., Any] = field(repr=False)
+    reference: Callable[..., Any] | None = field(repr=False)  # None: the seed kernel
     seed_source: str = field(repr=False)
     hash: str
     writes: tuple[str, ...] = ()
@@ -79,12 +83,20 @@ class Task:
     allow_delegation: bool = False
     min_own_share: float = MIN_OWN_SHARE
     certify: tuple[Case, ...] = ()
+    lenient: bool = False
 
     @functools.cached_property
     def written(self) -> tuple[int, ...]:
         """Positions of the written arguments, in the order of `writes`."""
-        parameters = list(inspect.signature(self.reference).parameters)
-        return tuple(parameters.index(name) for name in self.writes)
+        return tuple(self.parameters.index(name) for name in self.writes)
+
+    @functools.cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the arguments: those of the reference, or of the entry where the seed is the reference."""
+        if self.reference is not None:
+            return tuple(inspect.signature(self.reference).parameters)
+        arguments = _entry_node(self.seed_source, self.entry).args
+        return tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
 
 
 def task_names() -> list[str]:
@@ -116,6 +128,7 @@ def load_task(name_or_folder: str | os.PathLike[str]) -> Task:
     )
     _check_cases(task)
     _check_seed(task)
+    _check_writes(task)
     for case in (*task.cases, *task.certify):
         _check_case(task, case)
     return task
@@ -193,7 +206,7 @@ def _required(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
         "entry": 'the name of the host function in kernel.py, e.g. entry = "softmax"',
         "cases": 'a list of sizes, e.g. cases = [Case("square", {"M": 64, "N": 512})]',
         "inputs": "a function inputs(case, generator) that returns a tuple of tensors and plain values",
-        "reference": "a function of these inputs that returns the expected result",
+        "reference": 'a function of these inputs that returns the expected result, or "seed"',
     }
     missing = [name for name in wanted if name not in names]
     if missing:
@@ -205,15 +218,17 @@ def _required(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
         raise _wrong_type(folder, "entry", wanted["entry"], entry)
     if not isinstance(cases, (list, tuple)) or not all(isinstance(case, Case) for case in cases):
         raise _wrong_type(folder, "cases", wanted["cases"], cases)
-    for name in ("inputs", "reference"):
+    by_seed = isinstance(names["reference"], str) and names["reference"] == SEED
+    for name in ("inputs",) if by_seed else ("inputs", "reference"):
         if not inspect.isfunction(names[name]):
             raise _wrong_type(folder, name, wanted[name], names[name])
-    return {"entry": entry, "cases": tuple(cases), "inputs": names["inputs"], "reference": names["reference"]}
+    reference = None if by_seed else names["reference"]
+    return {"entry": entry, "cases": tuple(cases), "inputs": names["inputs"], "reference": reference}
 
 
 def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("stress", "deterministic", "allow_delegation"):
+    for name in ("stress", "deterministic", "allow_delegation", "lenient"):
         if name in names:
             if not isinstance(names[name], bool):
                 raise _wrong_type(folder, name, "True or False", names[name])
@@ -238,20 +253,13 @@ def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
             raise _wrong_type(folder, "certify", 'a list of sizes, e.g. certify = [Case("prime", {"N": 509})]', cases)
         found["certify"] = tuple(cases)
     if "writes" in names:
-        found["writes"] = _writes(folder, names["writes"], names["reference"])
+        found["writes"] = _writes(folder, names["writes"])
     return found
 
 
-def _writes(folder: Path, writes: Any, reference: Callable[..., Any]) -> tuple[str, ...]:
-    parameters = list(inspect.signature(reference).parameters)
+def _writes(folder: Path, writes: Any) -> tuple[str, ...]:
     if not isinstance(writes, (list, tuple)) or not all(isinstance(name, str) for name in writes):
         raise _wrong_type(folder, "writes", 'a tuple of parameter names of reference, e.g. writes = ("out",)', writes)
-    unknown = [name for name in writes if name not in parameters]
-    if unknown or len(set(writes)) != len(writes):
-        raise TaskError(
-            f"{folder / 'task.py'}: writes must name different parameters of reference ({', '.join(parameters)}), "
-            f"got {', '.join(writes)}"
-        )
     return tuple(writes)
 
 
@@ -260,6 +268,15 @@ def _wrong_type(folder: Path, name: str, expected: str, got: Any) -> TaskError:
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_writes(task: Task) -> None:
+    unknown = [name for name in task.writes if name not in task.parameters]
+    if unknown or len(set(task.writes)) != len(task.writes):
+        raise TaskError(
+            f"{task.folder / 'task.py'}: writes must name different parameters of reference "
+            f"({', '.join(task.parameters)}), got {', '.join(task.writes)}"
+        )
 
 
 def _check_cases(task: Task) -> None:
@@ -307,6 +324,14 @@ def _check_case(task: Task, case: Case) -> None:
             "draw them with generator=generator"
         )
     _check_arguments(task, first, where)
+    if task.reference is not None:
+        _check_reference(task, first, where)
+    _check_counts(task, case, where)
+
+
+def _check_reference(task: Task, first: Sequence[Any], where: str) -> None:
+    import torch
+
     structure, outputs = run_reference(task, first, where=where)
     wide_structure, wide = run_reference(task, first, double=True, where=where)
     if not outputs:
@@ -318,7 +343,6 @@ def _check_case(task: Task, case: Case) -> None:
             f"{where}: reference gives NaN or infinity on its own inputs, nothing can be compared with that; "
             "change inputs() so that the result is finite"
         )
-    _check_counts(task, case, where)
 
 
 def _draw(task: Task, case: Case, where: str, seed: int) -> tuple[Any, ...]:
@@ -359,15 +383,17 @@ def _check_arguments(task: Task, arguments: Sequence[Any], where: str) -> None:
             raise TaskError(
                 f"{where}: input {position} must be a tensor, a number, a string or None, got {type(value).__name__}"
             )
-    for label, parameters in (("reference", _parameters(task.reference)), ("kernel.py", _entry_parameters(task))):
-        least, most = parameters
+    counts = {} if task.reference is None else {"reference": _parameters(task.reference)}
+    counts["kernel.py"] = _entry_parameters(task)
+    for label, (least, most) in counts.items():
         if not least <= len(arguments) <= most:
             raise TaskError(
                 f"{where}: inputs returns {len(arguments)} values, but {label} "
                 f"takes {least if least == most else f'{least} to {most}'} positional arguments; make them agree"
             )
     for name, position in zip(task.writes, task.written, strict=True):
-        if position >= len(arguments) or not isinstance(arguments[position], torch.Tensor):
+        optional = task.reference is None and position < len(arguments) and arguments[position] is None
+        if not optional and (position >= len(arguments) or not isinstance(arguments[position], torch.Tensor)):
             raise TaskError(f"{where}: writes names {name!r}, which must be a tensor among the inputs")
 
 
@@ -381,10 +407,13 @@ def _parameters(function: Callable[..., Any]) -> tuple[int, float]:
 
 
 def _entry_parameters(task: Task) -> tuple[int, float]:
-    tree = ast.parse(task.seed_source)
-    entry = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == task.entry)
+    entry = _entry_node(task.seed_source, task.entry)
     positional = len(entry.args.posonlyargs) + len(entry.args.args)
     return positional - len(entry.args.defaults), math.inf if entry.args.vararg else positional
+
+
+def _entry_node(source: str, entry: str) -> ast.FunctionDef:
+    return next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == entry)
 
 
 def _check_counts(task: Task, case: Case, where: str) -> None:
@@ -415,6 +444,8 @@ def run_reference(
     import torch
 
     where = where or f"task {task.name}"
+    if task.reference is None:
+        raise TaskError(f"{where}: its reference is the seed kernel, which this process cannot call")
     copies = [_copy(a, double) if isinstance(a, torch.Tensor) and (copy or double) else a for a in arguments]
     precision = " in float64" if double else ""
     try:

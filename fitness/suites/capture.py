@@ -1,0 +1,393 @@
+"""The capture job: runs the test part of a file and notes how it calls the functions of its kernel part.
+
+Runs in a sandboxed child without a GPU.  Tensors are real ones in host memory that say they lie on the GPU; kernel
+launches are counted and not made, so what a kernel would have computed is zero.
+
+A call counts where it is the outermost one to a function (or to `apply` of an autograd function) of the kernel part
+that takes tensors, can be written down, and launches a kernel.  A launch outside of such a call counts itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import linecache
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction, KernelInterface
+
+from evo.records import Verdict
+from fitness.fakecuda import AsCuda, device_facts
+from fitness.jobs import JobError
+from fitness.lines import CANDIDATE, line_of_call, line_of_error
+from fitness.suites.values import COMPUTED, describe
+from fitness.target import get_target
+
+MODULE = "candidate"
+_SAME_VALUES = {
+    torch.Tensor.to, torch.Tensor.int, torch.Tensor.long, torch.Tensor.short, torch.Tensor.char, torch.Tensor.clone,
+    torch.Tensor.contiguous, torch.Tensor.cuda, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16,
+}  # fmt: skip
+_ALLOCATE = {
+    torch.empty, torch.empty_like, torch.empty_strided, torch.zeros, torch.zeros_like, torch.full, torch.full_like,
+    torch.ones, torch.ones_like, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_full,
+    torch.Tensor.new_ones, torch.Tensor.new_empty_strided,
+}  # fmt: skip
+_UNWRITTEN = {
+    torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
+}  # fmt: skip
+
+
+def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
+    """payload: "kernels" and "tests" (the two parts of a file), "target", "most" (calls that are kept).
+
+    Returns {"calls": [call], "error": why the tests ended early, or ""}.  A call is {"form", "arguments"}: a form says
+    how the call is written (`_Writer`), an argument is {"tensor": form of `fitness.suites.values`} or {"value": plain
+    value}; files of kept values are left in `scratch`.  Raises JobError where the kernel part cannot be executed.
+    """
+    target = get_target(payload["target"])
+    listener = _Listener(scratch, int(payload["most"]))
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    with device_facts(target, listener), _seeds_on_host(), listener.listening(), listener:
+        space = _execute(payload["kernels"], scratch)
+        listener.wrap_all(space)
+        error = _run_tests(payload["tests"], space, listener, scratch)
+    return {"calls": listener.calls, "error": error or listener.trouble}
+
+
+def _execute(source: str, scratch: Path) -> dict[str, Any]:
+    """The names of the kernel part.  It is `__main__` to itself."""
+    file = scratch / CANDIDATE
+    file.write_text(source, encoding="utf-8")
+    module = ModuleType(MODULE)
+    module.__file__ = str(file)
+    vars(module)["__name__"] = "__main__"
+    sys.modules[MODULE] = module
+    try:
+        exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
+    except JobError:
+        raise
+    except Exception as error:  # whatever the code of others raises
+        message = f"importing it failed: {type(error).__name__}: {error}"
+        raise JobError(Verdict.COMPILE_ERROR, message, line_of_error(error)) from error
+    return vars(module)
+
+
+def _run_tests(source: str, space: dict[str, Any], listener: _Listener, scratch: Path) -> str:
+    """What went wrong; "" where nothing did.  Calls made before are kept."""
+    file = str(scratch / "tests.py")
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    before = set(space)
+    try:
+        exec(compile(source, file, "exec", dont_inherit=True), space)
+        if not listener.calls:  # tests that nothing runs
+            for name in [n for n in space if n not in before and n.startswith("test") and callable(space[n])]:
+                space[name]()
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return ""
+
+
+@contextlib.contextmanager
+def _seeds_on_host() -> Iterator[None]:
+    """Seeding the GPU's generators has nothing to seed; its generators are the host's."""
+    real = torch.Generator
+    nothing: dict[str, Any] = dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), lambda *_: None)
+    with (
+        mock.patch.multiple(torch.cuda, **nothing),
+        mock.patch.object(torch, "Generator", lambda device=None: real()),
+    ):
+        yield
+
+
+class _Listener(AsCuda):
+    """The function mode under which the tests run: knows who calls whom and where values come from."""
+
+    def __init__(self, scratch: Path, most: int) -> None:
+        super().__init__(self)  # type: ignore[arg-type]
+        for needing_values in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__):
+            del self._answers[needing_values]
+        self._scratch, self._most = scratch, most
+        self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept
+        self._seen: set[str] = set()
+        self._depth = 0
+        self.launches = 0
+        self.calls: list[dict[str, Any]] = []
+        self.trouble = ""  # of a call that cannot be written down
+        self.factory_on_host: bool | None = None
+
+    # --- in the place of a recorder ----------------------------------------------------------------------------------
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        return False
+
+    def address(self, tensor: torch.Tensor) -> int:
+        with torch._C.DisableTorchFunction():
+            return tensor.data_ptr()
+
+    def fail(self, verdict: Verdict, message: str) -> JobError:
+        return JobError(verdict, message, line_of_call())
+
+    def _move(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
+        return tensor
+
+    # --- where values come from --------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                self._note(func, args, kwargs or {}, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
+        if func in (torch.randint, torch.randint_like):
+            numbers = [a for a in args if type(a) is int]
+            low = kwargs.get("low", numbers[0] if len(numbers) > 1 else 0)
+            high = kwargs.get("high", numbers[1] if len(numbers) > 1 else next(iter(numbers), None))
+            if high is not None:
+                self._remember(result, {"rule": "randint", "low": int(low), "high": int(high)})
+        elif func is torch.randperm:
+            self._remember(result, {"rule": "randperm"})
+        elif func in _ALLOCATE:
+            if func in _UNWRITTEN and result.dtype.itemsize:
+                result.zero_()
+            if self._depth:  # a kernel's result, which it would have computed
+                self._remember(result, COMPUTED)
+        elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
+            known = self._drawn.get(args[0].untyped_storage()._cdata)
+            if known is not None and result.numel() == args[0].numel():
+                self._remember(result, known[1])
+
+    def _remember(self, tensor: torch.Tensor, rule: dict[str, Any]) -> None:
+        storage = tensor.untyped_storage()
+        self._drawn[storage._cdata] = storage, rule
+
+    def rule(self, tensor: torch.Tensor) -> dict[str, Any] | None:
+        _, rule = self._drawn.get(tensor.untyped_storage()._cdata, (None, None))
+        if rule is not None and (rule["rule"] == "quantiles") != tensor.dtype.is_floating_point:
+            return None
+        return rule
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Launches are counted; one made by the tests themselves is a call."""
+
+        def counted(kernel: KernelInterface, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            self.launches += 1
+            if not self._depth and not warmup:
+                self._write_launch(_kernel_name(kernel), kernel, grid, args, kwargs)
+            return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
+
+        with mock.patch.object(JITFunction, "run", counted), mock.patch.object(Autotuner, "run", counted):
+            yield
+
+    def wrap_all(self, space: dict[str, Any]) -> None:
+        """Calls to what the kernel part defines are noticed from here on."""
+        for name, value in list(space.items()):
+            if isinstance(value, types.FunctionType) and inspect.unwrap(value).__globals__ is space:
+                space[name] = self._wrapped(name, value, _parameter_names(value))
+            elif _is_autograd(value):
+                names = _parameter_names(value.forward)
+                value.apply = self._wrapped(f"{name}.apply", value.apply, names[1:])
+                value.forward = staticmethod(self._wrapped(f"{name}.forward", value.forward, names))
+            elif _is_autograd(getattr(value, "__self__", None)) and value.__name__ == "apply":
+                space[name] = self._wrapped(name, value, _parameter_names(value.__self__.forward)[1:])
+
+    def _wrapped(self, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return function(*args, **kwargs)
+            writer = _Writer(self, self._scratch, len(self.calls))
+            with torch._C.DisableTorchFunction():
+                writer.write(name, parameters, args, kwargs)
+            self.trouble = self.trouble or writer.trouble
+            if writer.trouble or not writer.takes_tensors:
+                return function(*args, **kwargs)  # what it calls in its turn may do
+            before, self._depth = self.launches, 1
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self._depth = 0
+            if self.launches > before:
+                with torch._C.DisableTorchFunction():
+                    writer.returned(result)
+                self._add(writer)
+            return result
+
+        return called
+
+    def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        writer = _Writer(self, self._scratch, len(self.calls))
+        if callable(grid):
+            if not isinstance(kernel, JITFunction):
+                self.trouble = self.trouble or f"the tests launch the tuned kernel {name} with a grid function"
+                return
+            known = {k: v for k, v in kwargs.items() if k in kernel.signature.parameters}
+            grid = grid(dict(kernel.signature.bind(*args, **known).arguments))
+        with torch._C.DisableTorchFunction():
+            writer.write(f"{name}[{tuple(int(g) for g in grid)}]", kernel.arg_names, args, kwargs)
+            writer.returned(None)
+        self._add(writer)
+
+    def _add(self, writer: _Writer) -> None:
+        if writer.trouble:
+            self.trouble = self.trouble or writer.trouble
+            return
+        call = {"form": writer.form(), "arguments": writer.arguments}
+        key = repr([call["form"], [_what(a) for a in writer.arguments]])
+        if key not in self._seen and len(self.calls) < self._most:
+            self._seen.add(key)
+            self.calls.append(call)
+
+
+def _what(argument: Mapping[str, Any]) -> Any:
+    tensor = argument.get("tensor")
+    return argument if tensor is None else [tensor["shape"], tensor["strides"], tensor["dtype"]]
+
+
+class _Writer:
+    """Writes one call as Python: what is called, with which of its slots where, and what of its result is a tensor.
+
+    Tensors and plain values go into slots, named after the parameters; lists, dtypes and devices are written out.
+    """
+
+    def __init__(self, listener: _Listener, scratch: Path, number: int) -> None:
+        self._listener, self._scratch, self._number = listener, scratch, number
+        self.slots: list[str] = []
+        self.arguments: list[dict[str, Any]] = []
+        self.text, self.result, self.trouble = "", "", ""
+
+    @property
+    def takes_tensors(self) -> bool:
+        return any("tensor" in argument for argument in self.arguments)
+
+    def form(self) -> dict[str, Any]:
+        return {"slots": self.slots, "call": self.text, "result": self.result}
+
+    def write(self, callee: str, parameters: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> None:
+        names = [parameters[i] if i < len(parameters) else f"argument{i}" for i in range(len(args))]
+        parts = [self._value(a, n) for a, n in zip(args, names, strict=True)]
+        parts += [f"{k}={self._value(v, k)}" for k, v in kwargs.items()]
+        self.text = f"{callee}({', '.join(parts)})"
+
+    def returned(self, result: Any) -> None:
+        """Which parts of `result` are tensors, as an expression of the name `result`."""
+        paths = list(_tensor_paths(result, "result"))
+        if isinstance(result, (tuple, list)) and len(paths) == len(result):
+            paths = ["result"]
+        self.result = ", ".join(paths)
+
+    def _value(self, value: Any, name: str) -> str:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_complex():
+                return self._refuse(f"argument {name} is a tensor of {value.layout}, {value.dtype}")
+            slot = self._slot(name)
+            file = f"call{self._number}-{slot}"
+            form = describe(value, self._listener.rule(value), self._scratch, file)
+            self.arguments.append({"tensor": form})
+            return slot
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, (bool, int, float, str)):
+            slot = self._slot(name)
+            self.arguments.append({"value": value})
+            return slot
+        if isinstance(value, (tuple, list)):
+            parts = [self._value(v, f"{name}_{i}") for i, v in enumerate(value)]
+            comma = "," if isinstance(value, tuple) and len(parts) == 1 else ""
+            inside = ", ".join(parts) + comma
+            return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+        if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+            return "{" + ", ".join(f"{k!r}: {self._value(v, f'{name}_{k}')}" for k, v in value.items()) + "}"
+        if isinstance(value, torch.dtype):
+            return str(value)
+        if isinstance(value, torch.device):
+            return "torch.device('cuda')"
+        return _named(value) or _built(value) or self._refuse(f"argument {name} is a {type(value).__name__}")
+
+    def _refuse(self, message: str) -> str:
+        self.trouble = self.trouble or message
+        return "None"
+
+    def _slot(self, name: str) -> str:
+        slot, taken = name, vars(sys.modules[MODULE])
+        while slot in self.slots or slot in taken:
+            slot += "_"
+        self.slots.append(slot)
+        return slot
+
+
+def _named(value: Any) -> str:
+    """What the kernel part calls this very object: a global, or an attribute of a module; "" where it has no name."""
+    space = vars(sys.modules[MODULE])
+    found = [name for name, known in space.items() if known is value]
+    for name, module in space.items():
+        if isinstance(module, ModuleType):
+            found += [f"{name}.{attribute}" for attribute, known in vars(module).items() if known is value]
+    return min(found, key=len, default="")
+
+
+def _built(value: Any) -> str:
+    """A record of plain values, as its class in the kernel part makes it; "" where it is none."""
+    kind, fields = _named(type(value)), dict(getattr(value, "__dict__", {}))
+    if not kind:
+        return ""
+    parameters = inspect.signature(type(value)).parameters.values()
+    if {p.name for p in parameters} != set(fields):
+        return ""
+    for more in [p.name for p in parameters if p.kind is p.VAR_KEYWORD]:
+        fields |= fields.pop(more)
+    if not all(isinstance(v, (bool, int, float, str)) for v in fields.values()):
+        return ""
+    return f"{kind}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
+
+
+def _is_autograd(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, torch.autograd.Function) and "forward" in vars(value)
+
+
+def _kernel_name(kernel: Any) -> str:
+    """The global that launches `kernel`: itself, or the tuner or heuristics around it."""
+    for name, value in vars(sys.modules[MODULE]).items():
+        inner = value
+        while inner is not kernel and isinstance(inner, KernelInterface) and hasattr(inner, "fn"):
+            inner = inner.fn
+        if inner is kernel:
+            return name
+    return ""
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a method of an extension type
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _tensor_paths(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, torch.Tensor):
+        yield path
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from _tensor_paths(item, f"{path}[{i}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensor_paths(item, f"{path}[{key!r}]")

@@ -1,0 +1,238 @@
+"""Takes a file of a suite through every stage: captured, recorded, compiled, verified against itself.
+
+A file that goes through is a task folder whose seed passes; one that does not has the stage where it ended, and why.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from evo.errors import TaskError
+from evo.records import Verdict
+from fitness import work
+from fitness.calls import Calls
+from fitness.estimate import traces_from_json
+from fitness.facts import PROGRAMS_SAMPLED, Facts
+from fitness.gate import gate
+from fitness.jobs import Limits
+from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
+from fitness.runner import Runner, Work
+from fitness.stages import Stop, expect_ok
+from fitness.suites.folder import write_folder, write_task
+from fitness.suites.tritonbench import TITLE, Source
+from fitness.target import Target
+from fitness.task import Task, load_task
+from fitness.trace import Traffic
+from fitness.verify import Executable, Jobs, verify
+from fitness.zygote import JOBS, Zygote
+
+CAPTURE = "fitness.suites.capture"
+STAGES = ("captured", "recorded", "compiled", "verified")
+MOST_CALLS = 5
+RUNNERS = 4  # processes on one GPU; each spends most of its time on the host
+# Tests allocate what they like; autotuned kernels come in dozens of configurations.
+CAPTURE_LIMITS = Limits(wall_s=60.0, cpu_s=60, memory_bytes=8 << 30)
+LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
+
+
+@dataclass
+class Outcome:
+    """How far a file came.  `reason` is "" where it was verified."""
+
+    name: str
+    stages: list[str] = field(default_factory=list)
+    reason: str = ""
+    calls: int = 0
+    left_out: int = 0  # calls that cannot be recorded, or with nothing to draw afresh
+    rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
+
+    @property
+    def verified(self) -> bool:
+        return "verified" in self.stages
+
+
+Verifier = Callable[[Task, Facts], None]  # raises Stop
+
+
+@contextmanager
+def gpu_verifier() -> Iterator[Verifier]:
+    """Verifies on the first GPU, in several processes at once: nothing is timed."""
+    with ExitStack() as stack:
+        idle: Queue[Runner] = Queue()
+        for _ in range(RUNNERS):
+            idle.put(stack.enter_context(Runner("softmax", wall_s=LIMITS.wall_s)))
+
+        def verified(task: Task, facts: Facts) -> None:
+            runner = idle.get()
+            try:
+                report = runner.verify(task.folder, Work(facts.plans, facts.builds, facts.cubins))
+            finally:
+                idle.put(runner)
+            if report.verdict is not Verdict.OK:
+                raise Stop(report.stage, report.verdict, report.message)
+
+        yield verified
+
+
+def new_zygote(target: Target) -> Zygote:
+    return Zygote(target.name, (*JOBS, CAPTURE))
+
+
+class Checker:
+    """Checks files, several at once where several threads call it."""
+
+    def __init__(self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None) -> None:
+        """`root`: where task folders are written; `verifier`: of a GPU; without one, kernels are interpreted."""
+        self._root, self._target, self._zygote = root, target, zygote
+        self._verifier = verifier or self._interpreted
+
+    def check(self, source: Source) -> Outcome:
+        """How far the file comes; never raises for what the file does."""
+        outcome = Outcome(source.name)
+        try:
+            with tempfile.TemporaryDirectory() as name:
+                self._through(source, Path(name), outcome)
+        except Stop as stop:
+            outcome.reason = f"{stop.stage}: {stop.verdict.value}: {_first_line(str(stop))}"
+        except TaskError as error:
+            outcome.reason = _first_line(str(error))
+        return outcome
+
+    def _through(self, source: Source, scratch: Path, outcome: Outcome) -> None:
+        folder = self._root / source.name
+        captured = self._capture(source, scratch)
+        task = self._task(source, captured, scratch)
+        outcome.stages.append("captured")
+        findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+        outcome.rules = sorted({finding.rule for finding in findings})
+        try:
+            calls = Calls(task)
+            facts = self._record(task, calls, scratch)
+        except Stop:  # of one call; the others may do
+            task = self._task(source, self._recordable(source, captured, scratch), scratch)
+            calls = Calls(task)
+            facts = self._record(task, calls, scratch)
+        outcome.calls, outcome.left_out = len(task.cases), len(captured) - len(task.cases)
+        outcome.stages.append("recorded")
+        write_task(folder, [task.parameters[i] for i in sorted(self._written(task, calls, facts, scratch))])
+        task = load_task(folder)
+        try:
+            self._build_and_verify(task, _first_configurations(facts), scratch, outcome)
+        except Stop:
+            if all(len(launch.configs) == 1 for plan in facts.plans.values() for launch in plan.launches):
+                raise
+            self._build_and_verify(task, facts, scratch, outcome)
+        outcome.stages = list(STAGES)
+
+    # --- stages ------------------------------------------------------------------------------------------------------
+
+    def _capture(self, source: Source, scratch: Path) -> list[Mapping[str, Any]]:
+        payload = {"kernels": source.kernels, "tests": source.tests, "target": self._target.name, "most": MOST_CALLS}
+        found = expect_ok("capture", self._zygote.run(CAPTURE, payload, scratch=scratch, limits=CAPTURE_LIMITS))
+        if not found["calls"]:
+            raise TaskError(f"its tests call no function that launches a kernel: {found['error'] or 'none found'}")
+        return list(found["calls"])
+
+    def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
+        folder = self._root / source.name
+        write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
+        return load_task(folder)
+
+    def _recordable(
+        self, source: Source, captured: Sequence[Mapping[str, Any]], scratch: Path
+    ) -> list[Mapping[str, Any]]:
+        """The calls that can be recorded.  Raises what the first of them raises where none can."""
+        found: list[Mapping[str, Any]] = []
+        first: Exception | None = None
+        for call in captured:
+            try:
+                task = self._task(source, [call], scratch)
+                self._record(task, Calls(task), scratch)
+                found.append(call)
+            except (Stop, TaskError) as problem:
+                first = first or problem
+        if not found and first is not None:
+            raise first
+        return found
+
+    def _record(self, task: Task, calls: Calls, scratch: Path) -> Facts:
+        described = calls.described()
+        wanted = [{"name": case.name, "args": described[case.name]} for case in task.cases]
+        recorded = work.record(task.seed_source, task, wanted, **self._in(scratch))
+        return Facts(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
+
+    def _build_and_verify(self, task: Task, facts: Facts, scratch: Path, outcome: Outcome) -> None:
+        facts.builds = work.build(task.seed_source, facts.plans, facts.constants, **self._in(scratch))
+        facts.cubins = work.cubins(facts.builds, scratch)
+        outcome.stages = ["captured", "recorded", "compiled"]
+        self._verifier(task, facts)
+
+    def _interpreted(self, task: Task, facts: Facts) -> None:
+        """Verified by Triton's interpreter."""
+        choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
+        kernel = Executable(task.seed_source, facts.constants, facts.plans, choices)
+        with tempfile.TemporaryDirectory() as scratch:
+            jobs = Jobs(self._zygote, Path(scratch), LIMITS)
+            verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
+
+    def _written(self, task: Task, calls: Calls, facts: Facts, scratch: Path) -> set[int]:
+        """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.
+
+        A launch that cannot be traced is taken to write nothing; verification finds it out.
+        """
+        found: set[int] = set()
+        for case in calls.tune:
+            plan = _first_configurations(facts).plans[case.name]
+            found |= _written_by_steps(plan)
+            payload = {
+                "source": task.seed_source,
+                "constants": facts.constants,
+                "plan": to_json(plan),
+                "samples": PROGRAMS_SAMPLED,
+                "integers": calls.link_integers(case.name, scratch),
+            }
+            result = self._zygote.run("trace", payload, scratch=scratch, limits=LIMITS)
+            if result.status == "ok":
+                for by_config in traces_from_json(expect_ok("trace", result)["launches"]):
+                    found |= _inputs_among(plan, by_config[0].traffic)
+        return found
+
+    def _in(self, scratch: Path) -> dict[str, Any]:
+        return {"zygote": self._zygote, "target": self._target.name, "scratch": scratch, "limits": LIMITS}
+
+
+def _first_configurations(facts: Facts) -> Facts:
+    """Facts of plans in which every launch has its first configuration alone."""
+
+    def first(plan: LaunchPlan) -> LaunchPlan:
+        steps = (replace(s, configs=s.configs[:1]) if isinstance(s, Launch) else s for s in plan.steps)
+        return replace(plan, steps=tuple(steps))
+
+    return Facts(plans={name: first(plan) for name, plan in facts.plans.items()}, constants=facts.constants)
+
+
+def _inputs_among(plan: LaunchPlan, traffic: Sequence[Traffic]) -> set[int]:
+    buffers = {t.buffer for t in traffic if t.kind != "load"}
+    return {i for b in buffers if (i := plan.buffers[b].input) is not None}
+
+
+def _written_by_steps(plan: LaunchPlan) -> set[int]:
+    refs: list[Any] = []
+    for step in plan.steps:
+        match step:
+            case Fill() | Copy():
+                refs.append(step.dst)
+            case Op():
+                refs += step.outputs
+    owners = (plan.buffers[ref.buffer].input for ref in refs if isinstance(ref, TensorRef))
+    return {i for i in owners if i is not None}
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0]

@@ -1,0 +1,201 @@
+"""Task folders made of captured calls: the kernel part of a file with an entry that makes the calls, and their inputs.
+
+    kernel.py    the kernel part as it is, and below it the entry: one function that makes any of the captured calls
+    calls.json   the calls: which of the entry's arguments hold what, and how tensors are drawn
+    *.npy        values that are kept
+    task.py      reads calls.json; the seed kernel is the reference
+
+The text of task.py holds the digest of the other files, so that the task's hash covers them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.errors import TaskError
+from evo.records import Case
+from fitness.plan import ITEMSIZE
+from fitness.suites.values import draw, is_fresh
+
+if TYPE_CHECKING:
+    import torch
+
+HOLDOUT_FROM = 3  # calls; the last of so many is a holdout
+
+_TASK = '''"""{title}: the calls of its own tests; right is what the kernel itself computes.  Generated."""
+
+from pathlib import Path
+
+from fitness.suites.folder import CapturedCalls
+
+calls = CapturedCalls(Path(__file__).parent, "{digest}")
+entry = "{entry}"
+cases = calls.cases
+reference = "seed"
+writes = {writes!r}
+stress = False
+deterministic = {deterministic}
+allow_delegation = True
+lenient = True
+
+
+def inputs(case, generator):
+    return calls.inputs(case, generator)
+'''
+
+
+class CapturedCalls:
+    """What a generated task.py reads: its cases, and the arguments of each."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        """Raises TaskError where the files of `folder` are not those that `digest` was taken of."""
+        self._folder = folder
+        found = _digest(folder)
+        if found != digest:
+            raise TaskError(
+                f"{folder}: calls.json or a file of values changed since task.py was generated (digest {digest} then, "
+                f"{found} now); generate the folder again"
+            )
+        self._calls = json.loads((folder / "calls.json").read_text(encoding="utf-8"))
+
+    @property
+    def cases(self) -> list[Case]:
+        return [
+            Case(f"call{number}", {"call": number}, dtype=call["dtype"], role=call["role"])
+            for number, call in enumerate(self._calls)
+        ]
+
+    def inputs(self, case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+        arguments = self._calls[case.axes["call"]]["arguments"]
+        return tuple(draw(a["tensor"], generator, self._folder) if "tensor" in a else a["value"] for a in arguments)
+
+
+def write_folder(folder: Path, title: str, kernels: str, calls: Sequence[Mapping[str, Any]], values: Path) -> None:
+    """Makes `folder` (emptied before) from captured calls; `values` is where their kept values are.
+
+    Raises TaskError where none of the calls has an input that can be drawn afresh.
+    """
+    usable = [fresh for call in calls if (fresh := _with_fresh_input(call)) is not None]
+    if not usable:
+        raise TaskError("no call has an input that may be drawn afresh: all are constants, indices or tables")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    forms: list[Mapping[str, Any]] = []
+    for call in usable:
+        if call["form"] not in forms:
+            forms.append(call["form"])
+    source, entry = _with_entry(kernels, forms)
+    (folder / "kernel.py").write_text(source, encoding="utf-8")
+    for call in usable:
+        for file in (a["tensor"]["file"] for a in call["arguments"] if a.get("tensor", {}).get("rule") == "kept"):
+            shutil.copy(values / file, folder / file)
+    written = [_call(number, call, usable, forms) for number, call in enumerate(usable)]
+    (folder / "calls.json").write_text(json.dumps(written), encoding="utf-8")
+    facts = {"title": title, "entry": entry, "deterministic": "atomic" not in kernels}
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    write_task(folder, ())
+
+
+def write_task(folder: Path, writes: Sequence[str]) -> None:
+    """(Re)writes task.py of a folder made by `write_folder`, with the names of the arguments written in place."""
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    text = _TASK.format(**facts, digest=_digest(folder), writes=tuple(writes))
+    (folder / "task.py").write_text(text, encoding="utf-8")
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in [folder / "calls.json", *sorted(folder.glob("*.npy"))]:
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _with_fresh_input(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The call with at least one argument that differs between seeds.
+
+    Where nothing was random, floating tensors of a constant are drawn from half to one and a half of it.
+    """
+    tensors = [a["tensor"] for a in call["arguments"] if "tensor" in a]
+    if any(is_fresh(t) for t in tensors):
+        return call
+    arguments, found = [], False
+    for argument in call["arguments"]:
+        tensor = argument.get("tensor")
+        if tensor and tensor["rule"] == "constant" and "float" in tensor["dtype"] and 0 not in tensor["shape"]:
+            value = float(tensor["value"]) or 1.0
+            ends = sorted((0.5 * value, 1.5 * value))
+            argument, found = {"tensor": {**tensor, "rule": "quantiles", "values": ends}}, True
+        arguments.append(argument)
+    return {**call, "arguments": arguments} if found else None
+
+
+def _call(
+    number: int, call: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], forms: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """One call as `CapturedCalls` reads it; the arguments are those of the entry."""
+    mine = forms.index(call["form"])
+    arguments: list[Mapping[str, Any]] = [{"value": mine}] if len(forms) > 1 else []
+    for index, form in enumerate(forms):
+        arguments += call["arguments"] if index == mine else [{"value": None}] * len(form["slots"])
+    dtypes = [a["tensor"]["dtype"] for a in call["arguments"] if "tensor" in a]
+    floating = [d for d in dtypes if "float" in d and d in ITEMSIZE]
+    repeated = any(other["form"] == call["form"] for other in calls[:number])
+    last = number == len(calls) - 1 and len(calls) >= HOLDOUT_FROM and repeated
+    return {
+        "arguments": arguments,
+        "dtype": floating[0] if floating else "float32",
+        "role": "holdout" if last else "tune",
+    }
+
+
+# --- the entry -------------------------------------------------------------------------------------------------------
+
+
+def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The source with an entry, and its name."""
+    name = "entry"
+    while name in kernels:
+        name += "_"
+    if len(forms) == 1:
+        header, body = ", ".join(forms[0]["slots"]), _body(forms[0], 0, "    ")
+    else:
+        slots = [slot for index, form in enumerate(forms) for slot in _slots(form, index)]
+        header = ", ".join(["form", *slots])
+        body = ""
+        for index, form in enumerate(forms[:-1]):
+            body += f"    if form == {index}:\n{_body(form, index, '        ')}"
+        body += _body(forms[-1], len(forms) - 1, "    ")
+    imported = "" if "import torch\n" in kernels else "import torch\n"
+    return f"{imported}{kernels.rstrip()}\n\n\ndef {name}({header}):\n{body}", name
+
+
+def _slots(form: Mapping[str, Any], index: int) -> list[str]:
+    """Names of the slots among those of all forms."""
+    return [f"{slot}_{index}" for slot in form["slots"]]
+
+
+def _body(form: Mapping[str, Any], index: int, indent: str) -> str:
+    call = form["call"] if indent == "    " and index == 0 else _renamed(form, index)
+    if not form["result"]:
+        return f"{indent}{call}\n{indent}return None\n"
+    if form["result"] == "result":
+        return f"{indent}return {call}\n"
+    return f"{indent}result = {call}\n{indent}return {form['result']}\n"
+
+
+def _renamed(form: Mapping[str, Any], index: int) -> str:
+    names = dict(zip(form["slots"], _slots(form, index), strict=True))
+    tree = ast.parse(form["call"], mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in names:
+            node.id = names[node.id]
+    return ast.unparse(tree)

@@ -1,0 +1,142 @@
+"""How to make new values like those that a test gave to a kernel.
+
+A tensor is described by its form and by a rule for its values:
+
+    constant    every element had this value, and has it again
+    quantiles   floating values: drawn from the distribution that was seen, between its quantiles
+    randint     whole numbers: drawn from [low, high), where the test drew them at random or they are quantised data
+    randperm    a permutation of 0 .. n-1, where the test drew one
+    kept        the values that were seen: indices, lengths, masks and tables, which mean something
+
+Drawn values fill the storage below the tensor, so any strides come out as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+QUANTILES = 64  # pieces of the distribution
+SAMPLE = 1 << 18  # values that it is taken from
+FEW = 8  # different values or fewer: a mask or a table, not data
+DATA = 64  # elements that it takes to tell data from a table
+INDEX_LIMIT = 1 << 24  # whole numbers beyond this are packed data: no tensor of a test has so many rows
+# What a kernel computes for the next one is not known when launches are not made (and NaN where it was divided by).
+COMPUTED = {"rule": "quantiles", "values": [0.0, 1.0]}
+_QUANTISED = (torch.int8, torch.uint8)
+
+
+def describe(tensor: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path, name: str) -> dict[str, Any]:
+    """The form of `tensor` and the rule for its values; `drawn` is the rule where it is known how the test made it.
+
+    Kept values go to `folder`/`name`.npy.
+    """
+    form = {
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+    }
+    flat = tensor.detach().as_strided((span(tensor.shape, tensor.stride()),), (1,))
+    return {**form, **_rule(flat, drawn, folder, name)}
+
+
+def span(shape: Any, strides: Any) -> int:
+    """Elements of storage from the first to the last that a window touches."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _rule(flat: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path, name: str) -> dict[str, Any]:
+    if not flat.numel():
+        return {"rule": "constant", "value": 0}
+    first = flat[0].item()
+    if bool((_comparable(flat) == first).all()):
+        return dict(drawn) if drawn and drawn["rule"] == "quantiles" else {"rule": "constant", "value": first}
+    if drawn is not None:
+        return dict(drawn)
+    if flat.dtype.is_floating_point and bool(_comparable(flat).isnan().any()):
+        return dict(COMPUTED)
+    if flat.dtype.is_floating_point:
+        return _floating(flat) or _kept(flat, folder, name)
+    if flat.dtype is not torch.bool and _is_data(flat):
+        return {"rule": "randint", "low": int(flat.min()), "high": int(flat.max()) + 1}
+    return _kept(flat, folder, name)
+
+
+def _comparable(flat: torch.Tensor) -> torch.Tensor:
+    return flat.float() if flat.dtype.itemsize == 1 and flat.dtype.is_floating_point else flat
+
+
+def _floating(flat: torch.Tensor) -> dict[str, Any] | None:
+    """Quantiles, or None where the values are no data: not finite, or few different ones."""
+    step = -(-flat.numel() // SAMPLE)
+    values = flat[::step].double()
+    if not bool(torch.isfinite(values).all()):
+        return None
+    if flat.numel() >= DATA and len(values.unique()) <= FEW:
+        return None
+    ordered = values.sort().values
+    pieces = min(QUANTILES, len(ordered) - 1)
+    places = torch.linspace(0, len(ordered) - 1, pieces + 1, dtype=torch.float64).round().long()
+    return {"rule": "quantiles", "values": ordered[places].tolist()}
+
+
+def _is_data(flat: torch.Tensor) -> bool:
+    """Whether whole numbers are packed or quantised data, in which nothing is an index."""
+    if int(flat.abs().max() if flat.dtype.is_signed else flat.max()) >= INDEX_LIMIT:
+        return True
+    return flat.dtype in _QUANTISED and flat.numel() >= DATA and len(flat.unique()) > FEW
+
+
+def _kept(flat: torch.Tensor, folder: Path, name: str) -> dict[str, Any]:
+    file = f"{name}.npy"
+    np.save(folder / file, _as_integers(flat).numpy())
+    return {"rule": "kept", "file": file}
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _as_integers(flat: torch.Tensor) -> torch.Tensor:
+    """The same bits in a type that NumPy knows."""
+    return flat.contiguous().view(_INTEGERS[flat.dtype.itemsize])
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def is_fresh(form: Mapping[str, Any]) -> bool:
+    """Whether `draw` gives other values for another seed."""
+    return form["rule"] in ("quantiles", "randint", "randperm") and 0 not in form["shape"]
+
+
+def draw(form: Mapping[str, Any], generator: torch.Generator, folder: Path) -> torch.Tensor:
+    """A tensor of this form on the generator's device."""
+    dtype, count = getattr(torch, form["dtype"]), span(form["shape"], form["strides"])
+    flat = _drawn(form, count, dtype, generator, folder)
+    return flat.as_strided(form["shape"], form["strides"])
+
+
+def _drawn(
+    form: Mapping[str, Any], count: int, dtype: torch.dtype, generator: torch.Generator, folder: Path
+) -> torch.Tensor:
+    device = generator.device
+    match form["rule"]:
+        case "constant":
+            return torch.full((count,), form["value"], dtype=dtype, device=device)
+        case "quantiles":
+            values = torch.tensor(form["values"], dtype=torch.float32, device=device)
+            place = torch.rand(count, generator=generator, device=device) * (len(form["values"]) - 1)
+            left = place.long().clamp(max=len(form["values"]) - 2)
+            return torch.lerp(values[left], values[left + 1], place - left).to(dtype)
+        case "randint":
+            return torch.randint(form["low"], form["high"], (count,), generator=generator, device=device).to(dtype)
+        case "randperm":
+            return torch.randperm(count, generator=generator, device=device).to(dtype)
+        case "kept":
+            stored = np.load(folder / form["file"], allow_pickle=False)
+            return torch.tensor(stored, device=device).view(dtype)
+    raise ValueError(f"unknown rule {form['rule']!r}")

@@ -1,0 +1,291 @@
+"""TritonBench-G: files of its form, written for these tests, through the real sandbox, compiler and interpreter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.cli import main
+from evo.errors import ConfigError, TaskError
+from evo.records import Candidate, Verdict
+from fitness.evaluator import CpuEvaluator
+from fitness.suites import values
+from fitness.suites.check import Checker, new_zygote
+from fitness.suites.tritonbench import FOLDER, sources
+from fitness.target import get_target
+from fitness.task import load_task
+
+LINE = "#" * 146
+
+# An output argument, a keyword, a dtype and a holdout; the tests look at results that no kernel computed.
+SCALE = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale_kernel(x, y, n, factor, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * factor, mask=i < n)
+
+def scale(x, y, factor=2.0, dtype=torch.float32):
+    n = x.numel()
+    scale_kernel[(triton.cdiv(n, 32),)](x.to(dtype), y, n, factor, BLOCK=32)
+
+{LINE}
+
+import torch
+
+def test_scale():
+    results = {{}}
+    for n in (48, 64, 100):
+        x = torch.randn(n, device="cuda")
+        y = torch.empty_like(x)
+        scale(x, y, factor=0.5, dtype=torch.float32)
+        results[n] = y
+    assert torch.allclose(results[48], results[48])
+    return results
+
+result_gold = test_scale()
+"""
+
+# An autograd function: forward by apply, whose result is a tensor and a number; backward launches by itself.
+GATE = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def pick_kernel(x, index, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    rows = tl.load(index + i, mask=i < n, other=0)
+    tl.store(y + i, tl.load(x + rows, mask=i < n), mask=i < n)
+
+@triton.jit
+def half_kernel(dy, dx, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(dx + i, tl.load(dy + i, mask=i < n) * 0.5, mask=i < n)
+
+class Pick(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, index):
+        y = torch.empty_like(x)
+        pick_kernel[(1,)](x, index, y, x.numel(), BLOCK=64)
+        ctx.shape = x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        dx = torch.empty_like(dy)
+        half_kernel[(1,)](dy, dx, dy.numel(), BLOCK=64)
+        return dx, None
+
+pick = Pick.apply
+
+{LINE}
+
+def test_pick():
+    x = torch.randn(40, device="cuda", requires_grad=True)
+    index = torch.arange(39, -1, -1, device="cuda")
+    y = pick(x, index)
+    y.sum().backward()
+    return y, x.grad
+
+test_pick()
+"""
+
+# Needs a value that the device computed: cannot be recorded.
+VALUE = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def fill_kernel(y, BLOCK: tl.constexpr):
+    tl.store(y + tl.arange(0, BLOCK), 1.0)
+
+def fill(x):
+    y = torch.empty(int(x.max().item()) + 64, device=x.device)
+    fill_kernel[(1,)](y, BLOCK=64)
+    return y
+
+{LINE}
+
+fill(torch.rand(8, device="cuda"))
+"""
+
+BROKEN = f"import no_such_module\n{LINE}\n"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkout")
+    (root / FOLDER).mkdir(parents=True)
+    for name, text in (("scale", SCALE), ("pick", GATE), ("value", VALUE), ("broken", BROKEN)):
+        (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with new_zygote(get_target("sm_90")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def checked(checkout, zygote, tmp_path_factory):
+    """(folder of tasks, outcome by name)"""
+    root = tmp_path_factory.mktemp("tasks")
+    checker = Checker(root, get_target("sm_90"), zygote)
+    return root, {source.name: checker.check(source) for source in sources(checkout)}
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="git clone"):
+        sources(tmp_path)
+
+
+def test_a_file_is_split_at_its_last_line_of_signs(tmp_path):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "three.py").write_text(f"a = 1\n{LINE}\n# b\nb = 2\n{LINE}\nc = 3\n", encoding="utf-8")
+    (source,) = sources(tmp_path)
+    assert (source.name, source.kernels, source.tests.strip()) == ("three", "# b\nb = 2\n", "c = 3")
+
+
+def test_what_goes_through_and_why_the_rest_does_not(checked):
+    _, outcomes = checked
+    assert outcomes["scale"].verified and outcomes["scale"].calls == 3 and not outcomes["scale"].rules
+    assert outcomes["pick"].verified and outcomes["pick"].calls == 2
+    assert "definition" in outcomes["pick"].rules  # a class
+    assert outcomes["value"].stages == ["captured"]
+    assert "value computed on the device" in outcomes["value"].reason
+    assert outcomes["broken"].stages == [] and "no_such_module" in outcomes["broken"].reason
+
+
+def test_the_entry_makes_the_captured_calls(checked):
+    root, _ = checked
+    task = load_task(root / "scale")
+    assert task.seed_source.endswith(
+        "def entry(x, y, factor):\n    scale(x, y, factor=factor, dtype=torch.float32)\n    return None\n"
+    )
+    assert task.writes == ("y",) and task.lenient and task.reference is None
+    assert [case.role for case in task.cases] == ["tune", "tune", "holdout"]
+    pick = load_task(root / "pick").seed_source
+    assert "    if form == 0:\n        return pick(x_0, index_0)\n" in pick
+    assert "half_kernel[1,](dy_1, dx_1, n_1, BLOCK=BLOCK_1)" in pick
+
+
+def test_inputs_are_drawn_afresh_where_they_are_data(checked):
+    root, _ = checked
+    task = load_task(root / "pick")
+
+    def tensors(seed: int) -> list[torch.Tensor]:
+        drawn = task.inputs(task.cases[0], torch.Generator().manual_seed(seed))
+        return [a for a in drawn if isinstance(a, torch.Tensor)]
+
+    (x, index), (other, same) = tensors(1), tensors(2)
+    assert not torch.equal(x, other)
+    assert torch.equal(index, same) and torch.equal(index, torch.arange(39, -1, -1))
+
+
+def test_a_changed_file_of_calls_is_refused(checked, tmp_path):
+    root, _ = checked
+    for path in (root / "scale").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    calls = json.loads((tmp_path / "calls.json").read_text())
+    calls[0]["arguments"][2] = {"value": 7.0}
+    (tmp_path / "calls.json").write_text(json.dumps(calls))
+    with pytest.raises(TaskError, match="generate the folder again"):
+        load_task(tmp_path)
+
+
+def test_candidates_are_compared_with_the_seed_kernel(checked, zygote):
+    root, _ = checked
+    task = load_task(root / "scale")
+    with CpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
+        evaluator.prepare()
+
+        def verdict(old: str, new: str) -> tuple[Verdict, str]:
+            assert old in task.seed_source
+            candidate = Candidate(task.seed_source.replace(old, new))
+            found = evaluator.evaluate(candidate, seed=3, known={})
+            return found.verdict, found.message
+
+        right, message = verdict("32),)](x.to(dtype), y, n, factor, BLOCK=32)", "64),)](x, y, n, factor, BLOCK=64)")
+        assert right is Verdict.OK, message
+        wrong, message = verdict("* factor, mask", "* factor * 1.001, mask")
+        assert wrong is Verdict.WRONG and "output" in message
+        wrong, _ = verdict("mask=i < n)\n\ndef", "mask=i < n - 1)\n\ndef")
+        assert wrong is Verdict.WRONG
+        wrong, message = verdict("    tl.store(y + i", "    tl.store(x + i, 0.0, mask=i < n)\n    tl.store(y + i")
+        assert wrong is Verdict.WRONG and "'x' was modified" in message
+
+
+def test_candidates_may_do_what_the_gate_finds_in_the_seed_and_nothing_else(checked, zygote):
+    root, _ = checked
+    task = load_task(root / "pick")
+    with CpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
+        evaluator.prepare()
+        same = evaluator.evaluate(Candidate("LIMIT = 3\n" + task.seed_source), seed=3, known={})
+        assert same.verdict is Verdict.OK, same.message
+        opens = task.seed_source.replace("        dx = torch", "        open('/dev/null')\n        dx = torch")
+        other = evaluator.evaluate(Candidate(opens), seed=3, known={})
+        assert other.verdict is Verdict.REJECTED and "`open`" in other.message
+
+
+def test_the_command_prints_a_line_for_each_file_and_totals(checkout, capsys):
+    code = main(["suite", "check", "tritonbench", "--path", str(checkout), "--only", "value,broken", "--gpus", "none"])
+    out = capsys.readouterr().out
+    assert code == 1
+    assert "2 files: 1 captured, 0 recorded, 0 compiled, 0 verified" in out
+    assert "no_such_module" in out
+
+
+def test_unknown_names_are_misuse(checkout, capsys):
+    assert main(["suite", "check", "tritonbench", "--path", str(checkout), "--only", "nothing", "--gpus", "none"]) == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def described(tensor: torch.Tensor, folder: Path, drawn: dict | None = None) -> dict:
+    return values.describe(tensor, drawn, folder, "value")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rule"),
+    [
+        (torch.full((3, 4), 2.5), "constant"),
+        (torch.randn(100, generator=torch.Generator().manual_seed(0)), "quantiles"),
+        (torch.arange(20) % 3, "kept"),
+        ((torch.arange(200) % 2).float(), "kept"),
+        (torch.tensor([0.0, -float("inf")]), "kept"),
+        (torch.tensor([0.5, float("nan")]), "quantiles"),
+        (torch.arange(0, 256).to(torch.uint8), "randint"),
+        (torch.tensor([1 << 30, 5], dtype=torch.int32), "randint"),
+        (torch.zeros(0), "constant"),
+    ],
+)
+def test_the_rule_for_values(tensor, rule, tmp_path):
+    form = described(tensor, tmp_path)
+    assert form["rule"] == rule
+    drawn = values.draw(form, torch.Generator().manual_seed(1), tmp_path)
+    assert (drawn.shape, drawn.dtype, drawn.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
+    if rule in ("constant", "kept"):
+        assert torch.equal(drawn, tensor)
+
+
+def test_drawn_values_have_the_distribution_that_was_seen(tmp_path):
+    seen = torch.rand(4000, generator=torch.Generator().manual_seed(0)) ** 2 - 3
+    drawn = values.draw(described(seen, tmp_path), torch.Generator().manual_seed(1), tmp_path)
+    assert seen.min() <= drawn.min() and drawn.max() <= seen.max()
+    levels = torch.tensor([0.1, 0.5, 0.9])
+    assert torch.allclose(drawn.quantile(levels), seen.quantile(levels), atol=0.03)
+
+
+def test_strides_are_kept_also_those_of_views(tmp_path):
+    base = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    for view in (base.t(), base[:, ::2], base[:1].expand(5, 8)):
+        drawn = values.draw(described(view, tmp_path), torch.Generator().manual_seed(1), tmp_path)
+        assert (drawn.shape, drawn.stride()) == (view.shape, view.stride())
