@@ -35,6 +35,11 @@ class Tally:
         self.spent = 0
         self.verdicts: Counter[Verdict] = Counter()
         self.best: Trial | None = None
+        self.tokens = 0
+        self.usd = 0.0
+        self.trials: Counter[str] = Counter()  # by operator
+        self.improved: Counter[str] = Counter()  # of those, faster than every parent
+        self._speedups: dict[int, float] = {}
         self._clock = clock
         self._started = clock()
         self._live = 0
@@ -45,11 +50,31 @@ class Tally:
             self.spent += 1
             self._live += not replayed
         self.verdicts[trial.evaluation.verdict] += 1
+        self._credit(trial)
         best = self.best.fitness.speedup if self.best and self.best.fitness else 0.0
         if trial.fitness is None or trial.fitness.speedup <= best:
             return False
         self.best = trial
         return True
+
+    def _credit(self, trial: Trial) -> None:
+        proposal = trial.proposal
+        self.tokens += int(proposal.cost.get("tokens_in", 0) + proposal.cost.get("tokens_out", 0))
+        self.usd += proposal.cost.get("usd", 0.0)
+        if proposal.operator != SEED_OPERATOR:
+            self.trials[proposal.operator] += 1
+        if trial.fitness is None:
+            return
+        self._speedups[trial.index] = trial.fitness.speedup
+        parents = [self._speedups[p] for p in proposal.parents if p in self._speedups]
+        self.improved[proposal.operator] += bool(parents) and trial.fitness.speedup > max(parents)
+
+    def credit_text(self) -> str:
+        """E.g. "better than their parents: mutate@gpt 2 of 9, params 5 of 20; 81,223 tokens, $0.12"."""
+        shares = [f"{name} {self.improved[name]} of {n}" for name, n in self.trials.most_common()]
+        spent = [f"{self.tokens:,} tokens"] if self.tokens else []
+        spent += [f"${self.usd:.2f}"] if self.usd else []
+        return "; ".join([f"better than their parents: {', '.join(shares)}", *([", ".join(spent)] if spent else [])])
 
     def rate(self) -> float | None:
         """Candidates a second in this process; None before the first."""
@@ -117,7 +142,8 @@ class Progress:
             Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow")) for verdict, n in tally.verdicts.most_common()
         )
         how = f" ({tally.best.proposal.operator}: {tally.best.proposal.note})" if tally.best else ""
-        return Group(Text(self._title, style="bold"), head, Text(tally.best_text() + how, style="green"), verdicts)
+        lines = (Text(tally.best_text() + how, style="green"), verdicts, Text(tally.credit_text(), style="dim"))
+        return Group(Text(self._title, style="bold"), head, *lines)
 
     def best_text(self) -> str:
         return self._tally.best_text()
@@ -137,3 +163,5 @@ class Progress:
             self._live.stop()
         else:
             self._console.print(Text(f"verdicts: {self._tally.verdict_text() or 'none'}"), soft_wrap=True)
+            if self._tally.trials:
+                self._console.print(Text(self._tally.credit_text()), soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 from evo.budget import SEED_OPERATOR
 from evo.records import Evaluation, Profile, Proposal, Timing, Trial
 from evo.result import best_source, diff, read_result, speedup_text
-from evo.store import ModelUse, RunReader
+from evo.store import ModelUse, OperatorCredit, RunReader
 
 
 def show_run(run: RunReader, console: Console) -> None:
@@ -36,8 +36,11 @@ def show_run(run: RunReader, console: Console) -> None:
     if result is not None:
         say(f"written to best/: trial {result.best.index}, certificate: {result.certificate.summary}")
     _print_table(console, "verdicts", ("verdict", "trials"), verdicts.items())
-    credit = ((o.name, o.trials, o.ok, o.improved, _times(o.best)) for o in run.operators() if o.name != SEED_OPERATOR)
-    _print_table(console, "operators", ("operator", "trials", "ok", "beat all parents", "best"), credit)
+    credit = [o for o in run.operators() if o.name != SEED_OPERATOR]
+    rows = [(o.name, o.trials, o.ok, o.improved, _times(o.best), *_price(o)) for o in credit]
+    columns = ("operator", "trials", "ok", "beat all parents", "best", "tokens", "dollars")
+    asks = any("@" in o.name for o in credit)
+    _print_table(console, "operators", columns if asks else columns[:-2], rows if asks else [r[:-2] for r in rows])
     models = run.models()
     if models:
         _print_models(models, console)
@@ -167,6 +170,11 @@ def _show_call(run: RunReader, index: int, console: Console) -> None:
     console.rule(f"call {call['call']} of {call['model']}: {tokens}, ${_known(call['usd'], '.4f')}")
     _printer(console)(f"prompt {call['prompt_hash']}; finish: {call['finish']}; attempts: {call['attempts']}")
     _print_code(console, call["answer"], "markdown")
+
+
+def _price(credit: OperatorCredit) -> tuple[str, str]:
+    """Tokens and dollars of an operator's answers."""
+    return (_known(credit.tokens, "d"), _known(credit.usd, ".4f")) if "@" in credit.name else ("", "")
 
 
 def _known(value: float | None, form: str) -> str:

@@ -146,13 +146,18 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class OperatorCredit:
-    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup."""
+    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup.
+
+    `tokens` and `usd` are what its answers cost; None where no model was asked, or nobody counted.
+    """
 
     name: str
     trials: int
     ok: int
     improved: int
     best: float | None
+    tokens: int | None
+    usd: float | None
 
 
 @dataclass(frozen=True)
@@ -463,8 +468,11 @@ def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3
 
 # Improved: faster than every parent.  `json_each` opens the list of parents.
 _CREDIT = """
-    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup) FROM (
+    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup), SUM(tokens),
+           CASE WHEN COUNT(usd) = COUNT(tokens) THEN SUM(usd) END FROM (
         SELECT p.operator, e.verdict, e.speedup, p.trial,
+               JSON_EXTRACT(p.cost, '$.tokens_in') + JSON_EXTRACT(p.cost, '$.tokens_out') AS tokens,
+               JSON_EXTRACT(p.cost, '$.usd') AS usd,
                COALESCE(e.speedup > (SELECT MAX(pe.speedup) FROM json_each(p.parents) j
                                      JOIN evaluations pe ON pe.trial = j.value), 0) AS improved
         FROM proposals p JOIN evaluations e USING (trial)

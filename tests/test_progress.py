@@ -47,6 +47,19 @@ def test_a_tally_counts_trials_and_time() -> None:
     assert tally.best_text() == "best: 2.00x [1.80, 2.20] estimated, trial 1"
 
 
+def test_a_tally_says_what_operators_achieve_and_cost() -> None:
+    tally = Tally(10)
+    tally.add(ok_trial(0, 1.0, operator="seed"), replayed=False)
+    cost = {"tokens_in": 1000, "tokens_out": 234, "usd": 0.05}
+    for trial in (
+        ok_trial(1, 2.0, operator="mutate@gpt", parents=(0,), cost=cost),
+        failed_trial(2, operator="mutate@gpt", parents=(1,), cost=cost),
+        ok_trial(3, 1.5, operator="params", parents=(1, 0)),
+    ):
+        tally.add(trial, replayed=False)
+    assert tally.credit_text() == "better than their parents: mutate@gpt 1 of 2, params 0 of 1; 2,468 tokens, $0.10"
+
+
 def test_replayed_trials_do_not_count_for_the_rate() -> None:
     clock = FakeClock()
     tally = Tally(100, clock)
@@ -70,7 +83,8 @@ def test_plain_lines_are_throttled_but_for_news() -> None:
         progress.absorbed(failed_trial(4), replayed=False)  # too soon
         progress.absorbed(failed_trial(5), replayed=False)  # too soon
         progress.absorbed(failed_trial(6), replayed=False)  # the last
-    title, *lines, verdicts = out.getvalue().splitlines()
+    title, *lines, verdicts, credit = out.getvalue().splitlines()
+    assert credit == "better than their parents: mutate 0 of 6"
     assert title == "instant, evolve, seed 0, sm_90, 1 workers"
     assert [line.split()[2] for line in lines] == ["0", "2", "3", "6"]
     assert lines[1].startswith("[2/6] trial 2 mutate: ok, 3.00x [2.70, 3.30] estimated; best: 3.00x")

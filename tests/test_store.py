@@ -95,7 +95,16 @@ def test_summaries(tmp_path: Path) -> None:
         assert store.verdicts() == {"ok": 5, "wrong": 1}
         credit = {o.name: (o.trials, o.ok, o.improved, o.best) for o in store.operators()}
         assert credit == {"grow": (3, 2, 1, 3.0), "mix": (2, 2, 1, 3.0), "seed": (1, 1, 0, 1.0)}
+        assert {(o.tokens, o.usd) for o in store.operators()} == {(None, None)}
         assert [t.index for t in store.lineage(5)] == [5, 3, 1, 0]
+
+
+def test_operators_are_credited_with_what_their_answers_cost(tmp_path: Path) -> None:
+    priced, unpriced = {"tokens_in": 10, "tokens_out": 20, "usd": 0.5}, {"tokens_in": 1, "tokens_out": 2}
+    with create(tmp_path) as store:
+        fill(store, *(ok_trial(i, operator="mutate@a", cost=priced) for i in range(2)))
+        fill(store, ok_trial(2, operator="mutate@b", cost=priced), ok_trial(3, operator="mutate@b", cost=unpriced))
+        assert {o.name: (o.tokens, o.usd) for o in store.operators()} == {"mutate@a": (60, 1.0), "mutate@b": (33, None)}
 
 
 def test_an_empty_run_has_no_best(tmp_path: Path) -> None:
