@@ -41,6 +41,8 @@ from fitness.warmup import warm_up
 RESULT_BYTES = 64 << 20  # a plan of a few hundred launches takes some hundred kilobytes
 WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind
 _FRAME = struct.Struct("!II")
+# Children give way to the driver and to the runners: no timing is to wait for a compiler.
+NICE = 5
 
 
 def send_frame(sock: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
@@ -213,6 +215,7 @@ def _run_child(
     code = 70
     try:
         os.setsid()
+        os.nice(NICE)
         die_with_parent(parent)
         _keep_only(result, words)
         signal.set_wakeup_fd(-1)

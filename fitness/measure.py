@@ -68,12 +68,13 @@ class Bench:
         self._seed: Loaded | None = None
         self._baselines: dict[tuple[str, int], Program] = {}
         self._floors: dict[tuple[str, int], float] = {}
+        self._seed_us: dict[str, float] = {}  # time of the seed on each case
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def prepare(self, work: Work) -> Report:
         """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
-        self._seed, self._baselines, self._floors = None, {}, {}
+        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
         loaded = self._load(work)
         self._seed = loaded
         try:
@@ -84,7 +85,7 @@ class Bench:
 
     def verify(self, work: Work) -> Report:
         """Verifies the seed kernel and times nothing.  Raises Stop where it fails."""
-        self._seed, self._baselines, self._floors = None, {}, {}
+        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
         self._seed = loaded = self._load(work)
         tally = _Tally()
         for case in self.task.cases:
@@ -286,8 +287,7 @@ class Bench:
     def _copies(self, case: Case, program: Program) -> int:
         """How many launches a sample takes: a power of two, so that few graphs of the baseline are needed."""
         time_us = self._sample(program, 2)
-        seed = self._baselines.get((case.name, 1))
-        seed_us = self._sample(seed, 2) if seed is not None else time_us
+        seed_us = self._seed_us.setdefault(case.name, time_us)  # the seed is the first
         most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
         copies = 1
         while copies < SAMPLE_US / time_us and 2 * copies <= most:

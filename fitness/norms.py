@@ -1,31 +1,28 @@
 """How large a result is and how far another one lies from it, read in one pass on a GPU.
 
-Verification is mostly this: PyTorch needs six passes over outputs of hundreds of megabytes for what `norms` gives.  The
-kernel is compiled and launched as those of candidates are, so the runner needs no C compiler for it.
+Verification is mostly this: PyTorch needs six passes over outputs of hundreds of megabytes for what `norms` gives.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from fitness.own_kernels import compiled, launched, suits
 from fitness.plan import TensorRef
 
-PROGRAMS_PER_MULTIPROCESSOR = 8  # enough loads under way to reach the bandwidth of the memory
-BLOCK, ALIGNED = 1024, 16
+BLOCK = 1024
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 SOURCE = """import triton
 import triton.language as tl
 
 @triton.jit
-def norms(exact, other, sums, n, BLOCK: tl.constexpr):
+def norms(exact, other, out, n, BLOCK: tl.constexpr):
     largest = tl.zeros([BLOCK], tl.float64)
     squares = tl.zeros([BLOCK], tl.float64)
     error = tl.zeros([BLOCK], tl.float64)
@@ -42,7 +39,7 @@ def norms(exact, other, sums, n, BLOCK: tl.constexpr):
         error_squares += d * d
         finite = (tl.abs(x) < float("inf")) & (tl.abs(d) < float("inf"))
         strange += tl.where(finite, 0.0, 1.0)
-    row = sums + tl.program_id(0) * 5
+    row = out + tl.program_id(0) * 5
     tl.store(row, tl.max(largest, 0))
     tl.store(row + 1, tl.sum(squares, 0))
     tl.store(row + 2, tl.max(error, 0))
@@ -97,19 +94,14 @@ def _size(x: torch.Tensor) -> tuple[float, float]:
 
 def _fused(exact: torch.Tensor, other: torch.Tensor) -> Norms | None:
     """None where the kernel does not apply."""
-    if not exact.is_cuda or exact.dtype != torch.float64:
-        return None
     name = str(other.dtype).removeprefix("torch.")
-    suits = all(x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in (exact, other))
-    kernel = _kernel(name, exact.device.index) if name in DTYPES and suits else None
+    if not suits(exact, other) or exact.dtype != torch.float64 or name not in DTYPES:
+        return None
+    kernel = _kernel(name, exact.device.index)
     if kernel is None:
         return None
-    programs = PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(exact.device).multi_processor_count
-    sums = torch.empty((programs, 5), dtype=torch.float64, device=exact.device)
-    args = {"exact": exact.data_ptr(), "other": other.data_ptr(), "sums": sums.data_ptr(), "n": exact.numel()}
-    stream = torch.cuda.current_stream(exact.device).cuda_stream
-    kernel.launch((programs, 1, 1), {**args, "BLOCK": BLOCK}, [0] * len(kernel.scratch((1, 1, 1))), stream)
-    found = sums.cpu()  # summed here, always in the same order
+    args = {"exact": exact.data_ptr(), "other": other.data_ptr(), "n": exact.numel(), "BLOCK": BLOCK}
+    found = launched(kernel, exact.device, args, 5)  # summed here, always in the same order
     if float(found[:, 4].sum()):
         return None  # not finite, whose place is looked for by other means anyway
     largest, error_largest = found[:, 0:4:2].amax(0).tolist()
@@ -120,19 +112,6 @@ def _fused(exact: torch.Tensor, other: torch.Tensor) -> Norms | None:
 
 @functools.cache
 def _kernel(dtype: str, index: int) -> Any:
-    """The loaded kernel for `other` of `dtype`, compiled for CUDA device `index`; None for a GPU that is no target."""
-    from fitness import compile as compiler
-    from fitness.launcher import Kernel
-    from fitness.target import TARGETS
-
-    target = "sm_{}{}".format(*torch.cuda.get_device_capability(index))
-    if target not in TARGETS:
-        return None
-    tensors = {name: TensorRef(0, kind, (1,), (1,)) for name, kind in (("exact", "float64"), ("other", dtype))}
-    # A count beyond 32 bits that 16 does not divide: the compiled kernel takes any.
-    args = {**tensors, "sums": tensors["exact"], "n": 2**40 + 1, "BLOCK": BLOCK}
-    launch = {"kernel": "norms", "args": args, "options": {"num_warps": 4}}
-    with tempfile.TemporaryDirectory() as folder:
-        payload = {"source": SOURCE, "constants": {}, "target": target, "launches": [launch]}
-        build = compiler.job(payload, Path(folder))["builds"][0]
-        return Kernel((Path(folder) / build["cubin"]).read_bytes(), build)
+    """The loaded kernel for `other` of `dtype` on CUDA device `index`; None for a GPU that is no target."""
+    double, other = (TensorRef(0, kind, (1,), (1,)) for kind in ("float64", dtype))
+    return compiled(SOURCE, "norms", {"exact": double, "other": other, "out": double, "BLOCK": BLOCK}, index)
