@@ -13,7 +13,9 @@ from fitness.calls import CPU
 from fitness.certify import not_run
 from fitness.facts import Estimates, Facts, Recorder, scratch_folder, scratch_root
 from fitness.jobs import Limits
+from fitness.ncu import Counters, NoCounters
 from fitness.pipeline import Evaluator, Judged
+from fitness.runner import Work
 from fitness.target import Target
 from fitness.task import Task
 from fitness.verify import Executable, Jobs, verify
@@ -54,6 +56,10 @@ class CpuJudge:
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: nothing is certified without a GPU."""
         return not_run(source, "times are estimated without one")
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """As of every judge."""
+        raise NoCounters("no counters: no GPU measures this run")
 
     def _executable(self, source: str, facts: Facts) -> Executable:
         cases = self._task.cases

@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Certificate, Profile, Verdict
+from evo.records import Certificate, Verdict
 from fitness.certify import Certifier
 from fitness.facts import Facts, Recorder
 from fitness.freeze import freeze
 from fitness.jobs import Limits
-from fitness.ncu import Counters, NoCounters, counters
+from fitness.ncu import Counters, counters
 from fitness.pipeline import Evaluator, Judged, chosen_configs
-from fitness.profile import Subject, from_counters
 from fitness.runner import Report, Runner, Work
 from fitness.score import fitness_of
 from fitness.stages import Stop
@@ -67,6 +66,7 @@ class GpuJudge:
         """As of every judge.  A new champion must also do eagerly what it was measured for."""
         with self._turn:
             judged = _judged(self._runner.evaluate(_work(facts), seed=key))
+        judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(judged.timings)
         with self._lock:
             wins = fitness.ci95[0] > 1 and fitness.speedup > self._champion
@@ -77,7 +77,7 @@ class GpuJudge:
         with self._lock:
             self._champion = max(self._champion, fitness.speedup)
         spent = round(time.perf_counter() - begin, 3)
-        return replace(judged, environment={"certificate": said, "certificate_s": spent})
+        return replace(judged, environment={**judged.environment, "certificate": said, "certificate_s": spent})
 
     def _certified(self, source: str, facts: Facts, judged: Judged, key: str) -> str:
         """What to say about the certificate.  Raises Stop where the candidate fails."""
@@ -102,7 +102,7 @@ class GpuJudge:
         return self._certifier
 
     def counters(self, work: Work, case: str) -> Counters:
-        """Hardware counters of the launches of one case, read while nothing else is judged.  Raises NoCounters."""
+        """As of every judge: read while nothing else is judged."""
         with self._turn, self._runner.idle():
             return counters(self._task.folder, work, case, device=self._device)
 
@@ -127,19 +127,7 @@ class GpuEvaluator(Evaluator):
     ) -> None:
         """`device`, `turn`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
         recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
-        self._gpu = GpuJudge(task, device=device, limits=limits, turn=turn)
-        self._denied = ""  # why counters could not be read: asked once, then left alone
-        super().__init__(task, target, recorder, self._gpu)
-
-    def _counted(self, facts: Facts, of: Subject) -> Profile | str:
-        if self._denied:
-            return self._denied
-        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
-        try:
-            return from_counters(of, self._gpu.counters(work, of.case.name), self.target)
-        except NoCounters as error:
-            self._denied = str(error)
-            return self._denied
+        super().__init__(task, target, recorder, GpuJudge(task, device=device, limits=limits, turn=turn))
 
 
 def _work(facts: Facts) -> Work:

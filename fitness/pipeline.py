@@ -24,7 +24,9 @@ from evo.records import Build, Candidate, Certificate, Check, Evaluation, Profil
 from fitness import profile as profiles
 from fitness.facts import Estimates, Facts
 from fitness.freeze import freeze
+from fitness.ncu import Counters, NoCounters
 from fitness.plan import Config
+from fitness.runner import Work
 from fitness.stages import Stop
 from fitness.target import Target
 from fitness.task import Task
@@ -75,6 +77,10 @@ class Judge(Protocol):
         """Whether the Python of a candidate that was found OK does on a GPU what was recorded of it."""
         ...
 
+    def counters(self, work: Work, case: str) -> Counters:
+        """Hardware counters of the launches of one case.  Raises NoCounters."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -88,6 +94,7 @@ class Evaluator:
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
         self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
+        self._denied = ""  # why counters could not be read: asked once, then left alone
         self._lock = threading.Lock()
 
     # --- what the engine calls ---------------------------------------------------------------------------------------
@@ -166,7 +173,14 @@ class Evaluator:
 
     def _counted(self, facts: Facts, of: profiles.Subject) -> Profile | str:
         """The profile from hardware counters, or why there is none."""
-        return "the GPUs that measure this run are not read for counters"
+        if self._denied:
+            return self._denied
+        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
+        try:
+            return profiles.from_counters(of, self._judge.counters(work, of.case.name), self.target)
+        except NoCounters as error:
+            self._denied = str(error)
+            return self._denied
 
     @property
     def environment(self) -> Mapping[str, Any]:

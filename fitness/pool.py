@@ -29,7 +29,9 @@ from fitness.facts import Estimates, Facts, Recorder, scratch_root
 from fitness.gpu_evaluator import GpuJudge
 from fitness.gpus import Gpus, find_gpus
 from fitness.jobs import Limits
+from fitness.ncu import Counters, NoCounters
 from fitness.pipeline import Evaluator, Judged
+from fitness.runner import Work
 from fitness.stages import Stop
 from fitness.target import Target
 from fitness.task import Task, load_task
@@ -252,7 +254,7 @@ class Actor:
         try:
             found = getattr(self._object, method)
             return found(*arguments) if callable(found) else found
-        except (Stop, EvoError) as error:
+        except (Stop, EvoError, NoCounters) as error:
             return error
 
     def close(self) -> None:
@@ -302,7 +304,7 @@ class Remote:
             raise
         except RayError as error:
             raise Lost(f"{type(error).__name__}: {_first_line(error)}") from error
-        if isinstance(answer, ConfigError | TaskError | Stop):
+        if isinstance(answer, ConfigError | TaskError | Stop | NoCounters):
             raise answer
         if isinstance(answer, EvoError):  # of no use any more: its zygote or its GPU does not start
             raise Lost(str(answer)) from answer
@@ -370,15 +372,20 @@ class Judges:
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        if self._crew is None:
-            raise EvoError("the judges have no baseline yet: call prepare() before evaluate()")
-        return cast(Judged, self._crew.call("judge", source, facts, key))
+        return cast(Judged, self._prepared().call("judge", source, facts, key))
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge."""
+        return cast(Certificate, self._prepared().call("certify", source, key))
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """As of every judge."""
+        return cast(Counters, self._prepared().call("counters", work, case))
+
+    def _prepared(self) -> Crew:
         if self._crew is None:
-            raise EvoError("the judges have no GPU yet: call prepare() before certify()")
-        return cast(Certificate, self._crew.call("certify", source, key))
+            raise EvoError("the judges do not work yet: call prepare() first")
+        return self._crew
 
     def close(self) -> None:
         if self._crew is not None:

@@ -10,6 +10,7 @@ from evo.errors import EvoError
 from evo.records import Candidate, Case, Evaluation, Timing, Verdict
 from fitness.estimate import DRAM_EFFICIENCY, Estimate, StepEstimate
 from fitness.evaluator import CpuEvaluator
+from fitness.ncu import NoCounters
 from fitness.plan import Buffer, Config, Launch, LaunchPlan
 from fitness.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
 from fitness.target import get_target
@@ -210,7 +211,7 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
 
     def denied(task, work, case, *, device):
         asked.append(case)
-        raise gpu_evaluator.NoCounters("no permission (ERR_NVGPUCTRPERM)")
+        raise NoCounters("no permission (ERR_NVGPUCTRPERM)")
 
     monkeypatch.setattr(gpu_evaluator, "counters", denied)
     monkeypatch.setattr(gpu_evaluator.GpuJudge, "environment", GPU)
