@@ -49,6 +49,7 @@ START_S = 600.0  # until a worker is ready: imports from cold disks, the ceiling
 CALL_S = 900.0  # a judge may replace its GPU process twice within one call; a node that is silent for longer is lost
 CLOSE_S = 5.0
 KNOCK_S = 10.0
+FILES_BYTES = 64 << 20  # of a task's folder, sent to every actor
 RECORDER_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (docs/gpu.md)
 JUDGE_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
 # One candidate is measured, the next waits at the GPU, so that the driver's round trip costs the GPU no time.
@@ -193,7 +194,7 @@ class Job:
     """All that an actor needs to know; made by the driver, sent to every node."""
 
     name: str  # of the task
-    files: Mapping[str, str]  # its folder
+    files: Mapping[str, bytes]  # its folder, without folders in it
     task_hash: str
     target: Target
     measured: bool
@@ -205,7 +206,15 @@ class Job:
     def of(
         cls, task: Task, target: Target, measured: bool, limits: Limits, versions: Callable[[], Mapping[str, str]]
     ) -> Job:
-        files = {name: (task.folder / name).read_text(encoding="utf-8") for name in ("task.py", "kernel.py")}
+        """Raises ConfigError where the task is too large to be sent around."""
+        paths = [path for path in task.folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+        size = sum(path.stat().st_size for path in paths)
+        if size > FILES_BYTES:
+            raise ConfigError(
+                f"{task.folder}: expected at most {FILES_BYTES >> 20} MiB of files, which are sent to all nodes, "
+                f"got {size >> 20} MiB; move what the task does not need elsewhere"
+            )
+        files = {path.name: path.read_bytes() for path in paths}
         return cls(task.name, files, task.hash, target, measured, limits, versions, versions())
 
     def check_versions(self) -> None:
@@ -223,8 +232,8 @@ class Job:
         """The task, from files written to `folder`.  Raises TaskError where it is not the driver's."""
         home = folder / "task" / self.name
         home.mkdir(parents=True)
-        for name, text in self.files.items():
-            (home / name).write_text(text, encoding="utf-8")
+        for name, data in self.files.items():
+            (home / name).write_bytes(data)
         task = load_task(home)
         if task.hash != self.task_hash:
             raise TaskError(f"task {self.name!r} was changed while the run started; start it again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -71,12 +72,20 @@ def make_job(**changes: Any) -> Job:
     return pickle.loads(pickle.dumps(Job(**vars(job) | changes)))
 
 
-def test_a_task_travels_as_text_and_is_the_same(tmp_path):
-    task, here = make_job().load_task(tmp_path), load_task(TASK)
+def test_a_task_travels_with_its_files_and_is_the_same(tmp_path, monkeypatch):
+    here = load_task(TASK)
+    folder = shutil.copytree(here.folder, tmp_path / TASK)
+    (folder / "values.bin").write_bytes(b"\x00\xff")
+    job = pickle.loads(pickle.dumps(Job.of(load_task(folder), TARGET, False, Limits(), versions)))
+    task = job.load_task(tmp_path / "there")
+    assert (task.folder / "values.bin").read_bytes() == b"\x00\xff"
     assert (task.name, task.hash, task.seed_source) == (TASK, here.hash, here.seed_source)
     assert task.folder.is_relative_to(tmp_path)
     with pytest.raises(TaskError, match="was changed"):
         make_job(task_hash="another").load_task(tmp_path / "other")
+    monkeypatch.setattr(pool, "FILES_BYTES", 1000)
+    with pytest.raises(ConfigError, match="move what the task does not need elsewhere"):
+        make_job()
 
 
 def test_nodes_must_have_the_drivers_versions():
