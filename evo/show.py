@@ -167,7 +167,7 @@ def _show_call(run: RunReader, index: int, console: Console) -> None:
     if call is None:
         return
     tokens = f"{_known(call['tokens_in'], 'd')} tokens in, {_known(call['tokens_out'], 'd')} out"
-    console.rule(f"call {call['call']} of {call['model']}: {tokens}, ${_known(call['usd'], '.4f')}")
+    console.rule(f"call {call['call']} of {call['model']}: {tokens}, {_known(call['usd'], '.4f')} dollars")
     _printer(console)(f"prompt {call['prompt_hash']}; finish: {call['finish']}; attempts: {call['attempts']}")
     _print_code(console, call["answer"], "markdown")
 

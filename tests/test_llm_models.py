@@ -206,6 +206,20 @@ def test_a_limit_can_be_raised_on_resume(opened: Any, endpoint: Endpoint, capsys
     assert "ended: budget spent, 5 candidates" in capsys.readouterr().out
 
 
+def test_a_model_may_move(opened: Any, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    with Endpoint(in_turn(error(500, "going away"))) as old:
+        Path("models.toml").write_text("[models.m]\nattempts = 1\n", encoding="utf-8")
+        run_ = ("run", "task", "--run-dir", "r", "--operators", "change", "--workers", "1", "--budget", "3")
+        assert run(*run_, "--model", f"m@{old.url}", "--models", "models.toml") == 0
+    assert "ended: no model answers, 0 candidates evaluated" in capsys.readouterr().out
+    assert run("resume", "r", "--model", "other@https://x.example/v1") == 2
+    assert "expected models of the run (m), got other" in capsys.readouterr().err
+    assert run("resume", "r", "--model", f"m@{endpoint.url}") == 0
+    assert "ended: budget spent, 3 candidates" in capsys.readouterr().out
+    with RunReader(Path("r")) as found:
+        assert found.info.config.models == (Model("m", endpoint.url, attempts=1),)
+
+
 def test_a_refused_key_is_misuse(opened: Any, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint.script = in_turn(error(401, f"bad key {KEY}"))
     assert run("run", "task", "--run-dir", "r", "--model", f"m@{endpoint.url}", "--operators", "change") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -91,6 +92,18 @@ def check(models: Sequence[Model]) -> None:
 
     for model in models:
         open_provider(model, os.environ)
+
+
+def moved(models: Sequence[Model], specs: Sequence[str]) -> tuple[Model, ...]:
+    """The models of a run, those of `specs` at their new endpoints."""
+    from evo.llm.models import read_models
+
+    endpoints = {m.name: m.endpoint for m in read_models(specs, None)}
+    unknown = sorted(set(endpoints) - {m.name for m in models})
+    if unknown:
+        known = ", ".join(m.name for m in models) or "none"
+        raise ConfigError(f"--model: expected models of the run ({known}), got {', '.join(unknown)}; start another run")
+    return tuple(dataclasses.replace(m, endpoint=endpoints.get(m.name, m.endpoint)) for m in models)
 
 
 def describe(config: RunConfig) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from evo.commands import parts
+from evo.commands import models, parts
 from evo.commands.search import conclude, search
 from evo.commands.split import comparable_versions, find_devices, prepare
 from evo.errors import ConfigError
@@ -18,6 +18,13 @@ def add(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run that was stopped")
     resume.add_argument("folder", type=Path, metavar="DIR")
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
+    resume.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME@BASE_URL",
+        help="where a model of the run is to be asked now",
+    )
     resume.add_argument("--max-tokens", type=int, metavar="N", help="another hard limit on tokens, in total")
     resume.add_argument("--max-usd", type=float, metavar="X", help="another hard limit on dollars, in total")
     resume.add_argument("--gpus", metavar="N|all", help="another number of GPUs (default: as the run was started)")
@@ -47,7 +54,8 @@ def _resume(arguments: argparse.Namespace) -> int:
                 raise ConfigError(f"budget: expected at least the {spent} candidates spent, got {arguments.budget}")
             store.set_config(info.config.with_budget(arguments.budget))
         limits = {n: getattr(arguments, n) for n in ("max_tokens", "max_usd") if getattr(arguments, n) is not None}
-        store.set_config(dataclasses.replace(store.info.config, **limits))
+        moved = models.moved(store.info.config.models, arguments.model)
+        store.set_config(dataclasses.replace(store.info.config, models=moved, **limits))
         if spent >= store.info.config.budget and not store.pending():
             parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} --budget N` goes further")
             return conclude(store)
