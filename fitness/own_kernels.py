@@ -45,7 +45,7 @@ def suits(*tensors: torch.Tensor) -> bool:
 
 
 def launched(kernel: Kernel, device: torch.device, args: Mapping[str, Any], results: int) -> torch.Tensor:
-    """What `kernel` writes to its parameter `out`, `results` numbers a program: float64 (programs, results), on the CPU."""
+    """What `kernel` writes to its parameter `out`, `results` numbers a program: (programs, results), on the CPU."""
     programs = PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
     out = torch.empty((programs, results), dtype=torch.float64, device=device)
     stream = torch.cuda.current_stream(device).cuda_stream
