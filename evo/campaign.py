@@ -33,6 +33,7 @@ SETTINGS = (
     "population",
     "migrate_every",
     "screen_budget",
+    "tune_budget",
     "archive_share",
     "guidance",
 )

@@ -18,6 +18,7 @@ _RANGES = {
     "islands": (1, 64),
     "workers": (1, 1024),
     "screen_budget": (0, 10_000),
+    "tune_budget": (0, 10_000),
     "population": (2, 1024),
     "migrate_every": (1, 1_000_000),
     "llm_slots": (1, 1024),
@@ -48,6 +49,7 @@ class RunConfig:
     gpus: str | None = None  # --gpus as it was given
     ray_address: str | None = None
     screen_budget: int = 12  # most sources an operator may screen for one draft
+    tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
     archive_share: float = 0.2  # of parents, taken from the archive of niches: old branches stay reachable; 0: none

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from evo.llm.calls import Call, Question
 from evo.records import Candidate, Proposal, Trial, Verdict
 from evo.strategies import STRATEGIES, Strategy
 from operators.base import Context, Operator, Parent, Screen
+from operators.params import tune
 
 # Drafts tried for one proposal before the space counts as exhausted.  The first few may screen (which costs
 # compilations), the later half leaves the strategy's preferences for uniformly random choices.
@@ -43,6 +45,7 @@ class Scheduler:
         self._operators = operators
         self._strategy: Strategy = STRATEGIES[config.strategy](config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
+        self._tuning = screen if self._strategy.screens and config.tune_budget else None
         self._asker = asker
         self._seen: set[str] = set()
         self._reached: dict[int, float] = {}  # speedup of a trial; of its best parent, where it has none
@@ -104,7 +107,28 @@ class Scheduler:
         """The next proposal, made of an answer."""
         assert self._asker is not None  # who asked has one
         index = self.next_index
-        return self._asker.read(call, index, self._seed_of(index), self._told, self._seen)
+        made = self._asker.read(call, index, self._seed_of(index), self._told, self._seen)
+        return made if made.evaluation is not None or self._tuning is None else self._tuned(made, self._tuning)
+
+    def _tuned(self, made: Made, screen: Screen) -> Made:
+        """A structure is judged by the best of a few settings of its parameters, not by those its author wrote.
+
+        An answer costs far more than the estimates for that, where a GPU measures too.
+        """
+        proposal, source = made.proposal, made.proposal.candidate.source
+        if screen([source])[0] is None:  # it is to fail as it is: a repair starts from there
+            return made
+        rng = random.Random(f"{self._config.seed}/{proposal.index}/tune")
+        best, cost = tune(source, screen, rng, self._config.tune_budget)
+        candidate = Candidate(best)
+        changed = candidate.id != proposal.candidate.id and candidate.id not in self._seen
+        tuned = dataclasses.replace(
+            proposal,
+            candidate=candidate if changed else proposal.candidate,
+            note=f"{proposal.note}; parameters tuned" if changed else proposal.note,
+            cost={**proposal.cost, **cost, "tuned": float(changed)},
+        )
+        return dataclasses.replace(made, proposal=tuned)
 
     def _attempt(
         self, turn: int, attempt: int, rng: random.Random, cost: Counter[str], among: Sequence[str]

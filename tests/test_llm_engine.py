@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,8 @@ def test_answers_become_trials_with_their_cost(tmp_path: Path) -> None:
     for trial in made:
         cost = dict(trial.proposal.cost)
         assert cost.pop("hint:none", 1) == 1
+        assert cost.pop("screened", 0) <= 12
+        assert cost.pop("tuned", 0) in (0, 1)
         assert cost == {"tokens_in": 10, "tokens_out": 20, "usd": pytest.approx(50e-6), "stale": 0}
     rows = calls(tmp_path)
     assert [row["trial"] for row in rows] == list(range(1, 21))
@@ -433,6 +435,26 @@ def test_stored_answers_are_used_first(tmp_path: Path) -> None:
 
 
 # --- strategies ------------------------------------------------------------------------------------------------------
+
+
+class MoreWarps(InstantEvaluator):
+    """Estimates that more warps are faster."""
+
+    def screen(self, sources: Sequence[str]) -> list[float | None]:
+        return [float(re.findall(r"num_warps=(\d+)", source)[0]) for source in sources]
+
+
+def test_an_answer_is_judged_with_its_parameters_tuned(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        run(tmp_path / "tuned", model(endpoint.url), evaluator=MoreWarps(), workers=1, budget=6)
+        run(tmp_path / "plain", model(endpoint.url), evaluator=MoreWarps(), workers=1, budget=6, tune_budget=0)
+    tuned = [t for t in trials(tmp_path / "tuned") if t.proposal.cost.get("tuned")]
+    assert tuned
+    for trial in tuned:
+        assert trial.proposal.note.endswith("; parameters tuned")
+        assert 0 < trial.proposal.cost["screened"] <= 12
+    assert max(int(w) for t in tuned for w in re.findall(r"num_warps=(\d+)", t.proposal.candidate.source)) > 4
+    assert all("num_warps=4" in t.proposal.candidate.source for t in trials(tmp_path / "plain"))
 
 
 def test_best_of_n_samples_the_seed_and_tells_nothing_of_the_others(tmp_path: Path) -> None:
