@@ -296,7 +296,17 @@ def _address(value: Any, memory: DeviceMemory) -> Any:
 @functools.cache
 def _pool() -> Any:
     """Memory for temporaries of all graphs of the process.  They may share it: graphs run one after the other."""
-    return torch.cuda.graph_pool_handle()
+    handle = torch.cuda.graph_pool_handle()
+    # PyTorch refuses a pool whose graphs are all gone, so one graph stays.
+    keeper = torch.cuda.CUDAGraph()
+    keeper.capture_begin(pool=handle, capture_error_mode="thread_local")
+    torch.zeros(1, device="cuda")
+    keeper.capture_end()
+    _keepers.append(keeper)
+    return handle
+
+
+_keepers: list[torch.cuda.CUDAGraph] = []
 
 
 def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -327,3 +327,14 @@ def test_tensor_cores_that_round_float32_are_not_precise_enough(tmp_path):
         assert "wrong" in report.message
     finally:
         lab.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_seed_can_be_prepared_after_one_that_failed(tmp_path):
+    lab = Lab(tmp_path, seed=sources.WRONG["zeros"][0])
+    try:
+        assert lab.baseline.verdict is Verdict.WRONG
+        assert lab.runner.prepare(lab.work(sources.SEED)).verdict is Verdict.OK
+    finally:
+        lab.close()
