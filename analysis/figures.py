@@ -51,7 +51,7 @@ def _curves(comparison: Comparison, outcomes: Sequence[Outcome]) -> Any:
     for panel in panels[len(tasks) :]:
         panel.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * columns, fontsize=8, frameon=False)
     return figure
 
 
