@@ -153,6 +153,13 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     assert main(["ablate", "here"]) == 0
     assert {name: (Path("here") / name).read_bytes() for name in written} == written
     first = capsys.readouterr().out
+    run = Path("here") / Cell("rotary", "full", 0).path / "run.sqlite"
+    whole = run.read_bytes()
+    run.write_bytes(b"of another version")
+    assert main(["ablate", "here"]) == 2
+    assert "expected a run in here/cells/rotary/full/seed-0" in capsys.readouterr().err
+    run.write_bytes(whole)
+    assert {name: (Path("here") / name).read_bytes() for name in written} == written
     shutil.rmtree("here/cells")  # as a reference is committed: outcomes rounded, runs left out
     assert main(["ablate", "here"]) == 0
     assert capsys.readouterr().out == first

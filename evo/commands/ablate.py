@@ -61,6 +61,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     if not arguments.no_figures:
         _check_figures()
     if arguments.spec.is_dir():
+        _check_readable(arguments.spec)
         report(arguments.spec, figures=not arguments.no_figures)
         return 0
     spec = read_spec(arguments.spec)
@@ -88,6 +89,16 @@ def _ablate(arguments: argparse.Namespace) -> int:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
         return parts.EXIT_INTERRUPTED
     return parts.EXIT_NOT_OK if failed else 0
+
+
+def _check_readable(folder: Path) -> None:
+    """Raises StoreError for a run that this version cannot read: leaving it out would pass for missing."""
+    from evo.campaign import read_plan
+    from evo.store import FILE, RunReader
+
+    for cell in read_plan(folder).cells:
+        if (folder / cell.path / FILE).exists():
+            RunReader(folder / cell.path).close()
 
 
 def _check_figures() -> None:
