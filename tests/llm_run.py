@@ -18,7 +18,6 @@ def main() -> int:
     model = Model("m", url, max_tokens=100, attempts=20)
     new = not (folder / FILE).exists()
     with create(folder, budget=budget, operators=OPERATORS, models=(model,)) if new else resume(folder) as store:
-        print("searching", flush=True)
         search_with(store, llm_of(store))
     return 0
 

@@ -392,29 +392,31 @@ def test_kill_9_loses_no_answer_and_changes_no_decision(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with Endpoint(in_turn(Reply(delay_s=0.01))) as endpoint:
 
-        def start(folder: Path) -> subprocess.Popen[str]:
+        def start(folder: Path) -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "tests.llm_run", str(folder), endpoint.url, str(budget)]
-            return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            return subprocess.Popen(command, cwd=ROOT)
 
         assert start(whole).wait(120) == 0
         uninterrupted = len(endpoint.requests)
         interrupted = 0
         for _ in range(4):
+            before = len(endpoint.requests)
             process = start(killed)
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(rng.uniform(0.2, 0.5))
+            while len(endpoint.requests) < before + 4:
+                time.sleep(0.002)
+                assert process.poll() is None
+            time.sleep(rng.uniform(0.0, 0.03))
             process.send_signal(signal.SIGKILL)
             interrupted += process.wait() == -signal.SIGKILL
         assert start(killed).wait(120) == 0
-        assert interrupted > 1, "the kills did not fall into the run"
+        assert interrupted == 4, "the kills did not fall into the run"
         again = len(endpoint.requests) - uninterrupted
     rows = calls(killed)
     assert decisions(killed)["proposals"] == decisions(whole)["proposals"]
     assert decisions(killed)["sources"] == decisions(whole)["sources"]
     assert all(row["answer"] and row["trial"] for row in rows)
     # What was sent again is what a kill caught without its answer, at most one question a kill.
-    assert again - len(rows) == sum(row["attempts"] - 1 for row in rows) <= interrupted
+    assert again - len(rows) <= sum(row["attempts"] - 1 for row in rows) <= interrupted
 
 
 def test_stored_answers_are_used_first(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_a_reasoning_model_gets_the_parameters_it_takes(tmp_path: Path) -> None:
 
 def test_limits_count_what_is_in_flight(tmp_path: Path) -> None:
     limits = Limits(max_tokens=2 * MOST + 5)
-    with Endpoint(in_turn(Reply(delay_s=0.3))) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
+    with Endpoint(in_turn(Reply(delay_s=0.1))) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
         assert [asked.submit(), asked.submit(), asked.submit()] == [True, True, False]
         assert asked.lane.ended == ""  # there is room again when those are settled
         asked.take()
