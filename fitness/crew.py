@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ from evo.errors import EvoError
 from evo.records import Verdict
 from fitness.stages import Stop
 
+_LOG = logging.getLogger(__name__)  # whoever started the run should know what it lost
 ATTEMPTS = 3  # of a call whose workers are lost: one that brings them down must not bring all down
+CLOSE_S = 20.0  # for callers to notice that their workers have ended
 
 
 class Lost(Exception):
@@ -50,6 +53,7 @@ class Crew:
         self._stage = stage
         self._changed = threading.Condition()
         self._members: list[_Member] = []
+        self._held = 0  # calls under way
         self._coming = 0  # places that are being filled again
         self._closed = False
         self._last_loss = ""
@@ -80,7 +84,7 @@ class Crew:
         raise Stop(self._stage, Verdict.INFRASTRUCTURE, message)
 
     def close(self) -> None:
-        """Ends all workers; calls under way raise EvoError."""
+        """Ends all workers; calls under way raise EvoError, and are waited for, CLOSE_S at most."""
         with self._changed:
             self._closed = True
             members, self._members = self._members, []
@@ -88,6 +92,8 @@ class Crew:
         if members:
             with ThreadPoolExecutor(len(members)) as ending:
                 list(ending.map(lambda member: member.worker.fire(), members))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held and not self._coming, CLOSE_S)
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
@@ -101,6 +107,7 @@ class Crew:
                 if free:
                     member = max(free, key=lambda m: m.free / m.worker.lanes)
                     member.free -= 1
+                    self._held += 1
                     return member
                 if not self._members and not self._coming:
                     raise EvoError(f"no worker is left for stage {self._stage}; the last was lost: {self._last_loss}")
@@ -109,7 +116,8 @@ class Crew:
     def _give_back(self, member: _Member) -> None:
         with self._changed:
             member.free += 1
-            self._changed.notify()
+            self._held -= 1
+            self._changed.notify_all() if self._closed else self._changed.notify()
 
     def _lose(self, member: _Member, why: str) -> None:
         """Lets go of a worker and fills its place again; once, however many of its calls were lost."""
@@ -119,25 +127,29 @@ class Crew:
             self._members.remove(member)
             self._coming += 1
             self._last_loss = why
+        _LOG.warning("stage %s lost a worker, %s; what it held is done again", self._stage, why)
         threading.Thread(target=self._replace, args=(member,), name="hire", daemon=True).start()
 
     def _replace(self, lost: _Member) -> None:
-        member, why = None, ""
+        why = ""
         try:
             lost.worker.fire()
             member = _Member(lost.place, lost.hire)
+            with self._changed:
+                too_late = self._closed
+                if not too_late:
+                    self._members.append(member)
+            if too_late:
+                member.worker.fire()
         except (Lost, Stop, EvoError) as error:
             why = str(error)
+            if not self._closed:
+                _LOG.warning("stage %s goes on without the worker %s: %s", self._stage, lost.place, why)
         finally:
             with self._changed:
                 self._coming -= 1
                 self._last_loss = why or self._last_loss
-                too_late = self._closed
-                if member is not None and not too_late:
-                    self._members.append(member)
                 self._changed.notify_all()
-        if member is not None and too_late:
-            member.worker.fire()
 
 
 class _Member:

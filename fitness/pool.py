@@ -14,6 +14,8 @@ import logging
 import os
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +50,7 @@ except ImportError as error:
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work
 CALL_S = 900.0  # a judge may replace its GPU process twice within one call; a node that is silent for longer is lost
 CLOSE_S = 5.0
+STEP_S = 0.5
 KNOCK_S = 10.0
 FILES_BYTES = 64 << 20  # of a task's folder, sent to every actor
 RECORDER_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (docs/gpu.md)
@@ -282,8 +285,9 @@ def _make(role: str, job: Job, task: Task) -> Recorder | CpuJudge | GpuJudge:
 class Remote:
     """An actor as a worker of a crew."""
 
-    def __init__(self, post: Post, role: str, job: Job) -> None:
-        """Raises Lost where it does not start."""
+    def __init__(self, post: Post, role: str, job: Job, closing: threading.Event) -> None:
+        """Raises Lost where it does not start, and from all that is waited for once `closing` is set."""
+        self._closing = closing
         self.lanes = post.lanes
         actor: Any = ray.remote(Actor)
         self._actor = actor.options(
@@ -308,7 +312,14 @@ class Remote:
 
     def _get(self, reference: Any, wait_s: float) -> Any:
         try:
-            answer = ray.get(reference, timeout=wait_s)
+            until = time.monotonic() + wait_s
+            # In steps: Ray must not be left while a thread waits for an answer that may never come.
+            while not ray.wait([reference], timeout=STEP_S)[0]:
+                if self._closing.is_set():
+                    raise Lost("the workers were closed")
+                if time.monotonic() > until:
+                    raise Lost(f"no answer within {wait_s:g} s")
+            answer = ray.get(reference)
         except RayTaskError:  # a bug in what it runs, with its traceback
             raise
         except RayError as error:
@@ -331,7 +342,8 @@ class Recorders:
     """A recorder (`fitness.pipeline.Recorder`) that is many."""
 
     def __init__(self, places: Sequence[Post], job: Job) -> None:
-        hires = {_name(i, post): partial(Remote, post, "recorder", job) for i, post in enumerate(places)}
+        self._closing = threading.Event()
+        hires = {_name(i, post): partial(Remote, post, "recorder", job, self._closing) for i, post in enumerate(places)}
         self._crew = Crew("record", hires)
 
     @property
@@ -348,6 +360,7 @@ class Recorders:
         return cast("Estimates", self._crew.call("estimates", source, facts))
 
     def close(self) -> None:
+        self._closing.set()
         self._crew.close()
 
 
@@ -360,14 +373,16 @@ class Judges:
         self._places = {_name(i, post): post for i, post in enumerate(places)}
         self._job = job
         self._crew: Crew | None = None
+        self._closing = threading.Event()
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge: on all of them, which start now.  Raises ConfigError where their GPUs differ."""
         self.close()
+        self._closing = closing = threading.Event()
         prepared: dict[str, tuple[Judged, Mapping[str, Any]]] = {}
 
         def hire(place: str, post: Post) -> Remote:
-            judge = Remote(post, "judge", self._job)
+            judge = Remote(post, "judge", self._job, closing)
             try:
                 prepared[place] = judge.ask("prepare", seed, facts), judge.ask("environment")
             except Exception:
@@ -397,6 +412,7 @@ class Judges:
         return self._crew
 
     def close(self) -> None:
+        self._closing.set()
         if self._crew is not None:
             self._crew.close()
 

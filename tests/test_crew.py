@@ -18,7 +18,8 @@ class Hand:
     """Answers with its place; is lost where it is told to `die`."""
 
     def __init__(self, place: str, lanes: int = 1) -> None:
-        self.place, self.lanes, self.fired = place, lanes, False
+        self.place, self.lanes = place, lanes
+        self.fired = threading.Event()
 
     def ask(self, method, *arguments):
         if method == "die" and (not arguments or self.place == arguments[0]):
@@ -27,10 +28,13 @@ class Hand:
             raise Stop("verify", Verdict.WRONG, "not equal")
         if method == "wait":
             arguments[0].wait(60)
+        if method == "hold":
+            self.fired.wait(60)
+            raise Lost("fired")
         return self.place
 
     def fire(self):
-        self.fired = True
+        self.fired.set()
 
 
 def crew(*places: str, lanes: int = 1) -> Crew:
@@ -65,7 +69,7 @@ def test_a_lost_call_is_answered_elsewhere_and_the_place_is_filled_again():
     assert {workers.call("die", lost) for _ in range(2)} == {other}
     assert again.wait(60)
     assert [hand.place for hand in hired].count(lost) == 2
-    assert next(hand for hand in hired if hand.place == lost).fired
+    assert next(hand for hand in hired if hand.place == lost).fired.is_set()
 
 
 def test_a_call_that_brings_workers_down_ends_after_some():
@@ -78,7 +82,7 @@ def test_a_call_that_brings_workers_down_ends_after_some():
     assert workers.call("fine") in "ab"  # the next one is served
 
 
-def test_where_nobody_is_left_and_nobody_comes_calls_say_so():
+def test_where_nobody_is_left_and_nobody_comes_calls_say_so(caplog):
     def hire() -> Hand:
         if hired:
             raise Lost("the node is gone")
@@ -89,6 +93,9 @@ def test_where_nobody_is_left_and_nobody_comes_calls_say_so():
     workers = Crew("record", {"a": hire})
     with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: a: the node is gone"):
         workers.call("die")
+    lost, given_up = caplog.messages
+    assert lost == "stage record lost a worker, a: gone; what it held is done again"
+    assert given_up.startswith("stage record goes on without the worker a: ")
 
 
 @pytest.mark.parametrize("error", [Lost("no room"), ConfigError("no room"), Stop("verify", Verdict.WRONG, "no room")])
@@ -100,19 +107,20 @@ def test_all_places_must_be_filled_at_first(error):
 
     with pytest.raises(EvoError if isinstance(error, Lost) else type(error), match="no room"):
         Crew("record", {"a": lambda: hand, "b": fails})
-    assert hand.fired
+    assert hand.fired.is_set()
 
 
 def test_closing_ends_the_workers_and_frees_those_that_wait():
     hand = Hand("a")
-    workers, gate = Crew("record", {"a": lambda: hand}), threading.Event()
+    workers = Crew("record", {"a": lambda: hand})
     with ThreadPoolExecutor(2) as callers:
-        holding = callers.submit(workers.call, "wait", gate)
+        holding = callers.submit(workers.call, "hold")
         waiting = callers.submit(workers.call, "fine")
         workers.close()
-        gate.set()
         with pytest.raises(EvoError, match="closed"):
-            [future.result(60) for future in (holding, waiting)]
-    assert hand.fired
+            holding.result(60)
+        with pytest.raises(EvoError, match="closed"):
+            waiting.result(60)
+    assert hand.fired.is_set()
     with pytest.raises(EvoError, match="closed"):
         workers.call("fine")
