@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -108,10 +109,22 @@ def _guard(name: str, check: Callable[[], list[Check]], *, needed: bool = False)
 # --- Python and its packages -----------------------------------------------------------------------------------------
 
 
+def _project() -> tuple[str, list[str]]:
+    """The supported versions of Python, and all requirements; of the source tree where evo is not installed."""
+    try:
+        return metadata.metadata(PACKAGE)["Requires-Python"], metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        path = Path(__file__).resolve().parent.parent / "pyproject.toml"
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        optional = project["optional-dependencies"].items()
+        extras = [f'{text}; extra == "{extra}"' for extra, texts in optional for text in texts]
+        return project["requires-python"], [*project["dependencies"], *extras]
+
+
 def _python() -> Check:
     from packaging.specifiers import SpecifierSet
 
-    version, supported = ".".join(map(str, sys.version_info[:3])), metadata.metadata(PACKAGE)["Requires-Python"]
+    version, supported = ".".join(map(str, sys.version_info[:3])), _project()[0]
     found = f"{version} on {len(os.sched_getaffinity(0))} processors"
     if SpecifierSet(supported).contains(version):
         return Check("Python", OK, found, needed=True)
@@ -122,7 +135,7 @@ def _packages() -> list[Check]:
     """torch and triton on their own, the other packages that every run needs on one line."""
     from packaging.requirements import Requirement
 
-    requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
+    requirements = [Requirement(text) for text in _project()[1]]
     needed = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
     alone = [_package(r.name, r.specifier) for r in needed if r.name in ("torch", "triton")]
     others = [_package(r.name, r.specifier) for r in needed if r.name not in ("torch", "triton")]
@@ -146,7 +159,7 @@ def _optional(extra: str, name: str) -> Check:
     """A package of one of the extras."""
     from packaging.requirements import Requirement
 
-    for requirement in (Requirement(text) for text in metadata.requires(PACKAGE) or ()):
+    for requirement in map(Requirement, _project()[1]):
         if requirement.name == name and requirement.marker and requirement.marker.evaluate({"extra": extra}):
             check = _package(name, requirement.specifier, needed=False)
             return check if check.state == OK else Check(name, check.state, check.found, f'pip install -e ".[{extra}]"')

@@ -9,6 +9,7 @@ from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import evo.commands.doctor as command
@@ -241,3 +242,15 @@ def test_a_model_that_cannot_be_asked_is_needed(monkeypatch, capsys):
 def test_an_unknown_target_is_misuse(capsys):
     assert main(["doctor", "--target", "sm_1"]) == 2
     assert "unknown target" in capsys.readouterr().err
+
+
+def test_what_is_required_is_known_from_the_source_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    installed = doctor._project()
+    monkeypatch.setattr(doctor.metadata, "metadata", not_installed)
+    python, requirements = doctor._project()
+    assert set(python.split(",")) == set(installed[0].split(","))
+    names = {Requirement(text).name for text in requirements}
+    assert {"torch", "triton", "ray", "nvidia-ml-py"} <= names
