@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from evo.errors import TaskError
+from evo.errors import EvoError, TaskError
 from evo.records import Verdict
 from fitness import work
 from fitness.calls import Calls
@@ -93,7 +93,7 @@ class Checker:
         self._verifier = verifier or self._interpreted
 
     def check(self, source: Source) -> Outcome:
-        """How far the file comes; never raises for what the file does."""
+        """How far the file comes.  Raises EvoError where nothing can be checked at all."""
         outcome = Outcome(source.name)
         try:
             with tempfile.TemporaryDirectory() as name:
@@ -102,6 +102,10 @@ class Checker:
             outcome.reason = f"{stop.stage}: {stop.verdict.value}: {_first_line(str(stop))}"
         except TaskError as error:
             outcome.reason = _first_line(str(error))
+        except EvoError:
+            raise
+        except Exception as error:  # a file that shows a fault of evo must not keep the others from being checked
+            outcome.reason = f"fault of evo: {type(error).__name__}: {_first_line(str(error))}"
         return outcome
 
     def _through(self, source: Source, scratch: Path, outcome: Outcome) -> None:
