@@ -98,7 +98,8 @@ class Share:
 def check_share(task: Task, case: str, plan: LaunchPlan, own: float, what: str, stage: str) -> None:
     """Raises Stop(REJECTED) where own kernels do less than the task's share.  what: "the bytes of the outputs", ..."""
     least = task.min_own_share if plan.delegated else 0.0
-    if own > 0 and own >= least:
+    anything_goes = bool(plan.delegated) and task.min_own_share == 0
+    if anything_goes or (own > 0 and own >= least):
         return
     wanted = f"the task asks for {least:.0%}" if plan.delegated else "they must do something"
     others = ", ".join(sorted({f"{op.name} (line {op.line})" for op in plan.delegated})) or "copies and fills"

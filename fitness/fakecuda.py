@@ -141,10 +141,15 @@ def device_facts(target: Target, recorder: Refusing) -> Iterator[None]:
         mock.patch.multiple(torch.cuda, **_torch_facts(target, recorder)),
         mock.patch.object(torch, "set_default_device", lambda device: None),
         mock.patch.object(driver, "_active", _Driver(target, recorder)),
-        # What torch.compile's kernels ask for their stream; builds of torch without CUDA lack it.
+        # What files that torch.compile wrote call; builds of torch without CUDA lack it.
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
+        mock.patch.object(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
     ):
         yield
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
 
 
 def _torch_facts(target: Target, recorder: Refusing) -> dict[str, Any]:

@@ -44,6 +44,8 @@ BUILTINS = {
 }
 
 _JIT = {"triton.jit", "triton.runtime.jit", "triton.runtime.jit.jit"}
+# Where files that torch.compile wrote take `libdevice` from, which is Triton's.
+_HELPERS = "torch._inductor.runtime.triton_helpers"
 # Options of triton.jit that change the machine code; `repr` and `launch_metadata` are host callables and do not.
 _JIT_OPTIONS = {"do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "version"}
 _DTYPES = {
@@ -135,6 +137,10 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
                     yield ast.copy_location(ast.Import(kept), node)
             case ast.ImportFrom(module=str(module), level=0) if _is_triton(module):
                 yield node
+            case ast.ImportFrom(module=str(module), level=0) if module == _HELPERS:
+                kept = [a for a in node.names if a.name == "libdevice"]
+                if kept:
+                    yield ast.copy_location(ast.ImportFrom("triton.language.extra", kept, 0), node)
             case ast.Try():
                 branches = [list(_imports(b)) for b in (node.body, *(h.body for h in node.handlers))]
                 yield from next((b for b in branches if b and all(map(_exists, b))), [])

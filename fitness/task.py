@@ -19,7 +19,8 @@ seeds of others, written without these rules in mind).
 
 `allow_delegation = True` lets a candidate leave part of the work to PyTorch operators.  Its own kernels must then do
 `min_own_share` of it (0.5 unless the task says otherwise): of the bytes of the outputs that own kernels or operators
-wrote last, and, measured on a GPU, of the time of all steps.
+wrote last, and, measured on a GPU, of the time of all steps.  0 asks for nothing: operators may finish what kernels
+began.
 
 `certify` is a list of `Case`: sizes at which the result of a search is tried once more (`fitness/certify.py`).  Without
 it they are derived from the smallest case.
@@ -244,7 +245,8 @@ def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if names.get(name) is not None:
             number = names[name]
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < 1:
+            least = 0 if name == "min_own_share" else math.ulp(0.0)
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not least <= number < 1:
                 raise _wrong_type(folder, name, meaning, number)
             found[name] = float(number)
     if "certify" in names:

@@ -22,6 +22,7 @@ from evo.errors import TaskError
 from evo.records import Case
 from fitness.plan import ITEMSIZE
 from fitness.suites.values import draw, is_fresh
+from fitness.task import MIN_OWN_SHARE
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ writes = {writes!r}
 stress = False
 deterministic = {deterministic}
 allow_delegation = True
+min_own_share = {min_own_share}
 lenient = True
 
 
@@ -102,10 +104,10 @@ def write_folder(folder: Path, title: str, kernels: str, calls: Sequence[Mapping
     write_task(folder, ())
 
 
-def write_task(folder: Path, writes: Sequence[str]) -> None:
-    """(Re)writes task.py of a folder made by `write_folder`, with the names of the arguments written in place."""
+def write_task(folder: Path, writes: Sequence[str], min_own_share: float = MIN_OWN_SHARE) -> None:
+    """(Re)writes task.py of a folder made by `write_folder`; `writes`: names of the arguments written in place."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    text = _TASK.format(**facts, digest=_digest(folder), writes=tuple(writes))
+    text = _TASK.format(**facts, digest=_digest(folder), writes=tuple(writes), min_own_share=min_own_share)
     (folder / "task.py").write_text(text, encoding="utf-8")
 
 
