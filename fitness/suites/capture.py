@@ -236,11 +236,13 @@ class _Listener(AsCuda):
     def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
         writer = _Writer(self, self._scratch, len(self.calls))
         if callable(grid):
-            if not isinstance(kernel, JITFunction):
-                self.trouble = self.trouble or f"the tests launch the tuned kernel {name} with a grid function"
+            bound = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+            choices = [config.all_kwargs() for config in kernel.configs] if isinstance(kernel, Autotuner) else [{}]
+            grids = {tuple(grid({**bound, **choice})) for choice in choices}
+            if len(grids) > 1:
+                self.trouble = self.trouble or f"the tests launch {name} with a grid that depends on its configuration"
                 return
-            known = {k: v for k, v in kwargs.items() if k in kernel.signature.parameters}
-            grid = grid(dict(kernel.signature.bind(*args, **known).arguments))
+            grid = grids.pop()
         with torch._C.DisableTorchFunction():
             writer.write(f"{name}[{tuple(int(g) for g in grid)}]", kernel.arg_names, args, kwargs)
             writer.returned(None)
