@@ -114,6 +114,27 @@ def fill(x):
 fill(torch.rand(8, device="cuda"))
 """
 
+# Its result is the work of a torch operator, on what the kernel wrote.
+SUMMED = f'''import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def square_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value * value, mask=i < n)
+
+def sum_of_squares(x):
+    y = torch.empty_like(x)
+    square_kernel[(1,)](x, y, x.numel(), BLOCK=64)
+    return y.sum()
+
+{LINE}
+
+sum_of_squares(torch.randn(50, device="cuda"))
+'''
+
 BROKEN = f"import no_such_module\n{LINE}\n"
 
 
@@ -121,7 +142,8 @@ BROKEN = f"import no_such_module\n{LINE}\n"
 def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     (root / FOLDER).mkdir(parents=True)
-    for name, text in (("scale", SCALE), ("pick", GATE), ("value", VALUE), ("broken", BROKEN)):
+    files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
+    for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
 
@@ -157,6 +179,7 @@ def test_what_goes_through_and_why_the_rest_does_not(checked):
     assert outcomes["scale"].verified and outcomes["scale"].calls == 3 and not outcomes["scale"].rules
     assert outcomes["pick"].verified and outcomes["pick"].calls == 2
     assert "definition" in outcomes["pick"].rules  # a class
+    assert outcomes["summed"].verified
     assert outcomes["value"].stages == ["captured"]
     assert "value computed on the device" in outcomes["value"].reason
     assert outcomes["broken"].stages == [] and "no_such_module" in outcomes["broken"].reason
@@ -173,6 +196,12 @@ def test_the_entry_makes_the_captured_calls(checked):
     pick = load_task(root / "pick").seed_source
     assert "    if form == 0:\n        return pick(x_0, index_0)\n" in pick
     assert "half_kernel[1,](dy_1, dx_1, n_1, BLOCK=BLOCK_1)" in pick
+
+
+def test_a_seed_whose_operators_finish_its_work_leaves_candidates_as_much(checked):
+    root, _ = checked
+    assert load_task(root / "summed").min_own_share == 0
+    assert load_task(root / "scale").min_own_share > 0
 
 
 def test_inputs_are_drawn_afresh_where_they_are_data(checked):
