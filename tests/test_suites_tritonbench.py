@@ -115,7 +115,7 @@ fill(torch.rand(8, device="cuda"))
 """
 
 # Its result is the work of a torch operator, on what the kernel wrote.
-SUMMED = f'''import torch
+SUMMED = f"""import torch
 import triton
 import triton.language as tl
 
@@ -133,7 +133,7 @@ def sum_of_squares(x):
 {LINE}
 
 sum_of_squares(torch.randn(50, device="cuda"))
-'''
+"""
 
 BROKEN = f"import no_such_module\n{LINE}\n"
 
@@ -318,3 +318,11 @@ def test_strides_are_kept_also_those_of_views(tmp_path):
     for view in (base.t(), base[:, ::2], base[:1].expand(5, 8)):
         drawn = values.draw(described(view, tmp_path), torch.Generator().manual_seed(1), tmp_path)
         assert (drawn.shape, drawn.stride()) == (view.shape, view.stride())
+
+
+def test_random_indices_do_not_repeat_where_there_are_enough(tmp_path):
+    form = {"shape": [50], "strides": [1], "dtype": "int32", "rule": "randint", "low": 3, "high": 60}
+    drawn = values.draw(form, torch.Generator().manual_seed(1), tmp_path)
+    assert len(drawn.unique()) == 50 and drawn.min() >= 3 and drawn.max() < 60
+    few = values.draw({**form, "high": 10}, torch.Generator().manual_seed(1), tmp_path)
+    assert len(few.unique()) == 7

@@ -4,7 +4,8 @@ A tensor is described by its form and by a rule for its values:
 
     constant    every element had this value, and has it again
     quantiles   floating values: drawn from the distribution that was seen, between its quantiles
-    randint     whole numbers: drawn from [low, high), where the test drew them at random or they are quantised data
+    randint     whole numbers: drawn from [low, high), where the test drew them at random or they are quantised data;
+                32 and 64-bit ones without repetition where there are enough, for they may say where to write
     randperm    a permutation of 0 .. n-1, where the test drew one
     kept        the values that were seen: indices, lengths, masks and tables, which mean something
 
@@ -27,6 +28,8 @@ DATA = 64  # elements that it takes to tell data from a table
 INDEX_LIMIT = 1 << 24  # whole numbers beyond this are packed data: no tensor of a test has so many rows
 # What a kernel computes for the next one is not known when launches are not made (and NaN where it was divided by).
 COMPUTED = {"rule": "quantiles", "values": [0.0, 1.0]}
+MOST_DISTINCT = 1 << 20  # whole numbers that are shuffled to draw different ones
+_INDICES = (torch.int32, torch.int64)
 _QUANTISED = (torch.int8, torch.uint8)
 
 
@@ -133,7 +136,10 @@ def _drawn(
             left = place.long().clamp(max=len(form["values"]) - 2)
             return torch.lerp(values[left], values[left + 1], place - left).to(dtype)
         case "randint":
-            return torch.randint(form["low"], form["high"], (count,), generator=generator, device=device).to(dtype)
+            low, high = form["low"], form["high"]
+            if dtype in _INDICES and count <= high - low <= MOST_DISTINCT:
+                return (torch.randperm(high - low, generator=generator, device=device)[:count] + low).to(dtype)
+            return torch.randint(low, high, (count,), generator=generator, device=device).to(dtype)
         case "randperm":
             return torch.randperm(count, generator=generator, device=device).to(dtype)
         case "kept":
