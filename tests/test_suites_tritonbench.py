@@ -12,8 +12,9 @@ from evo.cli import main
 from evo.errors import ConfigError, TaskError
 from evo.records import Candidate, Verdict
 from fitness.evaluator import CpuEvaluator
+from fitness.gpu_evaluator import GpuEvaluator
 from fitness.suites import values
-from fitness.suites.check import Checker, new_zygote
+from fitness.suites.check import Checker, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, sources
 from fitness.target import get_target
 from fitness.task import load_task
@@ -248,6 +249,27 @@ def test_candidates_are_compared_with_the_seed_kernel(checked, zygote):
         assert wrong is Verdict.WRONG
         wrong, message = verdict("    tl.store(y + i", "    tl.store(x + i, 0.0, mask=i < n)\n    tl.store(y + i")
         assert wrong is Verdict.WRONG and "'x' was modified" in message
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
+    with gpu_verifier() as verifier:
+        checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
+        outcomes = {source.name: checker.check(source) for source in sources(checkout)}
+    assert {name for name, outcome in outcomes.items() if outcome.verified} == {"scale", "pick", "summed"}, outcomes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_candidates_are_compared_with_the_seed_kernel_on_a_gpu(checked, zygote):
+    root, _ = checked
+    task = load_task(root / "scale")
+    with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
+        evaluator.prepare()
+        wrong = Candidate(task.seed_source.replace("* factor, mask", "* factor * 1.001, mask"))
+        found = evaluator.evaluate(wrong, seed=3, known={})
+        assert found.verdict is Verdict.WRONG and "output" in found.message
 
 
 def test_candidates_may_do_what_the_gate_finds_in_the_seed_and_nothing_else(checked, zygote):
