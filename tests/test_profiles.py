@@ -152,7 +152,7 @@ def test_prompts_are_told_what_limits_their_parents(tmp_path):
         index = ok(list(store.trials()))[1].index
         for guidance, words in (("digest", "Limited by memory: so"), ("raw", "## Metrics"), ("none", "")):
             asker = Asker(LLM_OPERATORS, (model,), guidance, store.trial, store.profiles, context_of)
-            question = asker.question("mutate@m", [index], random.Random(0), island=0, told=0)
+            question = asker.question("mutate@m", [index], random.Random(0), island=0, told=0, proposed=0)
             assert question is not None
             text = question.prompt.messages[1].text
             assert words in text

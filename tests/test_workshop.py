@@ -44,7 +44,7 @@ def test_runners_of_several_tasks_take_turns() -> None:
         judges: list[Any] = [e._judge for e in evaluators]
         assert all(isinstance(e, GpuEvaluator) for e in evaluators)
         for judge in judges:
-            judge._runner = Busy()
+            judge._runner, judge._facts = Busy(), {"uuid": "GPU-0"}
         threads = [
             threading.Thread(target=lambda judge=judge: [judge.judge("", Facts(), "0") for _ in range(10)])
             for judge in judges
