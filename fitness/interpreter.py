@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.compiler.code_generator  # noqa: F401 - it keeps builtins as it finds them, so before they are patched
 import triton.language as tl
 from triton.language.extra import cuda as cuda_extra
 from triton.language.extra import libdevice as libdevice_stubs
@@ -201,8 +202,6 @@ class Interpreter:
         for name, value in replaced.items():
             stack.callback(setattr, triton_interpreter, name, getattr(triton_interpreter, name))
             setattr(triton_interpreter, name, value)
-        # Triton leaves this one as it patched it, and messages of its compiler then fail.
-        stack.callback(setattr, tl.tensor, "__repr__", vars(tl.tensor)["__repr__"])
         language = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
         stack.callback(triton_interpreter._patch_lang(language).restore)
         for owner, name, value in self._patches():

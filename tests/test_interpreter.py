@@ -293,14 +293,3 @@ def test_programs_of_a_grid():
     assert list(programs_of((0, 2, 1))) == []
     with pytest.raises(ValueError, match="'sideways'"):
         programs_of((1, 1, 1), "sideways")
-
-
-def test_the_language_is_left_as_it_was() -> None:
-    owners = (tl, tl.core, tl.math, tl.standard, tl.tensor)
-    before = [dict(vars(owner)) for owner in owners]
-    with Interpreter():
-        pass
-    for owner, members in zip(owners, before, strict=True):
-        now = {name: value for name, value in vars(owner).items() if name != "__annotations__"}
-        assert all(now[name] is value for name, value in members.items() if name != "__annotations__")
-        assert set(now) == set(members) - {"__annotations__"}
