@@ -23,7 +23,9 @@ _RANGES = {
     "migrate_every": (1, 1_000_000),
     "llm_slots": (1, 1024),
 }
-_OPTIONS = {"llm_slots": "--llm-concurrency"} | {n: f"--{n}" for n in ("budget", "seed", "islands", "workers")}
+_OPTIONS = {"llm_slots": "--llm-concurrency", "screen_budget": "--screen-budget"} | {
+    n: f"--{n}" for n in ("budget", "seed", "islands", "workers")
+}
 
 DEVICES = ("cpu", "gpu")
 GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would cost --help its speed

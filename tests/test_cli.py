@@ -590,3 +590,14 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     err = process.stderr.read()
     assert process.wait(timeout=60) == 1
     assert err == ""
+
+
+def test_drafts_are_screened_as_asked_for_on_a_gpu_too(opened: list[CliEvaluator], one_gpu: None) -> None:
+    assert run("run", "t", "--budget", "2", "--run-dir", "plain") == 0
+    assert run("run", "t", "--budget", "2", "--run-dir", "screened", "--screen-budget", "4") == 0
+    budgets = []
+    for folder in ("plain", "screened"):
+        with RunReader(Path(folder)) as reader:
+            budgets.append(reader.info.config.screen_budget)
+    assert budgets == [0, 4]
+    assert run("run", "t", "--run-dir", "other", "--screen-budget", "-1") == 2

@@ -42,6 +42,12 @@ def add(commands: Any) -> None:
         help="evaluations at once (default: as the CPUs and GPUs take); 1: repeatable",
     )
     parts.add_devices(run)
+    run.add_argument(
+        "--screen-budget",
+        type=int,
+        metavar="N",
+        help="most estimates an operator may choose a draft by (default: 12; 0 where a GPU measures)",
+    )
     models.add_options(run)
     split.add_options(run)
     run.set_defaults(command=_run)
@@ -62,6 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
     devices = parts.find_devices(arguments.gpus, arguments.ray_address, config.target)
     devices.say()
     config = replace(config.with_device(devices.choice.device), workers=devices.workers(arguments.workers))
+    if arguments.screen_budget is not None:
+        config = replace(config, screen_budget=arguments.screen_budget)
     parts.say(f"preparing {task.name}: evaluating its seed kernel")
     with closing(devices.open(task, config.target)) as evaluator:
         first = evaluator.prepare()
