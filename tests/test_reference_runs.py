@@ -1,0 +1,34 @@
+"""Committed runs in which a model took part: made again offline, decision by decision, and their winners verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evo.cli import main
+from evo.records import Candidate, Verdict
+from evo.store import RunReader
+
+RUNS = sorted((Path(__file__).parent.parent / "runs" / "reference" / "h200-claude").glob("*/run.sqlite"))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda p: p.parent.name)
+def test_every_decision_is_made_again_from_the_recorded_answers(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(path.parent)]) == 0
+    assert "8 questions and 8 proposals made again: all the same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda p: p.parent.name)
+def test_the_winner_is_right_without_a_gpu_too(evaluators, path: Path) -> None:
+    with RunReader(path.parent) as run:
+        best, task = run.best(), run.info.config.task
+    assert best is not None and best.index > 0
+    source = (path.parent / "best_kernel.py").read_text()
+    assert best.proposal.candidate.source == source
+    evaluation = evaluators(task).evaluate(Candidate(source), seed=1, known={})
+    assert evaluation.verdict is Verdict.OK, evaluation.message
+
+
+def test_there_are_runs() -> None:
+    assert len(RUNS) == 2
