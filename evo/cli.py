@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from evo import __version__
 from evo.commands import (
     ablate,
+    bench,
     calls,
     certify,
     compare,
@@ -37,6 +38,7 @@ COMMANDS = (
     watch,
     tasks,
     suite,
+    bench,
     export,
     doctor,
     report,

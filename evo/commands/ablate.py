@@ -81,9 +81,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     )
     if spec.models:
         models.describe(spec.config("", spec.arms[0], 0, device))
-    failed, interrupted = _run(campaign, tasks, workers, before)
-    for done in failed:
-        parts.say(f"failed: {done.cell}: {_first_line(done)} ({folder / done.cell.path}/failure.txt)")
+    failed, interrupted = run_campaign(campaign, tasks, workers)
     report(folder, figures=not arguments.no_figures)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
@@ -122,13 +120,14 @@ def _tasks(spec: Spec) -> dict[str, Task]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) -> tuple[list[Done], bool]:
-    """Runs what is left; what failed, and whether it was interrupted."""
-    from evo.cells import run_cells
+def run_campaign(campaign: Campaign, tasks: dict[str, Task], workers: int) -> tuple[list[Done], bool]:
+    """Runs what is left and says how it went; what failed, and whether it was interrupted."""
+    from evo.cells import finished, run_cells
     from evo.interrupt import Interrupt
     from evo.versions import versions
 
-    total = len(campaign.cells())
+    cells = campaign.cells()
+    total, before = len(cells), sum(finished(campaign.folder / cell.path) for cell in cells)
     failed: list[Done] = []
     begin, ended = time.monotonic(), 0
     workshop = parts.open_workshop(campaign.spec.target, campaign.device)
@@ -143,9 +142,9 @@ def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) 
         return make_engine(store, task, first, evaluator, stop=stop)
 
     with closing(workshop), Interrupt(_notify) as interrupt:
-        cells = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt)
-        with closing(cells), _forced_exit(campaign):
-            for done in cells:
+        running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt)
+        with closing(running), _forced_exit(campaign):
+            for done in running:
                 if done.reason == "interrupted":
                     continue
                 ended += 1
@@ -153,6 +152,8 @@ def _run(campaign: Campaign, tasks: dict[str, Task], workers: int, before: int) 
                 left = round((time.monotonic() - begin) / ended * (total - before - ended))
                 ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
                 parts.say(f"[{before + ended}/{total}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+        for done in failed:
+            parts.say(f"failed: {done.cell}: {_first_line(done)} ({campaign.folder / done.cell.path}/failure.txt)")
         return failed, interrupt()
 
 

@@ -51,21 +51,21 @@ def _check(arguments: argparse.Namespace) -> int:
     if workers < 1:
         raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
     target = get_target(arguments.target)
-    chosen = _chosen(sources(arguments.path), arguments.only)
+    files = chosen(sources(arguments.path), arguments.only)
     device, _ = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
     where = "verifying on the GPU" if device == "gpu" else "verifying by Triton's interpreter, no GPU is used"
-    print(f"{len(chosen)} files for {target.name}, {where}", file=sys.stderr, flush=True)
-    outcomes = []
+    print(f"{len(files)} files for {target.name}, {where}", file=sys.stderr, flush=True)
+    found = []
     with _tasks_folder(arguments.tasks) as folder:
-        for outcome in _outcomes(chosen, folder, target, device, workers):
-            outcomes.append(outcome)
-            parts.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else _line(outcome))
+        for outcome in outcomes(files, folder, target, device, workers):
+            found.append(outcome)
+            parts.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
     if not arguments.json:
-        parts.say("\n" + _totals(outcomes))
-    return 0 if all(outcome.verified for outcome in outcomes) else parts.EXIT_NOT_OK
+        parts.say("\n" + _totals(found))
+    return 0 if all(outcome.verified for outcome in found) else parts.EXIT_NOT_OK
 
 
-def _chosen(sources: Sequence[Source], only: str | None) -> list[Source]:
+def chosen(sources: Sequence[Source], only: str | None) -> list[Source]:
     if only is None:
         return list(sources)
     wanted = [name.removesuffix(".py") for name in only.split(",") if name]
@@ -88,7 +88,7 @@ def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
     yield wanted.resolve()
 
 
-def _outcomes(chosen: Sequence[Source], folder: Path, target: Any, device: str, workers: int) -> Iterator[Outcome]:
+def outcomes(files: Sequence[Source], folder: Path, target: Any, device: str, workers: int) -> Iterator[Outcome]:
     """In the order in which files are finished."""
     from fitness.suites.check import Checker, gpu_verifier, new_zygote
 
@@ -98,13 +98,13 @@ def _outcomes(chosen: Sequence[Source], folder: Path, target: Any, device: str, 
         checker = Checker(folder, target, zygote, verifier)
         pool = ThreadPoolExecutor(workers)
         try:
-            for future in as_completed([pool.submit(checker.check, source) for source in chosen]):
+            for future in as_completed([pool.submit(checker.check, source) for source in files]):
                 yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _line(outcome: Outcome) -> str:
+def line(outcome: Outcome) -> str:
     calls = f"{outcome.calls} call{'s' if outcome.calls != 1 else ''}"
     if outcome.verified:
         return f"{outcome.name:30} verified, {calls}"

@@ -1,0 +1,60 @@
+"""`evo bench`, from a checkout to its summary: real sandbox, compiler, interpreter and search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from evo.cli import main
+from fitness.suites.tritonbench import FOLDER
+from tests.test_suites_tritonbench import BROKEN, SCALE
+
+FILES = {"scale": SCALE, "broken": BROKEN}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "checkout" / FOLDER).mkdir(parents=True)
+    for name, text in FILES.items():
+        (tmp_path / "checkout" / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
+    return tmp_path / "checkout"
+
+
+def bench(checkout: Path, *more: str) -> int:
+    out = str(checkout.parent / "out")
+    return main(["bench", "tritonbench", "--path", str(checkout), "--out", out, "--gpus", "none", *more])
+
+
+def test_a_suite_is_searched_summed_up_and_gone_on_with(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(checkout, "--budget", "2", "--workers", "1") == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 files can be searched" in said
+    out = checkout.parent / "out"
+    summary = (out / "summary.md").read_text()
+    assert "2 files: 1 searched, 1 not runnable here" in summary
+    assert "estimated by a model" in summary
+    assert "no_such_module" in summary
+    rows = {row["kernel"]: row for row in pq.read_table(out / "kernels.parquet").to_pylist()}
+    assert rows["scale"]["candidates"] == 2
+    assert rows["scale"]["estimated"] is True
+
+    # A line cut off by a kill is of a file that is checked again; what is known and finished is not repeated.
+    checked = (out / "checked.jsonl").read_text().splitlines()
+    kept = next(line for line in checked if json.loads(line)["name"] == "scale")
+    (out / "checked.jsonl").write_text(kept + "\n" + '{"name": "brok')
+    assert bench(checkout, "--budget", "2", "--workers", "1") == 0
+    again = capsys.readouterr().out
+    assert "broken" in again
+    assert "scale" not in again.partition("files can be searched")[0]
+    assert (out / "summary.md").read_text() == summary
+
+
+def test_misuse_is_said_before_any_file_is_checked(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(checkout, "--strategy", "best-of-n") == 2
+    assert "--strategy: expected one of evolve, random, hillclimb" in capsys.readouterr().err
+    assert bench(checkout, "--budget", "0") == 2
+    assert bench(checkout, "--only", "nothing") == 2
+    assert not (checkout.parent / "out").exists()
