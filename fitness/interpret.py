@@ -53,6 +53,8 @@ class _Run:
         self.memory = self.layout.attach(scratch, run.get("buffers", FILE_NAME))
         self.choice, self.order = run["choice"], run.get("order", "forward")
         self.kernels, self.interpreter = kernels, interpreter
+        first = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
+        interpreter.builder.memory = first, first + self.layout.total
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")

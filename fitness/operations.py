@@ -29,6 +29,8 @@ def unwrap(value: Any) -> Any:
 class Builder(InterpreterBuilder):
     """The operations of Triton's IR on numpy arrays.  Subclasses may observe them (see `fitness/trace.py`)."""
 
+    memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
+
     def __init__(self) -> None:
         super().__init__()
         # Overflow checks are a debug feature of the compiler; the device wraps around.
@@ -121,9 +123,33 @@ class Builder(InterpreterBuilder):
         values = np.asarray(function(*(decode(a.data, a.dtype) for a in args)))
         return TensorHandle(encode(values, result), result.scalar)
 
+    # Without a check, what lies beyond is whatever this process has there: an access may go unnoticed, or end it.
+
+    def _check(self, what: str, at: TensorHandle, mask: Any) -> None:
+        """Raises IndexError for an address outside of `memory`, where that is known."""
+        if self.memory is None or not at.data.size:
+            return
+        start, end = self.memory
+        last = end - max(1, at.get_element_ty().primitive_bitwidth // 8)
+        if start <= int(at.data.min()) and int(at.data.max()) <= last:
+            return
+        chosen = at.data if mask is None else at.data[np.broadcast_to(mask.data, at.data.shape)]
+        outside = chosen[(chosen < start) | (chosen > last)]
+        if outside.size:
+            raise IndexError(f"{outside.size} of the addresses of a {what} are outside of all buffers")
+
+    def create_masked_load(self, pointers: Any, mask: Any, other: Any | None, *_: Any, **__: Any) -> Any:
+        self._check("load", pointers, mask)
+        return super().create_masked_load(pointers, mask, other, *_, **__)
+
+    def create_masked_store(self, pointers: Any, value: Any, mask: Any, *_: Any, **__: Any) -> Any:
+        self._check("store", pointers, mask)
+        return super().create_masked_store(pointers, value, mask, *_, **__)
+
     def create_atomic_rmw(
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
+        self._check("atomic operation", ptr, mask)
         if val.dtype.scalar.name == "bf16" and op == triton_interpreter._ir.ATOMIC_OP.FADD:
             return self._atomic_add_bfloat16(ptr, val, mask)
         if op == triton_interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
@@ -134,6 +160,7 @@ class Builder(InterpreterBuilder):
     def create_atomic_cas(
         self, ptr: TensorHandle, cmp: TensorHandle, val: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
+        self._check("atomic operation", ptr, None)
         if cmp.data.dtype.kind != "f":
             return super().create_atomic_cas(ptr, cmp, val, sem, scope)
         bits = super().create_atomic_cas(ptr, self._as_bits(cmp), self._as_bits(val), sem, scope)

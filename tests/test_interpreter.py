@@ -293,3 +293,40 @@ def test_programs_of_a_grid():
     assert list(programs_of((0, 2, 1))) == []
     with pytest.raises(ValueError, match="'sideways'"):
         programs_of((1, 1, 1), "sideways")
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 1 << 28, -1])
+@pytest.mark.parametrize(
+    "access",
+    [
+        "tl.store(o + {at}, 1.0, mask=i < {wanted})",
+        "tl.store(o + i, tl.load(o + {at}, mask=i < {wanted}, other=0.0))",
+        "tl.atomic_add(o + {at}, 1.0, mask=i < {wanted})",
+    ],
+)
+def test_no_access_leaves_the_memory_that_is_given(tmp_path, access: str, beyond: int) -> None:
+    """`beyond` the last of 64 numbers (-1: before the first); whatever lies there, mapped or not."""
+    memory = torch.zeros(N)
+    at, wanted = (f"i + {beyond}", N) if beyond >= 0 else ("i - 1", N)
+    source = HEADER + textwrap.indent(access.format(at=at, wanted=wanted), "    ") + "\n"
+    kernels = load_kernels(source, {"K0": 3}, tmp_path)
+    args = {"x": memory, "y": memory, "o": memory, "n": N, "s": 0.5, "B": N}
+    with Interpreter() as interpreter:
+        interpreter.builder.memory = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+        run = interpreter.launch
+        if beyond == 0:
+            assert run(kernels["kernel"], args, (1, 1, 1), programs_of((1, 1, 1))) == 1
+        else:
+            with pytest.raises(IndexError, match="outside of all buffers"):
+                run(kernels["kernel"], args, (1, 1, 1), programs_of((1, 1, 1)))
+
+
+def test_lanes_that_are_masked_may_point_anywhere(tmp_path) -> None:
+    memory = torch.zeros(N)
+    source = HEADER + "    tl.store(o + i * 100000, 1.0, mask=i < 1)\n"
+    kernels = load_kernels(source, {"K0": 3}, tmp_path)
+    args = {"x": memory, "y": memory, "o": memory, "n": N, "s": 0.5, "B": N}
+    with Interpreter() as interpreter:
+        interpreter.builder.memory = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+        interpreter.launch(kernels["kernel"], args, (1, 1, 1), programs_of((1, 1, 1)))
+    assert memory[0] == 1
