@@ -38,16 +38,16 @@ class Arbiter:
     def decide(self, parent: Trial, child: Trial) -> Decision:
         """What to do after a round that started at `parent` and ended with `child`."""
         self.rounds += 1
-        faster, accepted = _faster(parent, child), _accepts(parent, child)
+        faster = _faster(parent, child)
+        accepted = faster or _leaner(parent, child)
         self.idle = 0 if faster else self.idle + 1
         if self.rounds >= ROUNDS or self.idle >= PATIENCE or _at_ceiling(child if accepted else parent):
             return Decision.FINISH
         return Decision.ACCEPT if accepted else Decision.CONTINUE
 
 
-def _accepts(parent: Trial, child: Trial) -> bool:
-    if _faster(parent, child):
-        return True
+def _leaner(parent: Trial, child: Trial) -> bool:
+    """As fast, with fewer resources."""
     if child.fitness is None or parent.fitness is None or _is_faster(child.fitness, parent.fitness):
         return False
     as_fast = child.fitness.speedup >= parent.fitness.speedup * (1 - GAIN)

@@ -89,7 +89,7 @@ class Case:
         return self if self.cpu_axes is None else dataclasses.replace(self, axes=self.cpu_axes, cpu_axes=None)
 
 
-@functools.lru_cache(maxsize=1024)  # a source is named when it is drafted, screened, proposed and read again
+@functools.lru_cache(maxsize=128)  # a source is named when it is drafted, screened, proposed and read again
 def candidate_id(source: str) -> str:
     """16 hex digits of the source without comments, blank lines and trailing space: the name of a candidate.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.commands import models, parts
-from evo.commands.search import make_engine
+from evo.commands.search import make_engine, notify
 from evo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ def _ablate(arguments: argparse.Namespace) -> int:
     from evo.device import choose
     from evo.versions import versions
 
+    parts.check_workers(arguments.workers)
     workers = parts.workers(arguments.workers)
-    if workers < 1:
-        raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
     if not arguments.no_figures:
         _check_figures()
     if arguments.spec.is_dir():
@@ -141,7 +140,7 @@ def run_campaign(campaign: Campaign, tasks: dict[str, Task], workers: int) -> tu
     ) -> tuple[Engine, Llm | None]:
         return make_engine(store, task, first, evaluator, stop=stop)
 
-    with closing(workshop), Interrupt(_notify) as interrupt:
+    with closing(workshop), Interrupt(notify) as interrupt:
         running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt)
         with closing(running), _forced_exit(campaign):
             for done in running:
@@ -167,10 +166,6 @@ def _in_words(campaign: Campaign, done: Done) -> str:
         best = run.best()
     assert best is not None and best.fitness is not None  # the seed at least
     return f"{done.reason}, best {speedup_text(best.fitness)}"
-
-
-def _notify() -> None:
-    print("\nevo: stopping when what is being evaluated is done; Ctrl-C again drops it", file=sys.stderr, flush=True)
 
 
 def _first_line(done: Done) -> str:

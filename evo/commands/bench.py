@@ -47,9 +47,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     from evo.device import choose
     from fitness.suites.tritonbench import sources
 
+    parts.check_workers(arguments.workers)
+    parts.check_seed(arguments.seed)
     workers = parts.workers(arguments.workers)
-    if workers < 1:
-        raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
     chosen = suite.chosen(sources(arguments.path), arguments.only)
     folder = (arguments.out or Path("runs", arguments.suite)).resolve()
     _check_settings(arguments)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
-from evo.errors import ConfigError
 
 if TYPE_CHECKING:
     from evo.engine import Score
@@ -39,8 +38,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from evo.records import Candidate, Verdict
     from fitness.target import get_target
 
-    if arguments.workers is not None and arguments.workers < 1:
-        raise ConfigError(f"workers: expected at least 1, got {arguments.workers}; set --workers")
+    parts.check_workers(arguments.workers)
     parts.check_seed(arguments.seed)
     get_target(arguments.target)
     candidates = [Candidate(parts.read_kernel(path)) for path in arguments.kernels]

@@ -146,6 +146,11 @@ def workers(wanted: int | None) -> int:
     return len(os.sched_getaffinity(0)) if wanted is None else wanted
 
 
+def check_workers(wanted: int | None) -> None:
+    if wanted is not None and wanted < 1:
+        raise ConfigError(f"workers: expected at least 1, got {wanted}; set --workers")
+
+
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**63:
         raise ConfigError(f"seed: expected an integer from 0 to {2**63 - 1}, got {seed}; set --seed")

@@ -45,7 +45,7 @@ def run_engine(
     config = store.info.config
     if config.models and proposals != 0:
         models.describe(config)
-    with _forced_exit(store, evaluator), Interrupt(_notify) as interrupt, Progress(config, Console()) as progress:
+    with _forced_exit(store, evaluator), Interrupt(notify) as interrupt, Progress(config, Console()) as progress:
         engine, _ = make_engine(store, task, first, evaluator, [progress], interrupt, proposals)
         return engine.run()
 
@@ -79,7 +79,7 @@ def make_engine(
     return engine, llm
 
 
-def _notify() -> None:
+def notify() -> None:
     print("\nevo: stopping when what is being evaluated is done; Ctrl-C again drops it", file=sys.stderr, flush=True)
 
 

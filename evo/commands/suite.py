@@ -47,9 +47,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from fitness.suites.tritonbench import sources
     from fitness.target import get_target
 
+    parts.check_workers(arguments.workers)
     workers = parts.workers(arguments.workers)
-    if workers < 1:
-        raise ConfigError(f"workers: expected at least 1, got {workers}; set --workers")
     target = get_target(arguments.target)
     files = chosen(sources(arguments.path), arguments.only)
     device, _ = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
