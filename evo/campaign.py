@@ -282,11 +282,7 @@ def _check_different(spec: Spec, device: str) -> None:
         config = spec.config("", arm, 0, device)
         twin = seen.setdefault(config, arm)
         if twin != arm:
-            why = " (where a GPU measures, drafts are not screened unless [run] sets screen_budget)"
-            raise ConfigError(
-                f"arms: {twin} and {arm} come to the same settings here"
-                f"{why if device == 'gpu' and config.screen_budget == 0 else ''}; leave one out"
-            )
+            raise ConfigError(f"arms: {twin} and {arm} come to the same settings here; leave one out")
 
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -170,7 +170,7 @@ def _optional(extra: str, name: str) -> Check:
 
 
 def _scratch() -> Check:
-    from fitness.jobs import Limits
+    from fitness.sandbox.jobs import Limits
 
     return _disk(
         Path(tempfile.gettempdir()), Limits().file_bytes, " (a candidate may write that much before it is ended)"
@@ -194,7 +194,7 @@ def _disk(folder: Path, wanted: int, why: str = "") -> Check:
 
 
 def _sandbox() -> list[Check]:
-    from fitness.sandbox import ACTIVE, available_layers
+    from fitness.sandbox.layers import ACTIVE, available_layers
 
     checks = []
     for layer, state in available_layers().items():
@@ -210,7 +210,7 @@ def _sandbox() -> list[Check]:
 
 
 def _driver() -> Check:
-    from fitness.nvidia import driver_version
+    from fitness.gpu.nvidia import driver_version
 
     version = driver_version()
     if version:
@@ -233,7 +233,7 @@ def _gpu(gpus: Gpus) -> list[Check]:
 
 
 def _tool(name: str, gpu: bool) -> Check:
-    from fitness.nvidia import find_tool, tool_problem, tool_version
+    from fitness.gpu.nvidia import find_tool, tool_problem, tool_version
 
     path = find_tool(name)
     if not path:

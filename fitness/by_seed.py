@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from fitness.gpu.norms import norms
 from fitness.memory import assign
-from fitness.norms import norms
 from fitness.oracle import ROUNDING_RMS, Budget, Expected, budget
 from fitness.plan import TensorRef
 from fitness.task import Task

@@ -8,18 +8,18 @@ from typing import Any
 
 from evo.errors import EvoError
 from evo.records import Candidate, Certificate, Timing
-from fitness import estimate as model
 from fitness.calls import CPU
-from fitness.certify import not_run
+from fitness.certification.certify import not_run
+from fitness.compilation.target import Target
+from fitness.estimation import estimate as model
 from fitness.facts import Estimates, Facts, Recorder, scratch_folder, scratch_root
-from fitness.jobs import Limits
-from fitness.ncu import Counters, NoCounters
+from fitness.gpu.runner import Work
 from fitness.pipeline import Evaluator, Judged
-from fitness.runner import Work
-from fitness.target import Target
+from fitness.profiling.ncu import Counters, NoCounters
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.task import Task
-from fitness.verify import Executable, Jobs, verify
-from fitness.zygote import Zygote
+from fitness.verification.verify import Executable, Jobs, verify
 
 
 class CpuJudge:

@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from evo.records import Finding, Verdict
-from fitness import estimate as model
-from fitness import sandbox, screen
-from fitness import work as steps
 from fitness.calls import CPU, Calls
-from fitness.gate import gate, not_inherited
-from fitness.jobs import Limits
+from fitness.compilation import screen
+from fitness.compilation.target import Target
+from fitness.estimation import estimate as model
+from fitness.gpu import work as steps
 from fitness.plan import LaunchPlan, to_json
+from fitness.rules.gate import gate, not_inherited
+from fitness.sandbox import layers
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop, expect_ok
-from fitness.target import Target
 from fitness.task import Task
-from fitness.zygote import Zygote
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 
@@ -99,7 +100,7 @@ class Recorder:
     @property
     def layers(self) -> Mapping[str, str]:
         """Layers of the sandbox on this machine: "active" or the reason why not."""
-        return sandbox.available_layers()
+        return layers.available_layers()
 
     def close(self) -> None:
         if self._own_zygote:

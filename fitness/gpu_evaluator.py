@@ -11,20 +11,20 @@ from typing import Any
 
 from evo.errors import EvoError
 from evo.records import Certificate, Verdict
-from fitness.certify import Certifier
+from fitness.certification.certify import Certifier
+from fitness.compilation.freeze import freeze
+from fitness.compilation.target import Target
 from fitness.facts import Facts, Recorder
-from fitness.freeze import freeze
-from fitness.jobs import Limits
-from fitness.ncu import Counters, counters
+from fitness.gpu.runner import Report, Runner, Work
 from fitness.pipeline import Evaluator, Judged, chosen_configs
-from fitness.runner import Report, Runner, Work
+from fitness.profiling.ncu import Counters, counters
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.score import fitness_of
 from fitness.stages import Stop
-from fitness.target import Target
 from fitness.task import Task
-from fitness.zygote import Zygote
 
-# Of `fitness.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
+# Of `fitness.gpu.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
 
 

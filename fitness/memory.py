@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from evo.records import Verdict
-from fitness.jobs import JobError
 from fitness.plan import ITEMSIZE, LaunchPlan, PlanError, TensorRef
+from fitness.sandbox.jobs import JobError
 
 FILE_NAME = "buffers.bin"
 ALIGNMENT = 256  # what cudaMalloc guarantees

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from evo.records import Case
-from fitness.norms import Norms, norms
+from fitness.gpu.norms import Norms, norms
 from fitness.task import Task, run_reference
 
 # Root mean square of the relative error of rounding to nearest, in unit roundoffs: the absolute error is uniform within

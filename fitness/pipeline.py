@@ -1,7 +1,8 @@
 """The way of a candidate through recorder and judge, and how what was found becomes an Evaluation.
 
 A recorder (`fitness/facts.py`) says what a source is, a judge whether it is right and how fast: `fitness/evaluator.py`
-without a GPU, `fitness/gpu_evaluator.py` with one.  `fitness/pool.py` has many of both, on the machines of a cluster.
+without a GPU, `fitness/gpu_evaluator.py` with one.  `fitness/cluster/pool.py` has many of both, on the machines of a
+cluster.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Any, Protocol, Self
 from evo import __version__
 from evo.errors import EvoError, TaskError
 from evo.records import Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
-from fitness import profile as profiles
+from fitness.compilation.freeze import freeze
+from fitness.compilation.target import Target
 from fitness.facts import Estimates, Facts
-from fitness.freeze import freeze
-from fitness.ncu import Counters, NoCounters
+from fitness.gpu.runner import Work
 from fitness.plan import Config
-from fitness.runner import Work
+from fitness.profiling import profile as profiles
+from fitness.profiling.ncu import Counters, NoCounters
 from fitness.stages import Stop
-from fitness.target import Target
 from fitness.task import Task
 
 Choices = Mapping[str, Sequence[int]]  # call name -> configuration of each launch

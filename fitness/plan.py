@@ -2,8 +2,8 @@
 
 The recorder (untrusted) writes plans; the compiler, the interpreter and the runner execute them without ever running
 the candidate's host code.  A plan says *what* to launch, never how it was compiled: machine code is made from the
-source by trusted code (`fitness/kernels.py`, `fitness/compile.py`).  Everything is JSON, so that a plan can be stored,
-hashed and checked field by field before anyone acts on it.
+source by trusted code (`fitness/compilation/kernels.py`, `fitness/compilation/compile.py`).  Everything is JSON, so
+that a plan can be stored, hashed and checked field by field before anyone acts on it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evo.records import Finding, Verdict
-from fitness.jobs import JobResult
+from fitness.sandbox.jobs import JobResult
 
 
 class Stop(Exception):

@@ -22,8 +22,8 @@ seeds of others, written without these rules in mind).
 wrote last, and, measured on a GPU, of the time of all steps.  0 asks for nothing: operators may finish what kernels
 began.
 
-`certify` is a list of `Case`: sizes at which the result of a search is tried once more (`fitness/certify.py`).  Without
-it they are derived from the smallest case.
+`certify` is a list of `Case`: sizes at which the result of a search is tried once more
+(`fitness/certification/certify.py`).  Without it they are derived from the smallest case.
 
 A reference must work in float64 too, so it should not name a dtype: take it from its arguments.
 """

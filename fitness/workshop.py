@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
+from fitness.compilation.target import Target
 from fitness.evaluator import CpuEvaluator
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.pipeline import Evaluator
-from fitness.target import Target
+from fitness.sandbox.zygote import Zygote
 from fitness.task import Task
-from fitness.zygote import Zygote
 
 
 class Workshop:

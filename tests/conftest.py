@@ -10,11 +10,11 @@ import pytest
 @pytest.fixture(scope="session")
 def evaluators() -> Iterator[Callable]:
     """`evaluators(task_name, use_gate=True)`: a prepared CpuEvaluator, kept for the session."""
+    from fitness.compilation.target import get_target
     from fitness.evaluator import CpuEvaluator
-    from fitness.jobs import Limits
-    from fitness.target import get_target
+    from fitness.sandbox.jobs import Limits
+    from fitness.sandbox.zygote import Zygote
     from fitness.task import load_task
-    from fitness.zygote import Zygote
 
     zygote = Zygote("sm_90")
     made: dict = {}

@@ -1,11 +1,11 @@
-"""fitness.bits."""
+"""fitness.gpu.bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fitness.bits import same_bits
+from fitness.gpu.bits import same_bits
 
 LAYOUTS = {
     "contiguous": lambda x: x.clone(),

@@ -9,8 +9,8 @@ import pytest
 
 import fitness
 from fitness.briefing import case_lines, hardware_facts, reference_source, rules, task_facts, tolerance
-from fitness.gate import RULES
-from fitness.target import TARGETS, get_target
+from fitness.compilation.target import TARGETS, get_target
+from fitness.rules.gate import RULES
 from fitness.task import load_task, task_names
 from operators.llm.base import TaskFacts
 

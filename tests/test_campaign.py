@@ -89,12 +89,11 @@ def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
 
 def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
     text = SPEC.replace('"no-islands", "greedy"', '"no-memetic"')
-    spec = spec_of(tmp_path, text)
-    Campaign.open(tmp_path / "estimated", spec, "cpu", HASHES, VERSIONS)
-    with pytest.raises(ConfigError, match="full and no-memetic come to the same settings"):
-        Campaign.open(tmp_path / "measured", spec, "gpu", HASHES, VERSIONS)
-    screening = spec_of(tmp_path, text.replace("islands = 4", "screen_budget = 4"))
-    Campaign.open(tmp_path / "measured", screening, "gpu", HASHES, VERSIONS)
+    Campaign.open(tmp_path / "distinct", spec_of(tmp_path, text), "gpu", HASHES, VERSIONS)
+    same = spec_of(tmp_path, text.replace("islands = 4", "screen_budget = 0"))
+    for device in ("cpu", "gpu"):
+        with pytest.raises(ConfigError, match="full and no-memetic come to the same settings"):
+            Campaign.open(tmp_path / device, same, device, HASHES, VERSIONS)
 
 
 @pytest.mark.parametrize(

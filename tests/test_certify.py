@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from evo.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
-from fitness import certify, judge
-from fitness.certify import Certifier, unseen_cases
-from fitness.exchange import ExchangeError, put, take
-from fitness.jobs import Limits
-from fitness.nvidia import find_tool
-from fitness.runner import Report
-from fitness.sanitize import PROGRAM, read_output
+from fitness.certification import certify, judge
+from fitness.certification.certify import Certifier, unseen_cases
+from fitness.certification.exchange import ExchangeError, put, take
+from fitness.certification.sanitize import PROGRAM, read_output
+from fitness.gpu.nvidia import find_tool
+from fitness.gpu.runner import Report
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.task import Task, load_task
-from fitness.zygote import Zygote
 from tests import gpu_sources as sources
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -164,7 +164,7 @@ def test_a_process_cannot_acquit_itself(task, tmp_path, verdict):
 
 
 class CpuRunner:
-    """`fitness.runner.Runner` as far as `quick` needs it."""
+    """`fitness.gpu.runner.Runner` as far as `quick` needs it."""
 
     facts = MappingProxyType({"capability": (9, 0), "uuid": ""})
 
@@ -274,8 +274,8 @@ def test_a_tool_that_did_not_get_through_has_shown_nothing(output):
 
 @pytest.mark.skipif(bool(find_tool(PROGRAM)), reason="it is installed")
 def test_without_the_tool_the_check_is_not_run(task, tmp_path):
-    from fitness.runner import Work
-    from fitness.sanitize import sanitize
+    from fitness.certification.sanitize import sanitize
+    from fitness.gpu.runner import Work
 
     finding = sanitize("memcheck", task.folder, Work({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
     assert finding.problem == "compute-sanitizer is not installed"
@@ -288,8 +288,8 @@ def test_without_the_tool_the_check_is_not_run(task, tmp_path):
 @pytest.fixture(scope="module")
 def gpu(task):
     """A prepared evaluator."""
+    from fitness.compilation.target import get_target
     from fitness.gpu_evaluator import GpuEvaluator
-    from fitness.target import get_target
 
     with GpuEvaluator(task, get_target("sm_90")) as evaluator:
         evaluator.prepare()

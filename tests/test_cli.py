@@ -71,7 +71,7 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     assert [e.device for e in opened] == ["gpu"]
     with RunReader(Path("out")) as reader:
         assert reader.info.config.device == "gpu"
-        assert reader.info.config.screen_budget == 0
+        assert reader.info.config.screen_budget == 4
     monkeypatch.setattr(parts, "find_gpus", lambda target: NO_GPU)
     assert run("resume", "out", "--budget", "5") == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
@@ -594,10 +594,10 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 
 def test_drafts_are_screened_as_asked_for_on_a_gpu_too(opened: list[CliEvaluator], one_gpu: None) -> None:
     assert run("run", "t", "--budget", "2", "--run-dir", "plain") == 0
-    assert run("run", "t", "--budget", "2", "--run-dir", "screened", "--screen-budget", "4") == 0
+    assert run("run", "t", "--budget", "2", "--run-dir", "screened", "--screen-budget", "6") == 0
     budgets = []
     for folder in ("plain", "screened"):
         with RunReader(Path(folder)) as reader:
             budgets.append(reader.info.config.screen_budget)
-    assert budgets == [0, 4]
+    assert budgets == [4, 6]
     assert run("run", "t", "--run-dir", "other", "--screen-budget", "-1") == 2

@@ -11,11 +11,11 @@ import pytest
 import triton
 
 from evo.records import Verdict
-from fitness import screen
-from fitness.compile import job
-from fitness.jobs import JobError
+from fitness.compilation import screen
+from fitness.compilation.compile import job
+from fitness.compilation.target import get_target
 from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
-from fitness.target import get_target
+from fitness.sandbox.jobs import JobError
 
 SOURCE = """import torch
 import triton

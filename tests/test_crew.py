@@ -10,7 +10,7 @@ import pytest
 
 from evo.errors import ConfigError, EvoError
 from evo.records import Verdict
-from fitness.crew import ATTEMPTS, Crew, Lost
+from fitness.cluster.crew import ATTEMPTS, Crew, Lost
 from fitness.stages import Stop
 
 

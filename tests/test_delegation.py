@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from evo.records import Candidate, Verdict
-from fitness.delegation import NEITHER, OPERATOR, OWN, Authors, Share, check_share, needs_proof
+from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.memory import Layout
 from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
+from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
-from fitness.target import get_target
 from fitness.task import load_task
-from fitness.zygote import Zygote
+from fitness.verification.delegation import NEITHER, OPERATOR, OWN, Authors, Share, check_share, needs_proof
 from tests.gpu_sources import SEED, TASK
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -89,7 +89,7 @@ def test_what_is_own_on_some_inputs_is_own():
 def test_a_program_of_the_runner_tells_the_authors(monkeypatch):
     """On the CPU, with a function for a kernel: operators come before and after it."""
     pytest.importorskip("cuda.bindings")
-    from fitness.replay import Program
+    from fitness.gpu.replay import Program
 
     first = ref(2, shape=(1,))
     before = Op("aten.add.Tensor", (ref(0), ref(0)), {}, (ref(1),), 3)

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("pynvml")
 
-from fitness.device import Clocks, Watch, device_facts, disturbance
+from fitness.gpu.device import Clocks, Watch, device_facts, disturbance
 
 CALM = Clocks(1980, 3201, frozenset())
 

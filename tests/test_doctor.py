@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import evo.commands.doctor as command
-import fitness.nvidia
-import fitness.sandbox
+import fitness.gpu.nvidia
+import fitness.sandbox.layers
 from evo import doctor
 from evo.cli import main
 from evo.doctor import MISSING, OK, UNUSABLE
@@ -99,7 +99,7 @@ def test_disk(tmp_path):
 
 def test_layers_that_are_missing_are_named_with_their_reason(monkeypatch):
     layers = {"userns": "OSError: [Errno 1] Operation not permitted", "seccomp": "active"}
-    monkeypatch.setattr(fitness.sandbox, "available_layers", lambda: layers)
+    monkeypatch.setattr(fitness.sandbox.layers, "available_layers", lambda: layers)
     found = by_name(doctor._sandbox())
     assert found["sandbox seccomp"].state == OK
     assert found["sandbox userns"].state == MISSING
@@ -117,9 +117,9 @@ def test_layers_that_are_missing_are_named_with_their_reason(monkeypatch):
     ],
 )
 def test_tools(monkeypatch, path, gpu, problem, state, words):
-    monkeypatch.setattr(fitness.nvidia, "find_tool", lambda name: path)
-    monkeypatch.setattr(fitness.nvidia, "tool_version", lambda path: "1.2")
-    monkeypatch.setattr(fitness.nvidia, "tool_problem", lambda name, path: problem)
+    monkeypatch.setattr(fitness.gpu.nvidia, "find_tool", lambda name: path)
+    monkeypatch.setattr(fitness.gpu.nvidia, "tool_version", lambda path: "1.2")
+    monkeypatch.setattr(fitness.gpu.nvidia, "tool_problem", lambda name, path: problem)
     check = doctor._tool("ncu", gpu)
     assert check.state == state
     assert words in check.found

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from evo.records import Build
-from fitness import estimate as model
+from fitness.compilation.target import get_target
+from fitness.estimation import estimate as model
 from fitness.plan import Buffer, Copy, Fill, LaunchPlan, Op
-from fitness.target import get_target
 from tests.traced import COPY, MATMUL, SIN, SOFTMAX, SOFTMAX3, TILES, plan_of, tensor, traces_of
 
 H200 = get_target("sm_90")

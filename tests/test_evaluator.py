@@ -8,9 +8,9 @@ import pytest
 
 from evo.errors import TaskError
 from evo.records import Candidate, Verdict
+from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.score import score
-from fitness.target import get_target
 from fitness.task import load_task, task_names
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.py"))

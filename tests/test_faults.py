@@ -1,11 +1,11 @@
-"""fitness.faults."""
+"""fitness.gpu.faults."""
 
 from __future__ import annotations
 
 import pytest
 
 from evo.records import Verdict
-from fitness.faults import HARMLESS, MACHINE, verdict_of, verdict_of_text
+from fitness.gpu.faults import HARMLESS, MACHINE, verdict_of, verdict_of_text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The chosen autotune configuration is written into the source."""
 
-from fitness.freeze import freeze
+from fitness.compilation.freeze import freeze
 from fitness.plan import Config
 
 SOURCE = """

@@ -9,13 +9,13 @@ import torch
 
 from evo.errors import EvoError
 from evo.records import Candidate, Verdict
+from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.gpu_evaluator import GpuEvaluator
+from fitness.sandbox.zygote import Zygote
 from fitness.score import score
 from fitness.stages import Stop
-from fitness.target import get_target
 from fitness.task import load_task, task_names
-from fitness.zygote import Zygote
 
 HERE = Path(__file__).parent
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")

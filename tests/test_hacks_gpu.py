@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from evo.records import Candidate, Verdict
+from fitness.compilation.target import get_target
 from fitness.gpu_evaluator import GpuEvaluator
-from fitness.jobs import Limits
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.score import score
-from fitness.target import get_target
 from fitness.task import load_task
-from fitness.zygote import Zygote
 from tests.test_hacks import CORPUS, header
 
 HERE = Path(__file__).parent

@@ -3,8 +3,8 @@
 import pytest
 
 from evo.records import BOTTLENECKS
-from fitness.hints import MOST, RULES, hints
-from fitness.profile import NAMES
+from fitness.profiling.hints import MOST, RULES, hints
+from fitness.profiling.profile import NAMES
 
 # Readings of a kernel that lacks nothing.
 HEALTHY = {

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from evo.records import Verdict
-from fitness.interpret import job
-from fitness.jobs import JobError
 from fitness.memory import Layout
 from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
+from fitness.sandbox.jobs import JobError
+from fitness.verification.interpret import job
 
 SOURCE = """
 import triton

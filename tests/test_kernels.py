@@ -6,8 +6,8 @@ import pytest
 import triton.language as tl
 
 from evo.records import Verdict
-from fitness.jobs import JobError
-from fitness.kernels import argument, get_kernel, load_kernels
+from fitness.compilation.kernels import argument, get_kernel, load_kernels
+from fitness.sandbox.jobs import JobError
 
 SOURCE = '''"""A candidate."""
 import os, triton as tr

@@ -7,9 +7,9 @@ import pytest
 import triton
 
 from evo.records import Verdict
-from fitness.compile import job
-from fitness.jobs import JobError
+from fitness.compilation.compile import job
 from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from fitness.sandbox.jobs import JobError
 from operators.llm.pitfalls import PITFALLS, pitfalls
 
 KERNEL = """import triton

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from evo.records import Verdict
-from fitness.jobs import JobError
 from fitness.memory import ALIGNMENT, GUARD, Layout
 from fitness.plan import Buffer, LaunchPlan, PlanError, TensorRef
+from fitness.sandbox.jobs import JobError
 
 X = TensorRef(0, "float32", (3, 5), (1, 3))  # column-major
 OUT = TensorRef(1, "bfloat16", (4,), (1,))

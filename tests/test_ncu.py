@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fitness import ncu
-from fitness.jobs import Limits
-from fitness.ncu import NoCounters, command_line, counters, failure, parse, readings
-from fitness.profile import NAMES
-from fitness.runner import Work
+from fitness.gpu.runner import Work
+from fitness.profiling import ncu
+from fitness.profiling.ncu import NoCounters, command_line, counters, failure, parse, readings
+from fitness.profiling.profile import NAMES
+from fitness.sandbox.jobs import Limits
 
 TABLE = Path(__file__).parent / "data" / "ncu_raw.csv"
 NAMES_ROW, UNITS_ROW = TABLE.read_text().splitlines()[-4:-2]
@@ -84,7 +84,7 @@ def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
     assert command[0] == "/usr/bin/ncu" and command[-4:] == ["softmax", "work", "square", "0"]
     assert command[command.index("--clock-control") + 1] == "none"
     assert command[command.index("--profile-from-start") + 1] == "off"
-    assert "fitness.ncu_replay" in command
+    assert "fitness.profiling.ncu_replay" in command
 
 
 def test_without_the_tool_there_are_no_counters(monkeypatch):
@@ -115,10 +115,10 @@ def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_plan_is_replayed_under_the_profiler(tmp_path):
     from fitness.calls import CPU, Calls
-    from fitness.nvidia import find_tool, tool_problem
+    from fitness.gpu.nvidia import find_tool, tool_problem
+    from fitness.gpu.work import make_work
+    from fitness.sandbox.zygote import Zygote
     from fitness.task import load_task
-    from fitness.work import make_work
-    from fitness.zygote import Zygote
 
     tool = find_tool("ncu")
     if not tool or tool_problem("ncu", tool):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fitness.gate import gate
+from fitness.rules.gate import gate
 from fitness.task import task_names
 from operators.base import Context, Parent
 from operators.rewrite import REWRITES, RewriteOperator

@@ -1,4 +1,4 @@
-"""fitness.orphan: a process ends with the one that started it."""
+"""fitness.gpu.orphan: a process ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUSY = "import sys, time; from fitness.orphan import end_with; end_with(int(sys.argv[1])); print('up', flush=True); {}"
+BUSY = (
+    "import sys, time; from fitness.gpu.orphan import end_with; end_with(int(sys.argv[1])); print('up', flush=True); {}"
+)
 
 
 def start(work: str) -> tuple[socket.socket, subprocess.Popen[str]]:

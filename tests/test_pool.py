@@ -25,13 +25,13 @@ from evo.errors import ConfigError, TaskError
 from evo.records import Candidate, Evaluation, Finding, Trial, Verdict
 from evo.store import RunInfo, Store
 from evo.versions import versions
-from fitness import pool
-from fitness.crew import Crew
-from fitness.jobs import Limits
-from fitness.pool import Cluster, ClusterEvaluator, Job, Node, Post, posts
+from fitness.cluster import pool
+from fitness.cluster.crew import Crew
+from fitness.cluster.pool import Cluster, ClusterEvaluator, Job, Node, Post, posts
+from fitness.compilation.target import get_target
+from fitness.sandbox.jobs import Limits
 from fitness.score import score
 from fitness.stages import Stop
-from fitness.target import get_target
 from fitness.task import load_task
 from operators.registry import get_operators
 
@@ -107,9 +107,9 @@ def test_gpus_of_one_run_are_of_one_model():
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "fitness.pool")
+    monkeypatch.delitem(sys.modules, "fitness.cluster.pool")
     with pytest.raises(ConfigError, match=r"pip install 'evo-triton\[cluster\]'"):
-        importlib.import_module("fitness.pool")
+        importlib.import_module("fitness.cluster.pool")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "ray://127.0.0.1:10001"])

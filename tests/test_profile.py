@@ -8,12 +8,12 @@ import torch
 
 from evo.errors import EvoError
 from evo.records import Candidate, Case, Evaluation, Timing, Verdict
-from fitness.estimate import DRAM_EFFICIENCY, Estimate, StepEstimate
+from fitness.compilation.target import get_target
+from fitness.estimation.estimate import DRAM_EFFICIENCY, Estimate, StepEstimate
 from fitness.evaluator import CpuEvaluator
-from fitness.ncu import NoCounters
 from fitness.plan import Buffer, Config, Launch, LaunchPlan
-from fitness.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
-from fitness.target import get_target
+from fitness.profiling.ncu import NoCounters
+from fitness.profiling.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
 from fitness.task import load_task
 
 H200 = get_target("sm_90")
@@ -231,7 +231,7 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_all_tiers_say_what_limits_the_gemv():
     from fitness.gpu_evaluator import GpuEvaluator
-    from fitness.ncu import find_tool
+    from fitness.profiling.ncu import find_tool
 
     task = load_task("gemv_batched")
     candidate = Candidate(task.seed_source)

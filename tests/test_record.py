@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from evo.records import Verdict
-from fitness.jobs import JobResult, Limits
+from fitness.compilation.target import get_target
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
-from fitness.target import get_target
-from fitness.zygote import Zygote
+from fitness.sandbox.jobs import JobResult, Limits
+from fitness.sandbox.zygote import Zygote
 
 HEAD = """
 import math

@@ -13,9 +13,9 @@ import torch
 from evo.errors import EvoError
 from evo.records import Verdict
 from fitness.calls import CPU, Calls
-from fitness.jobs import Limits
+from fitness.gpu.runner import Runner, Work
 from fitness.plan import Buffer
-from fitness.runner import Runner, Work
+from fitness.sandbox.jobs import Limits
 from fitness.task import load_task
 from tests import gpu_sources as sources
 
@@ -40,7 +40,7 @@ class Lab:
     """A task folder, a zygote and a runner that knows the baseline."""
 
     def __init__(self, root: Path, task: str = sources.TASK, seed: str = sources.SEED, wall_s: float = 30.0) -> None:
-        from fitness.zygote import Zygote
+        from fitness.sandbox.zygote import Zygote
 
         (root / "task").mkdir()
         (root / "task" / "task.py").write_text(task)
@@ -53,7 +53,7 @@ class Lab:
         self.baseline = self.runner.prepare(self.work(seed))
 
     def work(self, source: str) -> Work:
-        from fitness.work import make_work
+        from fitness.gpu.work import make_work
 
         self._count += 1
         scratch = self.root / str(self._count)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fitness import sandbox
-from fitness.jobs import Limits
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.layers import ACTIVE, PROFILES, available_layers, clean_environment, confine
 
 ROOT = Path(__file__).parent.parent
-LAYERS = sandbox.available_layers()
+LAYERS = available_layers()
 
 
 def inside(code: str, scratch: Path, profile: str = "strict", limits: str = "Limits()", before: str = "") -> Any:
@@ -24,8 +24,8 @@ def inside(code: str, scratch: Path, profile: str = "strict", limits: str = "Lim
     program = f"""
 import json, os, sys
 from pathlib import Path
-from fitness.jobs import Limits
-from fitness.sandbox import confine, preload
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.layers import confine, preload
 scratch = Path({str(scratch)!r})
 {before}
 preload()
@@ -43,39 +43,39 @@ os._exit(0)
 """
     run = subprocess.run(
         [sys.executable, "-P", "-c", program],
-        env=sandbox.clean_environment(), capture_output=True, text=True, timeout=60, check=False,
+        env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return json.loads(run.stdout) if run.stdout else f"exit {run.returncode}: {run.stderr}"
 
 
 def needs(*layers: str) -> pytest.MarkDecorator:
-    missing = {name: LAYERS[name] for name in layers if LAYERS[name] != sandbox.ACTIVE}
+    missing = {name: LAYERS[name] for name in layers if LAYERS[name] != ACTIVE}
     return pytest.mark.skipif(bool(missing), reason=f"this machine lacks {missing}")
 
 
 def test_each_layer_is_active_or_has_a_reason() -> None:
     assert set(LAYERS) >= {"userns", "netns", "rlimits", "landlock", "seccomp", "no_new_privs"}
     assert all(LAYERS.values())
-    assert LAYERS["rlimits"] == LAYERS["no_new_privs"] == sandbox.ACTIVE  # every Linux has these
+    assert LAYERS["rlimits"] == LAYERS["no_new_privs"] == ACTIVE  # every Linux has these
 
 
 def test_confine_returns_the_active_layers(tmp_path: Path) -> None:
-    assert inside("answer = layers", tmp_path) == [name for name, state in LAYERS.items() if state == sandbox.ACTIVE]
+    assert inside("answer = layers", tmp_path) == [name for name, state in LAYERS.items() if state == ACTIVE]
 
 
 def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="strict, compiler, gpu"):
-        sandbox.confine("lax", tmp_path, Limits())
+        confine("lax", tmp_path, Limits())
 
 
 def test_the_environment_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    assert "secret" not in sandbox.clean_environment().values()
+    assert "secret" not in clean_environment().values()
 
 
 @needs("landlock")
-@pytest.mark.parametrize("profile", sandbox.PROFILES)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_writes_only_in_the_scratch_folder(tmp_path: Path, profile: str) -> None:
     scratch, outside = tmp_path / "scratch", tmp_path / "outside"
     scratch.mkdir()
@@ -159,7 +159,7 @@ rules.load()
         "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
     ],
 )
-@pytest.mark.parametrize("profile", sandbox.PROFILES)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_denied_system_calls(tmp_path: Path, code: str, profile: str) -> None:
     assert inside(code, tmp_path, profile) == "PermissionError"
 
@@ -170,7 +170,7 @@ NEEDED_BY_CUDA = ("import socket\nsocket.socket(socket.AF_UNIX)", "os.memfd_crea
 @needs("seccomp")
 @pytest.mark.parametrize("code", NEEDED_BY_CUDA)
 def test_what_cuda_needs_nobody_else_gets(tmp_path: Path, code: str) -> None:
-    assert [inside(code, tmp_path, profile) for profile in sandbox.PROFILES] == ["PermissionError"] * 2 + [None]
+    assert [inside(code, tmp_path, profile) for profile in PROFILES] == ["PermissionError"] * 2 + [None]
 
 
 @needs("seccomp")
@@ -320,5 +320,5 @@ builtins.__import__ = without
 """
     layers = inside("answer = layers", tmp_path, before=before)
     assert "rlimits" in layers and not {"landlock", "seccomp"} & set(layers)
-    active = {name for name, state in LAYERS.items() if state == sandbox.ACTIVE}
+    active = {name for name, state in LAYERS.items() if state == ACTIVE}
     assert set(layers) - {"mounts"} == active - {"landlock", "seccomp", "mounts"}

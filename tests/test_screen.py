@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from evo.records import Build
+from fitness.compilation.screen import occupancy, out_of_resources, plan_hash
+from fitness.compilation.target import get_target
 from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
-from fitness.screen import occupancy, out_of_resources, plan_hash
-from fitness.target import get_target
 
 TARGET = get_target("sm_90")
 

@@ -193,7 +193,7 @@ def test_a_folder_that_travels_between_a_login_node_and_a_gpu_node(
     with RunReader(here) as reader:
         assert reader.info.versions == on_node
         assert reader.info.environment == {"evaluator": "instant"}
-        assert (reader.info.config.device, reader.info.config.screen_budget) == ("gpu", 0)
+        assert (reader.info.config.device, reader.info.config.screen_budget) == ("gpu", 4)
     assert run("--evaluate-only", "--run-dir", str(here)) == 0
     assert "nothing is pending; propose more" in capsys.readouterr().out
     monkeypatch.setattr(parts, "find_gpus", lambda target: NO_GPU)

@@ -11,12 +11,12 @@ import torch
 from evo.cli import main
 from evo.errors import ConfigError, TaskError
 from evo.records import Candidate, Verdict
+from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.suites import values
 from fitness.suites.check import Checker, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, sources
-from fitness.target import get_target
 from fitness.task import load_task
 
 LINE = "#" * 146

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fitness.gate import gate
+from fitness.rules.gate import gate
 from fitness.task import BUILTIN_TASKS, load_task, task_names, task_title
 
 ROOT = Path(__file__).parent.parent

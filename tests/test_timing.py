@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from fitness.timing import LOOKS, Ratio, Stopping, counts, geometric_mean, median_interval, noise_floor, paired_ratio
+from fitness.gpu.timing import (
+    LOOKS,
+    Ratio,
+    Stopping,
+    counts,
+    geometric_mean,
+    median_interval,
+    noise_floor,
+    paired_ratio,
+)
 
 SIMULATIONS = 1500
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from evo.records import Verdict
-from fitness import trace
-from fitness.jobs import JobError
+from fitness.estimation import trace
 from fitness.plan import to_json
+from fitness.sandbox.jobs import JobError
 from tests.traced import COPY, MATMUL, SOFTMAX, SOFTMAX3, TILES, plan_of, tensor, trace_of, traces_of, traffic
 
 MB = 1 << 20

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fitness import record
 from fitness.memory import FILE_NAME
 from fitness.plan import from_json
-from fitness.warmup import warm_up
+from fitness.recording import record
+from fitness.sandbox.warmup import warm_up
 
 
 def test_each_job_gets_what_the_one_before_made_of_the_sample() -> None:

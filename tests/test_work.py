@@ -6,13 +6,13 @@ import pytest
 
 from evo.records import Verdict
 from fitness.calls import CPU, Calls
-from fitness.jobs import Limits
-from fitness.parameters import pack
+from fitness.gpu.parameters import pack
+from fitness.gpu.work import make_work
 from fitness.plan import TensorRef
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
 from fitness.task import load_task
-from fitness.work import make_work
-from fitness.zygote import Zygote
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from contextlib import closing
 from typing import Any
 
 from evo.records import Candidate, Check, Timing, Verdict
+from fitness.compilation.target import get_target
 from fitness.facts import Facts
+from fitness.gpu.runner import Report
 from fitness.gpu_evaluator import GpuEvaluator
-from fitness.runner import Report
-from fitness.target import get_target
 from fitness.task import load_task
 from fitness.workshop import Workshop
 

@@ -18,8 +18,8 @@ import pytest
 
 from evo.errors import EvoError
 from evo.records import Verdict
-from fitness.jobs import JobResult, Limits
-from fitness.zygote import PROFILES, Zygote, classify
+from fitness.sandbox.jobs import JobResult, Limits
+from fitness.sandbox.zygote import PROFILES, Zygote, classify
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
 ROOT = Path(__file__).parent.parent
@@ -62,7 +62,7 @@ def test_an_exception_has_its_type_and_line(zygote: Zygote, tmp_path: Path) -> N
 def test_a_job_error_keeps_verdict_and_line(zygote: Zygote, tmp_path: Path) -> None:
     code = """
     from evo.records import Verdict
-    from fitness.jobs import JobError
+    from fitness.sandbox.jobs import JobError
     raise JobError(Verdict.UNSUPPORTED, "needs a value", 17)
     """
     result = run(zygote, tmp_path, code)
@@ -309,8 +309,8 @@ def test_close_ends_everything(tmp_path: Path) -> None:
 DRIVER = f"""
 import sys, threading, time
 from pathlib import Path
-from fitness.jobs import Limits
-from fitness.zygote import Zygote
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 zygote = Zygote("sm_90", jobs=("{JOB}",))
 code = {{"code": "import time\\nopen('began', 'w')\\ntime.sleep(1000)"}}
 arguments = {{"scratch": Path(sys.argv[1]), "limits": Limits(wall_s=500)}}

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evo.records import Candidate, Evaluation, Verdict
+from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
-from fitness.target import get_target
 from fitness.task import load_task
 from operators.genes import get_genes, set_genes
 

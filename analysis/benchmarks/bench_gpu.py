@@ -31,11 +31,11 @@ from typing import Any
 
 from evo.records import Verdict
 from fitness.calls import CPU, Calls
-from fitness.jobs import Limits
-from fitness.runner import Report, Runner, Work
+from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.work import make_work
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.task import Task, load_task
-from fitness.work import make_work
-from fitness.zygote import Zygote
 
 TARGET = "sm_90"
 LIMITS = Limits(wall_s=120)

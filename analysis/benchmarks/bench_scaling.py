@@ -24,10 +24,10 @@ from typing import Any
 from analysis.benchmarks.bench_gpu import SOFTMAX, SOFTMAX_TASK, TARGET
 from evo.records import Candidate, Verdict
 from evo.versions import versions
+from fitness.cluster.pool import Cluster, ClusterEvaluator
+from fitness.compilation.target import get_target
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.pipeline import Evaluator
-from fitness.pool import Cluster, ClusterEvaluator
-from fitness.target import get_target
 from fitness.task import Task, load_task
 
 

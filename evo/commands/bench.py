@@ -82,8 +82,8 @@ def _check_settings(arguments: argparse.Namespace) -> None:
 
 def _checked(chosen: list[Source], folder: Path, target: str, device: str, workers: int) -> dict[str, Outcome]:
     """How far each file comes; what an earlier call found out is not done again."""
+    from fitness.compilation.target import get_target
     from fitness.suites.check import Outcome
-    from fitness.target import get_target
 
     path = folder / CHECKED
     try:

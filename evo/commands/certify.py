@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 def _certify(arguments: argparse.Namespace) -> int:
     from evo.records import Candidate, Verdict
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
 
     parts.check_seed(arguments.seed)
     get_target(arguments.target)

@@ -56,7 +56,7 @@ class _TryRun:
 def _doctor(arguments: argparse.Namespace) -> int:
     from evo.doctor import OK, Machine, examine
     from evo.llm.models import read_models
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
 
     get_target(arguments.target)
     try_run = _TryRun(arguments.target, arguments.gpus, arguments.ray_address)

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from evo.records import Candidate, Verdict
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
 
     parts.check_workers(arguments.workers)
     parts.check_seed(arguments.seed)

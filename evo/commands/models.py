@@ -143,7 +143,7 @@ def prompt_context(config: RunConfig, task: Task) -> Callable[..., LlmContext]:
     Nothing that was measured on this machine: a prompt is to be the same wherever the run is re-done.
     """
     from fitness.briefing import hardware_facts, rules, task_facts
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
     from operators.llm.base import LlmContext, TaskFacts
 
     return functools.partial(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evo.device import Choice, Gpus
     from evo.engine import Score
     from evo.profiles import Profiler
-    from fitness.pool import Cluster
+    from fitness.cluster.pool import Cluster
     from fitness.task import Task
     from fitness.workshop import Workshop
 
@@ -49,15 +49,15 @@ def load_task(name_or_folder: str) -> Task:
 
 
 def find_gpus(target: str) -> Gpus:
-    from fitness.gpus import find_gpus as find
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
+    from fitness.gpu.gpus import find_gpus as find
 
     return find(get_target(target))
 
 
 def open_workshop(target: str, device: str) -> Workshop:
     """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`."""
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
     from fitness.workshop import Workshop
 
     return Workshop(get_target(target), measured=device == "gpu")
@@ -65,9 +65,9 @@ def open_workshop(target: str, device: str) -> Workshop:
 
 def open_evaluator(task: Task, target: str, device: str) -> Profiler:
     """`device`: "gpu" measures on the first GPU, "cpu" estimates."""
+    from fitness.compilation.target import get_target
     from fitness.evaluator import CpuEvaluator
     from fitness.gpu_evaluator import GpuEvaluator
-    from fitness.target import get_target
 
     return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target))
 
@@ -118,20 +118,20 @@ def find_devices(gpus: str | None, address: str | None, target: str, before: Run
 def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int) -> Profiler:
     """Measures on that many GPUs of the cluster; with 0 estimates on its CPUs."""
     from evo.versions import versions
-    from fitness.pool import ClusterEvaluator
-    from fitness.target import get_target
+    from fitness.cluster.pool import ClusterEvaluator
+    from fitness.compilation.target import get_target
 
     return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
 
 
 def join(address: str) -> Cluster:
-    from fitness.pool import Cluster
+    from fitness.cluster.pool import Cluster
 
     return Cluster(address)
 
 
 def _cluster_gpus(cluster: Cluster, target: str) -> Gpus:
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
 
     return cluster.find_gpus(get_target(target))
 

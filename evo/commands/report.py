@@ -39,7 +39,7 @@ def _report(arguments: argparse.Namespace) -> int:
 def _bounds(info: RunInfo) -> Bounds:
     """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
     from analysis.report import Bounds
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
 
     try:
         task = parts.load_task(info.config.task)

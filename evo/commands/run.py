@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
         "--screen-budget",
         type=int,
         metavar="N",
-        help="most estimates an operator may choose a draft by (default: 12; 0 where a GPU measures)",
+        help="most estimates an operator may choose a draft by (default: 12; 4 where a GPU measures)",
     )
     models.add_options(run)
     split.add_options(run)
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.config import RunConfig
     from evo.strategies import STRATEGIES
-    from fitness.target import get_target
+    from fitness.compilation.target import get_target
     from fitness.task import task_names
 
     if arguments.strategy not in STRATEGIES:

@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     from evo.device import choose
+    from fitness.compilation.target import get_target
     from fitness.suites.tritonbench import sources
-    from fitness.target import get_target
 
     parts.check_workers(arguments.workers)
     workers = parts.workers(arguments.workers)

@@ -28,11 +28,11 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from evo.records import Verdict
-from fitness.fakecuda import AsCuda, device_facts
-from fitness.jobs import JobError
-from fitness.lines import CANDIDATE, line_of_call, line_of_error
+from fitness.compilation.target import get_target
+from fitness.recording.fakecuda import AsCuda, device_facts
+from fitness.recording.lines import CANDIDATE, line_of_call, line_of_error
+from fitness.sandbox.jobs import JobError
 from fitness.suites.values import COMPUTED, describe
-from fitness.target import get_target
 
 MODULE = "candidate"
 _SAME_VALUES = {

@@ -15,22 +15,22 @@ from typing import Any
 
 from evo.errors import EvoError, TaskError
 from evo.records import Verdict
-from fitness import work
 from fitness.calls import Calls
-from fitness.estimate import traces_from_json
+from fitness.compilation.target import Target
+from fitness.estimation.estimate import traces_from_json
+from fitness.estimation.trace import Traffic
 from fitness.facts import PROGRAMS_SAMPLED, Facts
-from fitness.gate import gate
-from fitness.jobs import Limits
+from fitness.gpu import work
+from fitness.gpu.runner import Runner, Work
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
-from fitness.runner import Runner, Work
+from fitness.rules.gate import gate
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.stages import Stop, expect_ok
 from fitness.suites.folder import write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
-from fitness.target import Target
 from fitness.task import Task, load_task
-from fitness.trace import Traffic
-from fitness.verify import Executable, Jobs, verify
-from fitness.zygote import JOBS, Zygote
+from fitness.verification.verify import Executable, Jobs, verify
 
 CAPTURE = "fitness.suites.capture"
 STAGES = ("captured", "recorded", "compiled", "verified")

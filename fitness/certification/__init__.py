@@ -1,0 +1,1 @@
+"""A champion's real Python, run in a sandbox with the GPU, under sanitizers."""

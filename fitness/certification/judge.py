@@ -1,0 +1,95 @@
+"""Inputs for a candidate in another process, and what to think of the results it left: the trusted side of certifying.
+
+Lives in the runner process.  The candidate's process gets inputs as files and leaves outputs as files; what is expected
+is computed here, after it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evo.records import Case, Verdict
+from fitness import oracle
+from fitness.certification.exchange import ExchangeError, put, take
+from fitness.gpu.bits import same_bits
+from fitness.task import Task
+
+Planned = Callable[[Sequence[Any]], Sequence[torch.Tensor]]  # arguments -> outputs of the plan
+Expect = Callable[[Case, int], oracle.Expected | None]  # case, key -> what is right
+
+
+@dataclass(frozen=True)
+class Match:
+    """How the results for one case compare."""
+
+    case: str
+    verdict: Verdict = Verdict.OK
+    message: str = ""
+    max_error: float = 0.0  # in units of the budget, as `evo.records.Check` has it
+    bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
+
+
+def draw(task: Task, case: Case, key: int, path: Path, device: torch.device | str) -> list[dict[str, Any]]:
+    """Writes the arguments of a case into files `path`.0, `path`.1, ... and returns their descriptions."""
+    arguments = oracle.make_inputs(task, case, key, device=device)
+    return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
+
+
+def judge(
+    task: Task,
+    case: Case,
+    key: int,
+    answer: Mapping[str, Any],
+    folder: Path,
+    device: torch.device | str,
+    planned: Planned | None = None,
+    expect: Expect | None = None,
+) -> Match:
+    """What `fitness.certification.eager.job` answered for the inputs that `draw` made, against oracle and plan.
+
+    planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
+    """
+    if "error" in answer:
+        return _raised(case, answer["error"])
+    try:
+        structure, modified = str(answer["structure"]), list(answer["modified"])
+        outputs = [take(described, folder, device) for described in answer["outputs"]]
+        strides = [tuple(described["strides"]) for described in answer["outputs"]]
+    except (ExchangeError, KeyError, TypeError) as error:
+        return Match(case.name, Verdict.RUNTIME_ERROR, f"its results cannot be read: {error}")
+    if modified:
+        return Match(case.name, Verdict.WRONG, f"argument {modified[0]} was modified; copy it instead")
+    expected = oracle.expect(task, case, key, device=device) if expect is None else expect(case, key)
+    if expected is None:
+        return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
+    distance, wrong = oracle.compare(expected, structure, outputs, strides)
+    if wrong is not None:
+        return Match(case.name, Verdict.WRONG, wrong, distance)
+    if planned is None:
+        return Match(case.name, max_error=distance)
+    if _equal(planned(oracle.make_inputs(task, case, key, device=device)), outputs):
+        return Match(case.name, max_error=distance, bitwise=True)
+    message = "other results than those of the recorded plan on the same inputs"
+    return Match(case.name, Verdict.WRONG, message, distance)
+
+
+def _raised(case: Case, error: Any) -> Match:
+    """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
+    try:
+        verdict, line, message = Verdict(error["verdict"]), int(error["line"]), str(error["message"])
+    except (KeyError, TypeError, ValueError):
+        verdict, line, message = Verdict.RUNTIME_ERROR, 0, "its process told of an error that makes no sense"
+    if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
+        verdict = Verdict.RUNTIME_ERROR
+    return Match(case.name, verdict, f"line {line}: {message}" if line else message)
+
+
+def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(
+        a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b) for a, b in zip(first, second, strict=True)
+    )

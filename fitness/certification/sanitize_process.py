@@ -1,0 +1,68 @@
+"""`python -m fitness.certification.sanitize_process TASK FILE`: replays plans once, for a tool that watches
+(`fitness/certification/sanitize.py`).
+
+FILE holds (work, cases, seed), pickled by the process that started this one.  Unlike in the runner, each buffer of a
+plan is an allocation of its own and no guard zones surround it: a read beyond its end is outside of any allocation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from fitness import oracle
+from fitness.certification.sanitize import FINISHED
+from fitness.gpu.measure import Loaded
+from fitness.gpu.replay import DeviceMemory, Program
+from fitness.memory import DTYPES, Layout
+from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
+from fitness.task import load_task
+
+
+class Apart(DeviceMemory):
+    """The buffers of a plan, each for itself."""
+
+    def __init__(self, plan: LaunchPlan, device: torch.device) -> None:
+        Layout.__init__(self, plan)
+        self._buffers = [torch.empty(max(b.nbytes, 1), dtype=torch.uint8, device=device) for b in plan.buffers]
+        self.arena = self._buffers[0]  # `view` looks the buffer up itself
+
+    def address(self, ref: TensorRef) -> int:
+        return self._buffers[ref.buffer].data_ptr() + ref.offset * ITEMSIZE[ref.dtype]
+
+    def view(self, mm: torch.Tensor, ref: TensorRef) -> torch.Tensor:
+        buffer, size = self._buffers[ref.buffer], ITEMSIZE[ref.dtype]
+        if ref.numel == 0:
+            return torch.empty_strided(ref.shape, ref.strides, dtype=DTYPES[ref.dtype], device=buffer.device)
+        flat = buffer[: buffer.numel() // size * size].view(DTYPES[ref.dtype])
+        return flat.as_strided(ref.shape, ref.strides, ref.offset)
+
+
+def main(arguments: list[str]) -> None:
+    task = load_task(arguments[0])
+    work, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
+    device = torch.device("cuda")
+    loaded = Loaded(work)
+    launches = 0
+    with torch.no_grad():
+        for case in cases:
+            # Drawn on the host: the tool makes every kernel slow, also those that draw random numbers.
+            drawn = oracle.make_inputs(task, case, oracle.key_of(seed))
+            values = [v.to(device) if isinstance(v, torch.Tensor) else v for v in drawn]
+            plan = work.plans[case.name]
+            program = Program(
+                plan, loaded.choices[case.name], loaded.kernels(case.name),
+                device=device, written=task.written, memory=Apart,
+            )  # fmt: skip
+            program.write_inputs(values)
+            program.execute()
+            torch.cuda.synchronize()
+            launches += len(plan.launches)
+    print(FINISHED, f"{launches} launches of {len(cases)} cases", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

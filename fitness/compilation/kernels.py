@@ -1,0 +1,299 @@
+"""Trusted extraction: the `@triton.jit` functions of a candidate, without its host code.
+
+The candidate's source is parsed, never imported.  What is kept: imports of Triton's own modules, top-level functions
+decorated with `triton.jit`, and the module constants that the recorder saw as plain scalars.  Everything else (autotune
+and heuristics decorators, wrappers, classes, top-level statements) is blanked out, so line numbers stay those of the
+candidate.  Executing what is left defines functions and nothing more.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from evo.records import Verdict
+from fitness.sandbox.jobs import JobError
+
+MODULE = "candidate_kernels"  # part of Triton's cache key, hence the same for every candidate
+
+# Names a kernel may take from Python: what Triton's compiler knows, plus `bool` and `abs` for Triton's own functions.
+# The interpreter runs kernels as Python, so this is also what keeps `__import__` and `open` away from them.
+BUILTINS = {
+    "abs",
+    "bool",
+    "float",
+    "getattr",
+    "hasattr",
+    "int",
+    "isinstance",
+    "len",
+    "list",
+    "max",
+    "min",
+    "print",
+    "range",
+}
+
+_JIT = {"triton.jit", "triton.runtime.jit", "triton.runtime.jit.jit"}
+# Where files that torch.compile wrote take `libdevice` from, which is Triton's.
+_HELPERS = "torch._inductor.runtime.triton_helpers"
+# Options of triton.jit that change the machine code; `repr` and `launch_metadata` are host callables and do not.
+_JIT_OPTIONS = {"do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "version"}
+_DTYPES = {
+    key: dtype for name, dtype in vars(tl).items() if isinstance(dtype, tl.dtype) for key in (name, dtype.name)
+}  # float16 and fp16 alike
+
+
+def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> dict[str, JITFunction]:
+    """The `@triton.jit` functions of `source` by name, defined in `scratch`/kernels.py.
+
+    `constants` are the scalars that kernels use as globals (`{"dtype": "fp16"}` stands for `tl.float16`); Triton wants
+    globals as `tl.constexpr`, so that is how they are bound.  Raises JobError(COMPILE_ERROR) where the source cannot be
+    parsed, imports a Triton module that does not exist, or needs host code to define a kernel.
+    """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise JobError(Verdict.COMPILE_ERROR, f"not Python: {error}", getattr(error, "lineno", 0) or 0) from error
+    imports = list(_imports(tree.body))
+    names = _imported_names(imports)
+    functions = [
+        (f, jit) for f in tree.body if isinstance(f, ast.FunctionDef) and (jit := _jit_decorator(f, names)) is not None
+    ]
+    path = scratch / "kernels.py"
+    path.write_text(_blanked(source, imports, [f for f, _ in functions]), encoding="utf-8")
+    module = _new_module(path)
+    for node in imports:
+        _execute(node, module, path)
+    aliases = {n: v for n, v in constants.items() if isinstance(v, dict) and "jit" in v}
+    for name, value in constants.items():
+        if name not in aliases and _is_free(name):
+            vars(module)[name] = tl.constexpr(argument(value, {}))
+    kernels: dict[str, JITFunction] = {}
+    for function, jit in functions:
+        options = _jit_options(jit)
+        _execute(_bare(function, names, set(constants)), module, path)
+        kernels[function.name] = vars(module)[function.name] = JITFunction(vars(module)[function.name], **options)
+    vars(module).update((n, argument(v, kernels)) for n, v in aliases.items() if _is_free(n))
+    return kernels
+
+
+def _is_free(name: str) -> bool:
+    """Whether a constant may be called so: an identifier that Python itself does not use."""
+    return name.isidentifier() and not name.startswith("__")
+
+
+def argument(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
+    """The Python value of a decoded plan argument; tensors (TensorRef) and plain values are returned as they are."""
+    if isinstance(value, (tuple, list)):
+        return tuple(argument(v, kernels) for v in value)
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"dtype": str(name)} if name in _DTYPES:
+            return _DTYPES[name]
+        case {"jit": str(name)} if name in kernels:
+            return kernels[name]
+        case {"f": str(number)}:
+            return float(number)
+    raise JobError(
+        Verdict.UNSUPPORTED,
+        f"argument {value!r} names neither a dtype of triton.language nor a top-level @triton.jit function",
+    )
+
+
+def get_kernel(kernels: Mapping[str, JITFunction], name: str, line: int = 0) -> JITFunction:
+    """`kernels[name]`.  Raises JobError(UNSUPPORTED) that lists the kernels there are."""
+    if name not in kernels:
+        raise JobError(
+            Verdict.UNSUPPORTED,
+            f"launched kernel {name!r} is not a top-level function decorated with @triton.jit; "
+            f"found: {', '.join(kernels) or 'none'}",
+            line,
+        )
+    return kernels[name]
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports of Triton modules at the top level.  Of a `try`, the first branch whose Triton imports exist."""
+    for node in body:
+        match node:
+            case ast.Import():
+                kept = [a for a in node.names if _is_triton(a.name)]
+                if kept:
+                    yield ast.copy_location(ast.Import(kept), node)
+            case ast.ImportFrom(module=str(module), level=0) if _is_triton(module):
+                yield node
+            case ast.ImportFrom(module=str(module), level=0) if module == _HELPERS:
+                kept = [a for a in node.names if a.name == "libdevice"]
+                if kept:
+                    yield ast.copy_location(ast.ImportFrom("triton.language.extra", kept, 0), node)
+            case ast.Try():
+                branches = [list(_imports(b)) for b in (node.body, *(h.body for h in node.handlers))]
+                yield from next((b for b in branches if b and all(map(_exists, b))), [])
+
+
+def _is_triton(module: str) -> bool:
+    return module == "triton" or module.startswith("triton.")
+
+
+def _exists(node: ast.Import | ast.ImportFrom) -> bool:
+    modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+    try:
+        found = [importlib.import_module(m) for m in modules]
+    except ImportError:
+        return False
+    return isinstance(node, ast.Import) or all(a.name == "*" or hasattr(found[0], a.name) for a in node.names)
+
+
+def _imported_names(imports: list[ast.Import | ast.ImportFrom]) -> dict[str, str]:
+    """Local name -> dotted Triton name, as in {"tl": "triton.language"}."""
+    names = {}
+    for node in imports:
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif alias.asname:
+                names[alias.asname] = alias.name
+            else:
+                names["triton"] = "triton"
+    return names
+
+
+def _dotted(node: ast.expr, names: Mapping[str, str]) -> str:
+    """The full dotted name of `tl.float32` and the like, "" where it does not start at a Triton import."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, names)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def _jit_decorator(function: ast.FunctionDef, names: Mapping[str, str]) -> ast.expr | None:
+    for decorator in function.decorator_list:
+        callee = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if _dotted(callee, names) in _JIT:
+            return decorator
+    return None
+
+
+def _jit_options(decorator: ast.expr) -> dict[str, Any]:
+    """The literal keyword options of `@triton.jit(...)`."""
+    if not isinstance(decorator, ast.Call):
+        return {}
+    options = {}
+    for keyword in decorator.keywords:
+        if keyword.arg in ("repr", "launch_metadata"):
+            continue
+        try:
+            if keyword.arg not in _JIT_OPTIONS:
+                raise ValueError("unknown option")
+            options[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except ValueError as error:
+            message = (
+                f"@triton.jit({ast.unparse(keyword)}): options must be literals of {', '.join(sorted(_JIT_OPTIONS))}"
+            )
+            raise JobError(Verdict.COMPILE_ERROR, message, decorator.lineno) from error
+    return options
+
+
+def _blanked(source: str, imports: list[ast.Import | ast.ImportFrom], functions: list[ast.FunctionDef]) -> str:
+    """The source with everything else removed, each line where it was."""
+    original = source.split("\n")
+    lines = [""] * len(original)
+    for node in imports:
+        text = ast.unparse(node)
+        lines[node.lineno - 1] = f"{lines[node.lineno - 1]}; {text}" if lines[node.lineno - 1] else text
+    for function in functions:
+        first, last = function.lineno - 1, function.end_lineno or function.lineno
+        lines[first:last] = original[first:last]
+    return "\n".join(lines) + "\n"
+
+
+# --- definition ------------------------------------------------------------------------------------------------------
+
+
+def _new_module(path: Path) -> ModuleType:
+    module = ModuleType(MODULE)
+    module.__file__ = str(path)
+    python = importlib.import_module("builtins")
+    vars(module)["__builtins__"] = {name: getattr(python, name) for name in BUILTINS}
+    sys.modules[MODULE] = module
+    return module
+
+
+def _execute(node: ast.stmt, module: ModuleType, path: Path) -> None:
+    """Runs one kept statement.  Imports are done here, as the module itself has no `__import__`."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        space: dict[str, Any] = {}
+    else:
+        space = vars(module)
+    try:
+        exec(compile(ast.Module([node], []), str(path), "exec", dont_inherit=True), space)
+    except (ImportError, NameError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
+        raise JobError(Verdict.COMPILE_ERROR, f"{ast.unparse(node).splitlines()[0]}: {error}", node.lineno) from error
+    if space is not vars(module):
+        vars(module).update((k, v) for k, v in space.items() if k != "__builtins__")
+
+
+def _bare(function: ast.FunctionDef, names: Mapping[str, str], constants: set[str]) -> ast.FunctionDef:
+    """The function without decorators, with annotations and defaults that need no host code."""
+    arguments = function.args
+    for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if parameter.annotation is not None and not isinstance(parameter.annotation, ast.Constant):
+            parameter.annotation = _bare_annotation(parameter.annotation, names)
+    for default in (*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)):
+        if not _is_constant(default, names, constants):
+            raise JobError(
+                Verdict.COMPILE_ERROR,
+                f"default {ast.unparse(default)!r} of {function.name!r} must be a literal or a recorded constant",
+                default.lineno,
+            )
+    bare = ast.FunctionDef(function.name, arguments, function.body, [], None, function.type_comment)
+    if sys.version_info >= (3, 12):
+        bare.type_params = []
+    return ast.copy_location(bare, function)
+
+
+def _bare_annotation(annotation: ast.expr, names: Mapping[str, str]) -> ast.expr | None:
+    if _dotted(annotation, names):
+        return annotation
+    # Something like `tl.constexpr[int]` or `Optional[tl.constexpr]`: only whether it is a constexpr matters to Triton.
+    text = "constexpr" if "constexpr" in ast.unparse(annotation) else None
+    return None if text is None else ast.copy_location(ast.Constant(text), annotation)
+
+
+def _is_constant(node: ast.expr, names: Mapping[str, str], constants: set[str]) -> bool:
+    match node:
+        case ast.Constant():
+            return True
+        case ast.Name(id=name) if name in constants:
+            return True
+        case ast.Name() | ast.Attribute():
+            return bool(_dotted(node, names))
+        case ast.UnaryOp(operand=operand):
+            return _is_constant(operand, names, constants)
+        case ast.BinOp(left=left, right=right):
+            return _is_constant(left, names, constants) and _is_constant(right, names, constants)
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return all(_is_constant(i, names, constants) for i in items)
+        case ast.Call(func=ast.Name(id="float" | "int"), args=items, keywords=[]):
+            return all(_is_constant(i, names, constants) for i in items)
+        case ast.Call(func=func, args=items, keywords=[]):
+            is_constexpr = _dotted(func, names) in ("triton.language.constexpr", "triton.language.core.constexpr")
+            return is_constexpr and all(_is_constant(i, names, constants) for i in items)
+    return False

@@ -1,0 +1,476 @@
+"""Counts what a program does while Triton's interpreter runs it, without memory behind the pointers.
+
+Addresses are made up: buffer `b` starts at `(b + 1) << BUFFER_SHIFT`.  Loads are answered with zeros, except from
+buffers whose bytes are known; stores go nowhere.  What costs the interpreter time but says nothing about the kernel is
+left out: operations on blocks of one value are done on that value, matrix products return their accumulator, and long
+loops run a few iterations and are extrapolated.  Nothing depends on the clock, so equal programs give equal counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+from triton.runtime.jit import JITFunction
+
+from fitness.estimation.spans import SECTOR, Spans
+from fitness.verification.interpreter import Interpreter, Program
+from fitness.verification.numerics import numpy_dtype
+from fitness.verification.operations import Builder
+
+BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
+LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
+LOOP_ITERATIONS = 4  # ... but not before this many iterations
+PROGRAM_COST = 6000.0  # cost after which a program is cut off (a loop that never ends on zeros)
+ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
+SPANS_KEPT = 1 << 18  # intervals of an extrapolated loop, beyond which its footprint is thinned out
+
+# Classes of elementwise operations, by the names that Triton's builder has for them (fcmp* and icmp* come in addition).
+# "float" and "integer" are told apart further by dtype and use, see `_refined`.
+_CLASSES = {
+    "float": "fneg fabs fma minimumf maximumf minnumf maxnumf floor ceil",
+    "product": "fmul",
+    "sum": "fadd fsub",
+    "integer": "add sub and or xor shl lshr ashr neg iabs minsi minui maxsi maxui int_cast",
+    "integer_product": "mul umulhi",
+    "address": "addptr",
+    "integer_division": "sdiv udiv srem urem",
+    "select": "select",
+    "convert": "si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc fp_to_fp",
+    "div": "fdiv",
+    "div_rn": "precise_divf",
+    "sqrt_rn": "precise_sqrt",
+}
+_CLASS_OF = {operation: kind for kind, operations in _CLASSES.items() for operation in operations.split()}
+_SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "frem")  # each a class of its own
+# Moves between layouts or nothing at all; loaded values pass through without being waited for.
+_VIEWS = ("splat", "unsplat", "expand_dims", "broadcast", "reshape", "trans", "bitcast")
+_WAITS = ("join", "split", "cat", "gather", "histogram")
+
+Key = tuple[Any, ...]
+
+
+class CutOff(Exception):
+    """The program went on for longer than is worth counting."""
+
+
+class Counter:
+    """The counts of one program.
+
+    counts: what happened, by key:
+        ("ops", class, elements): executions of an elementwise operation on a block of so many elements
+        ("access", kind, elements, itemsize, vector): executions of a load, store or atomic; `vector` is the widest
+            access (bytes) that alignment and contiguity allow a thread
+        ("bytes" | "sectors", kind, buffer): bytes the program asks for, and bytes in the sectors that hold them, per
+            execution (the same sector counts again the next time)
+        ("again", kind, buffer): the part of these that the access before, of that kind to that buffer, asked for too
+        ("reduce", elements, results), ("scan", elements, results)
+        ("dot", m, n, k, dtype of a, dtype of b, precision)
+        ("rounds", kind, where): times the program waits for loads; kind is what needs them ("dot", "barrier" for a
+            reduction, else "masked" or "plain" for how they were loaded), where is "straight", "loop", or "stages N" in
+            `tl.range(num_stages=N)`
+    footprint: (kind, buffer, spans) of every access in order
+    cut_off: the program was stopped
+    """
+
+    def __init__(self, known: Mapping[int, np.ndarray], *, brief: bool = False) -> None:
+        """`known`: the bytes (uint8) of buffers whose values matter; `brief`: only the footprint is wanted."""
+        self._known = known
+        self._loop_cost, self._loop_iterations = (0.0, 3) if brief else (LOOP_COST, LOOP_ITERATIONS)
+        self.counts: dict[Key, float] = defaultdict(float)
+        self.footprint: list[tuple[str, int, Spans]] = []
+        self._last: dict[tuple[str, int], Spans] = {}
+        self.cost = 0.0
+        self.cut_off = False
+        self._round = 0  # loads are issued in rounds, between which the program waits
+        self._loads = self._masked = False  # whether the round has any, and any with a mask
+        self._where = "straight"
+
+    def finish(self) -> None:
+        """To be called when the program has ended."""
+        self._end_round("plain")
+
+    def _end_round(self, kind: str) -> None:
+        if self._loads:
+            kind = "masked" if self._masked and kind == "plain" else kind
+            self.counts["rounds", kind, self._where] += 1
+            self._round, self._loads, self._masked = self._round + 1, False, False
+
+    def is_awaited(self, value: Any) -> bool:
+        """Whether `value` comes from a load that nobody has waited for yet."""
+        return self._loads and getattr(value, "round", -1) == self._round
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def spend(self, elements: int = 0) -> None:
+        self.cost += 1 + elements / ELEMENTS_PER_COST
+        if self.cost > PROGRAM_COST:
+            self.cut_off = True
+            raise CutOff
+
+    def wait(self, *values: Any, kind: str = "plain") -> None:
+        """The program cannot go on without `values`: where one is still being loaded, a round of loads ends here.
+
+        Elementwise operations do not wait, because the compiler issues loads that do not depend on them first.
+        """
+        if any(self.is_awaited(v) for v in values):
+            self._end_round(kind)
+
+    def operation(self, kind: str, result: TensorHandle, inputs: list[TensorHandle], computed: int) -> None:
+        """Counts an elementwise operation.  A block of one value known without loading is a scalar to the compiler."""
+        self.spend(computed)
+        loaded = any(getattr(i, "loaded", False) for i in inputs)
+        self.counts["ops", kind, result.data.size if loaded else computed] += 1
+        if loaded:
+            result.loaded = True  # type: ignore[attr-defined]
+        if any(self.is_awaited(i) for i in inputs):
+            result.round = self._round  # type: ignore[attr-defined]
+
+    def reduction(self, kind: str, elements: int, results: int) -> None:
+        """Counts a reduction or scan, with one addition an element (a combine function's operations count as well)."""
+        self.spend(elements)
+        self.counts[kind, elements, results] += 1
+        self.counts["ops", "float", elements] += 1
+
+    def dot(self, a: TensorHandle, b: TensorHandle, precision: Any) -> None:
+        self.spend()
+        *batch, m, k = a.data.shape
+        name = str(precision).rpartition(".")[2].lower()
+        self.counts["dot", m, b.data.shape[-1], k, str(a.dtype.scalar), str(b.dtype.scalar), name] += math.prod(batch)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def access(self, kind: str, pointers: TensorHandle, mask: np.ndarray | None) -> np.ndarray:
+        """Counts one access; returns the addresses that the mask lets through (flat unless all are)."""
+        addresses = np.asarray(pointers.data)
+        if mask is not None:
+            mask = np.broadcast_to(mask, addresses.shape)
+            addresses = addresses if mask.all() else addresses[mask]
+        itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        self.spend(2 * addresses.size)
+        if addresses.size == 0:
+            self.counts["access", kind, pointers.data.size, itemsize, itemsize] += 1
+            return addresses
+        spans = Spans.of_elements(addresses, itemsize)
+        vector = max(itemsize, spans.alignment())
+        buffer = (int(spans.starts[0]) >> BUFFER_SHIFT) - 1
+        self.counts["access", kind, pointers.data.size, itemsize, vector] += 1
+        self.counts["bytes", kind, buffer] += addresses.size * itemsize
+        self._count_sectors(kind, buffer, spans)
+        self.footprint.append((kind, buffer, spans))
+        return addresses
+
+    def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
+        sectors = spans.blocks(SECTOR)
+        self.counts["sectors", kind, buffer] += sectors.size
+        before = self._last.get((kind, buffer))
+        # Whole sectors are seldom asked for twice in a row; parts of sectors are, by a loop along the short side.
+        if before is not None and sectors.size > spans.size:
+            again = sectors.size + before.size - Spans.union((sectors, before)).size
+            self.counts["again", kind, buffer] += again
+        self._last[kind, buffer] = sectors
+
+    def load(self, pointers: TensorHandle, mask: np.ndarray | None, other: TensorHandle | None) -> TensorHandle:
+        self.access("load", pointers, mask)
+        self._loads, self._masked = True, self._masked or mask is not None
+        dtype = pointers.get_element_ty()
+        values = self._values(pointers, mask, numpy_dtype(dtype))
+        if other is not None and mask is not None and not np.all(mask) and np.any(other.data):
+            values = np.where(mask, values, other.data).astype(values.dtype)
+        result = TensorHandle(values, dtype)
+        result.round = self._round  # type: ignore[attr-defined]
+        result.loaded = True  # type: ignore[attr-defined]
+        return result
+
+    def _values(self, pointers: TensorHandle, mask: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+        zeros = np.broadcast_to(np.zeros((), dtype), pointers.data.shape)
+        buffer = (int(pointers.data.flat[0]) >> BUFFER_SHIFT) - 1
+        if buffer not in self._known or dtype.kind == "f":
+            return zeros
+        data = self._known[buffer]
+        data = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
+        index = (pointers.data.astype(np.int64) - ((buffer + 1) << BUFFER_SHIFT)) // dtype.itemsize
+        inside = (index >= 0) & (index < data.size)
+        if mask is not None:
+            inside &= mask
+        return np.where(inside, data[np.where(inside, index, 0)], zeros) if data.size else zeros
+
+    def atomic(self, pointers: TensorHandle, value: TensorHandle, mask: np.ndarray | None) -> TensorHandle:
+        """What was there before, zeros, as a value that has to be waited for."""
+        self.access("atomic", pointers, mask)
+        zeros = np.broadcast_to(np.zeros((), value.data.dtype), value.data.shape)
+        result = TensorHandle(zeros, value.dtype.scalar)
+        self._loads = True
+        result.round, result.loaded = self._round, True  # type: ignore[attr-defined]
+        return result
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    def loop(self, values: Iterator[Any], count: int, stages: int) -> Iterator[Any]:
+        """The `count` values of a loop, of which a long tail is counted without being run."""
+        around, first, cost, marks = self._where, dict(self.counts), self.cost, [len(self.footprint)]
+        for done, value in enumerate(values):
+            if done == 1:  # what is loaded ahead of the loop is waited for in its first iteration
+                first = dict(self.counts)
+            if done >= self._loop_iterations and self.cost - cost > self._loop_cost:
+                self._extrapolate(first, marks, done - 1, count - done)
+                break
+            self._where = f"stages {stages}" if stages else "loop"
+            yield value
+            self._end_round("plain")
+            marks.append(len(self.footprint))
+        self._where = around
+
+    def _extrapolate(self, before: dict[Key, float], marks: list[int], done: int, left: int) -> None:
+        for key, count in self.counts.items():
+            self.counts[key] = count + (count - before.get(key, 0)) * left / done
+        previous, last = (self.footprint[a:b] for a, b in zip(marks[-3:-1], marks[-2:], strict=True))
+        if len(previous) != len(last):  # iterations differ: the bytes of the rest stay unknown
+            return
+        for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
+            times = min(left, max(1, SPANS_KEPT // max(1, new.starts.size)))
+            if old.starts.size == new.starts.size:
+                shift = int(new.starts[0] - old.starts[0])
+                self.footprint.append((kind, buffer, new.repeated(shift, times) if shift else new))
+
+
+def _integer(value: Any) -> int:
+    """A loop bound: a number, a constexpr or a tensor of one element."""
+    return int(value.value) if isinstance(value, tl.constexpr) else value.__index__()
+
+
+# --- the interpreter, counting ---------------------------------------------------------------------------------------
+
+
+class CountingInterpreter(Interpreter):
+    """Runs programs of kernels whose pointers lead nowhere, and counts what each does."""
+
+    def __init__(self, known: Mapping[int, np.ndarray]) -> None:
+        """`known`: buffer -> its bytes (uint8), where values matter."""
+        super().__init__(_CountingBuilder(known))
+
+    def count(
+        self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
+    ) -> Counter:
+        """What `program` does.  Tensors among `args` are to be `Pointer`s; `brief` as of `Counter`."""
+        counter = self.builder.counter = Counter(self.builder.known, brief=brief)  # type: ignore[attr-defined]
+        with contextlib.suppress(CutOff):
+            self.launch(kernel, args, grid, [program])
+        counter.finish()
+        return counter
+
+    def _patches(self) -> Iterator[tuple[Any, str, Any]]:
+        counted = {
+            "range": self._loop,
+            "static_range": self._loop,
+            "reduce": lambda reduce: self._reduction("reduce", reduce),
+            "associative_scan": lambda scan: self._reduction("scan", scan),
+        }
+        for owner, name, value in super()._patches():
+            yield owner, name, counted[name](value) if owner in (tl, tl.core) and name in counted else value
+
+    def _space(self, original: dict[str, Any]) -> dict[str, Any]:
+        space = super()._space(original)
+        space["__builtins__"]["range"] = tl.range  # as patched
+        return space
+
+    @property
+    def _counter(self) -> Counter:
+        return self.builder.counter  # type: ignore[attr-defined]
+
+    def _loop(self, values: Callable[..., Any]) -> Callable[..., Any]:
+        """The loop `values` (`range`, `tl.range` or `tl.static_range`), counted."""
+
+        def counted(start: Any, stop: Any = None, step: Any = None, num_stages: Any = None, **options: Any) -> Any:
+            bounds = (start, 1 if stop is None else stop, 1 if step is None else step)
+            numbers = [_integer(b) for b in bounds]
+            count = len(range(numbers[0]) if stop is None else range(*numbers))
+            stages = 0 if num_stages is None else _integer(num_stages)
+            return self._counter.loop(iter(values(start, stop, bounds[2], **options)), count, stages)
+
+        return counted
+
+    def _reduction(self, kind: str, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(values: Any, *args: Any, **kwargs: Any) -> Any:
+            counter = self._counter
+            inputs = [v.handle for v in (values if isinstance(values, (tuple, tl.tuple)) else (values,))]
+            counter.wait(*inputs, kind="barrier")
+            results = reduce(values, *args, **kwargs)
+            outputs = [r.handle for r in (results if isinstance(results, (tuple, tl.tuple)) else (results,))]
+            counter.reduction(kind, inputs[0].data.size, outputs[0].data.size)
+            for output in outputs:
+                output.loaded = True
+            return results
+
+        return counted
+
+
+class Pointer(torch.Tensor):
+    """A tensor of which the interpreter asks dtype and address only."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    address: int
+
+    @staticmethod
+    def to(buffer: int, byte: int, dtype: torch.dtype) -> Pointer:  # type: ignore[override]
+        pointer = torch.empty(0, dtype=dtype).as_subclass(Pointer)
+        pointer.address = ((buffer + 1) << BUFFER_SHIFT) + byte
+        return pointer
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+# --- the builder's methods -------------------------------------------------------------------------------------------
+
+
+class _CountingBuilder(Builder):
+    """The interpreter's operations with counting ones in front of them."""
+
+    def __init__(self, known: Mapping[int, np.ndarray]) -> None:
+        super().__init__()
+        self.known = known
+        self.counter = Counter(known)
+        for name in [n for n in dir(type(self)) if n.startswith("create_")]:
+            short, method = name.removeprefix("create_"), getattr(self, name)
+            if short in _VIEWS:
+                setattr(self, name, self._view(method))
+            elif short in _WAITS:
+                setattr(self, name, self._waiting(method))
+            elif (kind := _class_of(short)) is not None:
+                setattr(self, name, self._elementwise(method, kind))
+
+    def _elementwise(self, method: Callable, kind: str) -> Callable:
+        def create(*args: Any, **kwargs: Any) -> TensorHandle:
+            inputs = [a for a in args if isinstance(a, TensorHandle)]
+            result, computed = _on_one_value(method, args, kwargs, inputs)
+            self.counter.operation(_refined(kind, result, inputs), result, inputs, computed)
+            return result
+
+        return create
+
+    def _view(self, method: Callable) -> Callable:
+        def create(*args: Any, **kwargs: Any) -> TensorHandle:
+            self.counter.spend()
+            source = next(a for a in args if isinstance(a, TensorHandle))
+            result = method(*args, **kwargs)
+            if source.data.size == 1 and result.data.size > 1:
+                result.data = np.broadcast_to(result.data.flat[0], result.data.shape)
+            for name in ("round", "loaded", "product"):
+                if hasattr(source, name):
+                    setattr(result, name, getattr(source, name))
+            return result
+
+        return create
+
+    def _waiting(self, method: Callable) -> Callable:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            inputs = [a for a in args if isinstance(a, TensorHandle)]
+            self.counter.wait(*inputs)
+            self.counter.spend(max((i.data.size for i in inputs), default=0))
+            return method(*args, **kwargs)
+
+        return create
+
+    def create_extern_elementwise(
+        self, lib_name: str, lib_path: str, symbol: str, args: Sequence[TensorHandle], result: tl.dtype, is_pure: bool
+    ) -> TensorHandle:
+        def method(*values: TensorHandle) -> TensorHandle:
+            return Builder.create_extern_elementwise(self, lib_name, lib_path, symbol, values, result, is_pure)
+
+        name = symbol.removeprefix("__nv_").removeprefix("fast_").rstrip("f")
+        return self._elementwise(method, name if name in _SPECIAL else "library")(*args)
+
+    def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, precision: Any, *_: Any) -> TensorHandle:
+        self.counter.wait(a, b, d, kind="dot")
+        self.counter.dot(a, b, precision)
+        result = TensorHandle(d.data, d.dtype.scalar)
+        result.loaded = True  # type: ignore[attr-defined]
+        return result
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def create_load(self, pointers: TensorHandle, *_: Any) -> TensorHandle:
+        self.counter.wait(pointers)
+        return self.counter.load(pointers, None, None)
+
+    def create_masked_load(
+        self, pointers: TensorHandle, mask: Any, other: TensorHandle | None, *_: Any, **__: Any
+    ) -> TensorHandle:
+        self.counter.wait(pointers, mask)
+        return self.counter.load(pointers, _array(mask), other)
+
+    def create_store(self, pointers: TensorHandle, value: TensorHandle, *_: Any) -> None:
+        self.counter.wait(pointers, value)
+        self.counter.access("store", pointers, None)
+
+    def create_masked_store(self, pointers: TensorHandle, value: TensorHandle, mask: Any, *_: Any) -> None:
+        self.counter.wait(pointers, value, mask)
+        self.counter.access("store", pointers, _array(mask))
+
+    def create_atomic_rmw(
+        self, op: Any, pointers: TensorHandle, value: TensorHandle, mask: Any, *_: Any
+    ) -> TensorHandle:
+        self.counter.wait(pointers, value, mask)
+        return self.counter.atomic(pointers, value, _array(mask))
+
+    def create_atomic_cas(
+        self, pointers: TensorHandle, compared: TensorHandle, value: TensorHandle, *_: Any
+    ) -> TensorHandle:
+        self.counter.wait(pointers, compared, value)
+        return self.counter.atomic(pointers, value, None)
+
+
+def _class_of(operation: str) -> str | None:
+    """The class of an elementwise operation by its name, None for other methods of the builder."""
+    if operation in _SPECIAL:
+        return operation
+    if operation.startswith(("fcmp", "icmp")):
+        return "compare" if operation.startswith("fcmp") else "integer"
+    return _CLASS_OF.get(operation)
+
+
+def _on_one_value(method: Callable, args: tuple, kwargs: dict, inputs: list[TensorHandle]) -> tuple[TensorHandle, int]:
+    """`method(*args)`, computed once where all blocks hold one value each; and how many elements were computed."""
+    shape = np.broadcast_shapes(*(i.data.shape for i in inputs))
+    size = math.prod(shape)
+    if size == 1 or any(i.data.size > 1 and any(i.data.strides) for i in inputs):
+        return method(*args, **kwargs), size
+    ones = [_first(a) if isinstance(a, TensorHandle) else a for a in args]
+    result = method(*ones, **kwargs)
+    result.data = np.broadcast_to(result.data.flat[0], shape)
+    return result, 1
+
+
+def _first(handle: TensorHandle) -> TensorHandle:
+    return TensorHandle(handle.data.flat[:1], handle.dtype)
+
+
+def _refined(kind: str, result: TensorHandle, inputs: list[TensorHandle]) -> str:
+    """The class with dtype and use: what is not computed from loaded data is index arithmetic ("index...")."""
+    if kind == "address":
+        return kind
+    bits = max(i.get_element_ty().primitive_bitwidth for i in inputs)
+    loaded = any(getattr(i, "loaded", False) for i in inputs)
+    if kind in ("float", "product", "sum"):
+        if kind == "product":
+            result.product = True  # type: ignore[attr-defined]
+        elif kind == "sum" and any(getattr(i, "product", False) for i in inputs):
+            return "fused"  # an addition to a product is one instruction with it
+        return {16: "half", 64: "double"}.get(bits, "float")
+    if kind.startswith("integer"):
+        name = kind if loaded else kind.replace("integer", "index")
+        return f"{name}_64" if bits == 64 else name
+    return "index" if kind in ("compare", "select") and not loaded else kind
+
+
+def _array(mask: Any) -> np.ndarray | None:
+    """A mask as the interpreter passes it: a handle, or for tensor descriptors an array."""
+    return mask.data if isinstance(mask, TensorHandle) else mask

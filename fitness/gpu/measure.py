@@ -1,0 +1,541 @@
+"""Verifies plans on the GPU and times what was verified.  Lives in the runner process; no candidate Python here.
+
+For each case: inputs never seen before are written into new, poisoned memory, the plan's CUDA graph is replayed, and
+only then is the expectation computed, by the reference in float64, from inputs drawn once more.  The very same graph is
+then timed against the graph of the seed kernel, in pairs of alternating order, from cold caches and poisoned outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evo.records import Case, Check, Timing, Verdict
+from fitness import by_seed, oracle
+from fitness.certification.judge import Match, Planned, draw, judge
+from fitness.gpu.bits import bits, same_bits
+from fitness.gpu.device import DeviceFacts, Watch, disturbance
+from fitness.gpu.launcher import DeviceError, Kernel
+from fitness.gpu.replay import Program
+from fitness.gpu.runner import Report, Work
+from fitness.gpu.timing import EQUAL, Ratio, Stopping, counts, noise_floor
+from fitness.plan import PlanError
+from fitness.stages import Stop
+from fitness.task import Task
+from fitness.verification.delegation import Share, check_share, needs_proof
+
+FRESH = 3  # replays on different inputs for every case
+SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
+
+# A sample should last this long: the noise of one measured pair of events is about a microsecond.
+SAMPLE_US, MAX_COPIES = 100.0, 32
+LONGEST_SAMPLE_US = 3000.0  # of the baseline, where it is much slower than the candidate
+COPIES_BYTES = 2 << 30  # device memory for all copies of one case
+
+# Of the seed with itself, each time in other memory: where its buffers lie makes a kernel up to a percent faster or
+# slower, for as long as they lie there.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
+FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
+FLOOR_BYTES = 16 << 30  # device memory of the twins that are kept so that the next one gets other memory
+RETAKES = 2  # of a block of pairs that was disturbed
+RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
+
+SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
+
+# A time below this share of what the memory clock or the tensor cores allow is an error of the evaluator or a cheat.
+# The margin is for tasks whose `bytes` and `flops` count what some inputs let a kernel skip.
+ROOFLINE_SHARE = 0.7
+MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
+
+
+class Bench:
+    """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
+
+    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
+        self.task, self.facts = task, facts
+        self.device = torch.device("cuda", index)
+        self.stream = torch.cuda.Stream(self.device)
+        self._watch = Watch(index)
+        self._stopping = stopping
+        # Read, not written: what a read evicts needs no write-back while the next kernel runs.
+        self._evict = torch.zeros(2 * facts.l2_bytes // 8, dtype=torch.int64, device=self.device)
+        self._evicted = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._seed: Loaded | None = None
+        self._baselines: dict[tuple[str, int], Program] = {}
+        self._floors: dict[tuple[str, int], float] = {}
+        self._seed_us: dict[str, float] = {}  # time of the seed on each case
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, work: Work) -> Report:
+        """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
+        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
+        loaded = self._load(work)
+        self._seed = loaded
+        try:
+            return self._measure(loaded, "seed")
+        except Exception:
+            self._seed = None
+            raise
+
+    def verify(self, work: Work) -> Report:
+        """Verifies the seed kernel and times nothing.  Raises Stop where it fails."""
+        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
+        self._seed = loaded = self._load(work)
+        tally = _Tally()
+        for case in self.task.cases:
+            self._verified(loaded, case, oracle.key_of("seed"), tally)
+        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
+
+    def evaluate(self, work: Work, seed: str) -> Report:
+        """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
+        if self._seed is None:
+            raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
+        loaded = self._load(work)
+        try:
+            return self._measure(loaded, seed)
+        finally:
+            loaded.close()
+
+    def draw(self, cases: Sequence[Case], seed: str, folder: str) -> list[list[dict[str, Any]]]:
+        """Fresh arguments of each case, described, in files of `folder` (`fitness.certification.exchange`).
+
+        Gives back what memory it can: another process is about to need the device.
+        """
+        torch.cuda.empty_cache()
+        return [
+            draw(self.task, case, oracle.key_of(seed), Path(folder) / f"{number}.in", self.device)
+            for number, case in enumerate(cases)
+        ]
+
+    def judge(
+        self, work: Work | None, cases: Sequence[Case], seed: str, folder: str, answers: Sequence[Mapping[str, Any]]
+    ) -> list[Match]:
+        """What another process made of the arguments that `draw` wrote, case by case.
+
+        work: the plans that its outputs must equal to the bit; None where the oracle's budget is enough.
+        """
+        loaded = None if work is None else self._load(work)
+        try:
+            return [
+                judge(
+                    self.task,
+                    case,
+                    oracle.key_of(seed),
+                    answer,
+                    Path(folder),
+                    self.device,
+                    self._planned(loaded, case),
+                    self._expect_again,
+                )
+                for case, answer in zip(cases, answers, strict=True)
+            ]
+        finally:
+            if loaded is not None:
+                loaded.close()
+
+    def _planned(self, loaded: Loaded | None, case: Case) -> Planned | None:
+        def outputs(arguments: Sequence[Any]) -> list[torch.Tensor]:
+            assert loaded is not None
+            program = self._program(loaded, case, 1, arguments)
+            program.reset()
+            program.replay()
+            return program.outputs()
+
+        return None if loaded is None else outputs
+
+    def _load(self, work: Work) -> Loaded:
+        loaded = Loaded(work)
+        if not work.choices:
+            loaded.choices = self._race(loaded)
+        return loaded
+
+    def _measure(self, loaded: Loaded, seed: str) -> Report:
+        key, tally = oracle.key_of(seed), _Tally()
+        programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
+        timings = tuple(
+            self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
+        )
+        return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
+
+    # --- verification ------------------------------------------------------------------------------------------------
+
+    def _program(self, loaded: Loaded, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+        program = Program(
+            loaded.work.plans[case.name],
+            loaded.choices[case.name],
+            loaded.kernels(case.name),
+            device=self.device,
+            copies=copies,
+            written=self.task.written,
+        )
+        try:
+            program.write_inputs(arguments)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"case {case.name}: {error}") from error
+        program.build()
+        return program
+
+    def _reset_cold(self, program: Program) -> None:
+        """Enqueues: the program's memory as before its first replay, the caches full of something else."""
+        program.reset()
+        torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
+
+    def _verified(self, loaded: Loaded, case: Case, key: int, tally: _Tally) -> Program:
+        """The program of a case, its graph verified and its memory as the last verified replay left it."""
+        arguments = oracle.make_inputs(self.task, case, key, device=self.device)
+        program = self._program(loaded, case, 1, arguments)
+        if case.role == "tune":
+            copies = self._copies(case, program)
+            if copies > 1:
+                program = self._program(loaded, case, copies, arguments)
+        share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
+        for variant, number in self._replays(case):
+            self._verify(program, case, variant, key + number, tally)
+            if share is not None:
+                share.add(program.authors())
+        if share is not None:
+            check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
+            tally.own_share = min(tally.own_share, share.own)
+            program.reset()
+            program.replay()
+        program.remember_outputs()
+        return program
+
+    def _replays(self, case: Case) -> list[tuple[str, int]]:
+        """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last."""
+        stress = [v for v in oracle.variants(self.task) if v != "normal"]
+        mine = self.task.cases.index(case)
+        chosen = [v for i, v in enumerate(stress) if i % len(self.task.cases) == mine]
+        return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(FRESH)]
+
+    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: _Tally) -> None:
+        """One replay on fresh inputs; the first plain one of a case several times."""
+        where = f"{case.name} ({case.role}), inputs {variant!r}"
+        program.write_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
+        repeats = SAME if variant == "normal" and not tally.knows(case) else 1
+        first: list[torch.Tensor] = []
+        for repeat in range(repeats):
+            program.reset()
+            program.replay()
+            if not self.task.deterministic:
+                continue
+            if repeat == 0:
+                first = [output.clone() if repeats > 1 else output for output in program.outputs()]
+            for copy in range(0 if repeat else 1, program.copies):
+                self._equal(first, program.outputs(copy), where)
+        broken = program.broken_guards()
+        if broken:
+            raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
+        # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
+        again = oracle.make_inputs(self.task, case, key, variant, device=self.device)
+        changed = program.modified_inputs(again)
+        if changed:
+            raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
+        expected = self._expect(case, key, variant, again)
+        if expected is not None:
+            self._compare(program, expected, where, tally)
+        if variant == "normal":
+            tally.seen.add(case.name)
+
+    def _expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
+        """What to compare with for `arguments`, which are used up: as the reference says, or the seed kernel."""
+        if self.task.reference is not None:
+            return oracle.expect_for(self.task, case, variant, arguments)
+        seed = self._baseline(case, 1, arguments)
+        found = []
+        for given in (by_seed.moved(self.task, arguments, key), arguments):
+            seed.write_inputs(given)
+            seed.reset()
+            seed.replay()
+            found.append([output.clone() for output in seed.outputs()])
+        seed.reset()  # what was expected does not stay where a kernel might find it
+        after_move, own = found
+        return by_seed.expect(self.task, arguments, seed.plan.structure, seed.outputs_of_plan, own, after_move)
+
+    def _expect_again(self, case: Case, key: int) -> oracle.Expected | None:
+        return self._expect(case, key, "normal", oracle.make_inputs(self.task, case, key, device=self.device))
+
+    def _equal(self, first: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], where: str) -> None:
+        if not all(same_bits(a, b) for a, b in zip(first, outputs, strict=True)):
+            message = (
+                f"{where}: replays on the same inputs differ: a race, or memory that is read before it is written; "
+                "a task whose results may differ says `deterministic = False`"
+            )
+            raise Stop("verify", Verdict.WRONG, message)
+
+    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: _Tally) -> None:
+        strides = [ref.strides for ref in program.outputs_of_plan]
+        copies = 1 if self.task.deterministic else program.copies
+        for copy in range(copies):
+            outputs = program.outputs(copy)
+            for output in outputs:
+                if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
+                    raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
+            ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
+            if message is not None:
+                raise Stop("verify", Verdict.WRONG, f"{where}: {message}")
+            tally.add(where, ratio, expected)
+
+    # --- timing ------------------------------------------------------------------------------------------------------
+
+    def _copies(self, case: Case, program: Program) -> int:
+        """How many launches a sample takes: a power of two, so that few graphs of the baseline are needed."""
+        time_us = self._sample(program, 2)
+        seed_us = self._seed_us.setdefault(case.name, time_us)  # the seed is the first
+        most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
+        copies = 1
+        while copies < SAMPLE_US / time_us and 2 * copies <= most:
+            copies *= 2
+        return copies
+
+    def _sample(self, program: Program, samples: int) -> float:
+        """Least microseconds of one execution of the plan, from cold caches."""
+        times = []
+        for _ in range(samples):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._reset_cold(program)
+            begin.record()
+            program.replay()
+            end.record()
+            end.synchronize()
+            times.append(1e3 * begin.elapsed_time(end) / program.copies)
+        return max(min(times), 1e-3)
+
+    def _baseline(self, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+        """The seed's program for a case, on these inputs."""
+        assert self._seed is not None
+        known = self._baselines.get((case.name, copies))
+        if known is None:
+            known = self._baselines[case.name, copies] = self._program(self._seed, case, copies, arguments)
+        else:
+            known.write_inputs(arguments)
+        return known
+
+    def _timed(self, case: Case, program: Program, key: int) -> Timing:
+        baseline = self._baseline(case, program.copies, program.arguments())
+        floor = self._floor(case, baseline)
+        own_us: list[float] = []
+        seed_us: list[float] = []
+        retaken = 0
+        for look in self._stopping.looks:
+            own, seed, again = self._block(program, baseline, look - len(own_us))
+            own_us += own
+            seed_us += seed
+            retaken += again
+            ratio = self._stopping.ratio(own_us, seed_us)
+            if self._stopping.decided(ratio):
+                break
+        self._check_timed(case, program, key)
+        self._check_roofline(case, statistics.median(own_us))
+        terms = self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken)
+        if program.plan.delegated:
+            terms["own_time_share"] = self._own_time(case, program)
+        return Timing(
+            case=case.name,
+            samples_us=tuple(own_us),
+            baseline_us=tuple(seed_us),
+            ratio=ratio.ratio,
+            ci95=(ratio.low, ratio.high),
+            estimated=False,
+            terms=terms,
+        )
+
+    def _own_time(self, case: Case, program: Program) -> float:
+        """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
+        times = []
+        for part in program.parts():
+            samples = []
+            for _ in range(SHARE_SAMPLES):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                self._reset_cold(program)
+                program.replay()  # a part alone needs what the others leave it
+                begin.record()
+                part.replay()
+                end.record()
+                end.synchronize()
+                samples.append(begin.elapsed_time(end))
+            times.append(statistics.median(samples))
+        own = times[0] / sum(times)
+        check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
+        return own
+
+    def _block(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float], int]:
+        """(times of the candidate, of the baseline, blocks thrown away), taken between equal states of the clocks."""
+        retaken = 0
+        while True:
+            before = self._watch.read()
+            own, seed = self._pairs(program, baseline, pairs)
+            if retaken == RETAKES or disturbance(before, self._watch.read()) is None:
+                return own, seed, retaken
+            retaken += 1
+
+    def _pairs(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float]]:
+        """Microseconds of one execution of the plan, for `pairs` pairs in alternating order."""
+        events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
+        for pair in range(pairs):
+            for is_candidate in (True, False) if pair % 2 else (False, True):
+                chosen = program if is_candidate else baseline
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                self._reset_cold(chosen)
+                begin.record()
+                chosen.replay()
+                end.record()
+                if is_candidate:
+                    program.compare_outputs()
+                events[is_candidate].append((begin, end))
+        self.stream.synchronize()
+        own, seed = (
+            [1e3 * begin.elapsed_time(end) / program.copies for begin, end in events[kind]] for kind in (True, False)
+        )
+        return own, seed
+
+    def _floor(self, case: Case, baseline: Program) -> float:
+        """The measured noise floor of a case: the seed's graph against another one of the same plan."""
+        key = (case.name, baseline.copies)
+        if key not in self._floors:
+            assert self._seed is not None
+            twins: list[Program] = []
+            ratios = []
+            for _ in range(FLOOR_COMPARISONS):
+                twins.append(self._program(self._seed, case, baseline.copies, baseline.arguments()))
+                twin_us, seed_us, _ = self._block(twins[-1], baseline, FLOOR_PAIRS)
+                ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
+                if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
+                    twins.clear()
+            self._floors[key] = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
+        return self._floors[key]
+
+    def _check_timed(self, case: Case, program: Program, key: int) -> None:
+        """What was timed computed the verified result, every time, and nothing else was written."""
+        if program.broken_guards():
+            raise Stop("time", Verdict.WRONG, f"case {case.name}: a timed replay stored out of bounds")
+        if not self.task.deterministic:
+            expected = self._expect_again(case, key)
+            if expected is not None:
+                self._compare(program, expected, f"{case.name}, timed replay", _Tally())
+        elif program.mismatches():
+            raise Stop(
+                "time", Verdict.WRONG, f"case {case.name}: a timed replay gave other outputs than the verified one"
+            )
+
+    def _check_roofline(self, case: Case, time_us: float) -> None:
+        limit = self._limit_us(case)
+        if time_us < ROOFLINE_SHARE * limit:
+            message = (
+                f"case {case.name}: {time_us:.2f} us is impossible, moving the task's bytes and doing its arithmetic "
+                f"takes {limit:.2f} us at least on {self.facts.name}"
+            )
+            raise Stop("time", Verdict.REJECTED, message)
+
+    def _limit_us(self, case: Case) -> float:
+        """Microseconds that no kernel can beat.  What fits into the L2 cache may still be there when the time ends."""
+        moved = self.task.bytes(case) if self.task.bytes else 0.0
+        flops = self.task.flops(case) if self.task.flops else 0.0
+        memory_s = max(moved - self.facts.l2_bytes, 0.0) / self.facts.dram_bytes_per_s
+        return 1e6 * max(memory_s, flops / (MATMUL_HEADROOM * self.facts.matmul_flops))
+
+    def _terms(
+        self, case: Case, ratio: Ratio, floor: float, copies: int, time_us: float, retaken: int
+    ) -> dict[str, float]:
+        """Beside the times: rates against the measured ceilings, and how the times were taken."""
+        terms = {"noise_floor": floor, "counts": float(counts(ratio, floor)), "launches_per_sample": float(copies)}
+        terms |= {"pairs": float(ratio.pairs), "blocks_retaken": float(retaken)}
+        if self.task.bytes:
+            rate = self.task.bytes(case) / (time_us / 1e6)
+            terms |= {"gb_per_s": rate / 1e9, "of_copy_rate": rate / self.facts.copy_bytes_per_s}
+        if self.task.flops:
+            rate = self.task.flops(case) / (time_us / 1e6)
+            terms |= {"tflop_per_s": rate / 1e12, "of_matmul_rate": rate / self.facts.matmul_flops}
+        return terms
+
+    # --- autotuning --------------------------------------------------------------------------------------------------
+
+    def _race(self, loaded: Loaded) -> dict[str, list[int]]:
+        """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another.
+
+        Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
+        """
+        chosen: dict[tuple[str, int], int] = {}
+        for plan in loaded.work.plans.values():
+            chosen |= {(launch.kernel, len(launch.configs)): 0 for launch in plan.launches}
+        for racer in [key for key in chosen if key[1] > 1]:
+            scores = [self._score(loaded, {**chosen, racer: i}) for i in range(racer[1])]
+            chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
+        return _choices(loaded.work, chosen)
+
+    def _score(self, loaded: Loaded, chosen: Mapping[tuple[str, int], int]) -> float:
+        """Sum over the tune cases of the logarithm of the time; infinite where the device cannot launch it."""
+        trial = dataclasses.replace(loaded.work, choices=_choices(loaded.work, chosen))
+        total = 0.0
+        contender = Loaded(trial)
+        try:
+            for case in (c for c in self.task.cases if c.role == "tune"):
+                arguments = oracle.make_inputs(self.task, case, 0, device=self.device)
+                total += math.log(self._sample(self._program(contender, case, 1, arguments), RACE_SAMPLES))
+        except DeviceError as error:
+            if error.fatal:
+                raise
+            return math.inf
+        finally:
+            contender.close()
+        return total
+
+
+class Loaded:
+    """Work with its chosen kernels on the device."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.choices = {name: list(choice) for name, choice in work.choices.items()}
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernels(self, case: str) -> list[Kernel]:
+        """The kernel of each launch of a case, in the chosen configuration."""
+        found = []
+        for by_config, i in zip(self.work.builds[case], self.choices[case], strict=True):
+            build = by_config[i]
+            if build["key"] not in self._kernels:
+                self._kernels[build["key"]] = Kernel(self.work.cubins[build["cubin"]], build)
+            found.append(self._kernels[build["key"]])
+        return found
+
+    def close(self) -> None:
+        for kernel in self._kernels.values():
+            kernel.close()
+        self._kernels = {}
+
+
+def _choices(work: Work, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
+    return {
+        name: [chosen[launch.kernel, len(launch.configs)] for launch in plan.launches]
+        for name, plan in work.plans.items()
+    }
+
+
+class _Tally:
+    """The worst replay so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.own_share = 1.0
+        self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
+
+    def knows(self, case: Case) -> bool:
+        return case.name in self.seen
+
+    def add(self, where: str, ratio: float, expected: oracle.Expected) -> None:
+        self._cases += 1
+        if ratio > self._worst:
+            budget = next((b.rms for b in expected.budgets if b is not None), 0.0)
+            self._worst, self._where, self._budget = ratio, where, budget
+
+    def check(self) -> Check:
+        if not self._cases:
+            raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+        return Check(self._cases, self._where, self._worst, self._budget, self.own_share)

@@ -1,0 +1,272 @@
+"""The trusted runner of one GPU, as seen from the host: a process that can be killed, and what it is asked.
+
+`Runner` owns one long-lived process (`fitness/gpu/runner_process.py`) with a warm CUDA context.  It gets plans and
+machine code, never Python of a candidate.  A kernel can hang the process or break its context; then it is killed,
+another is started and told the baseline (which also shows that the GPU works), and the candidate gets a second try,
+which tells a flake from a fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from evo.errors import EvoError
+from evo.records import Case, Check, Timing, Verdict
+from fitness.certification.judge import Match
+from fitness.gpu.timing import LOOKS
+from fitness.plan import LaunchPlan
+
+START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
+ATTEMPTS = 2  # of a candidate whose kernels bring the process down
+
+# Descriptions of the arguments of each case -> answers, as `fitness.certification.eager.job` gives them.
+Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a candidate asks of the device, case by case (by name, tune and holdout), at the target's sizes.
+
+    `builds[case][launch][configuration]` are items of "builds" from `fitness.compilation.compile.job`, `cubins` the
+    machine code by their "cubin".  `choices[case]` names the configuration of each launch; without choices the runner
+    races them.
+    """
+
+    plans: Mapping[str, LaunchPlan]
+    builds: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
+    cubins: Mapping[str, bytes]
+    choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of Work.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.
+
+    `fault`: the runner's process had to be replaced.  `note`: a first try that a second one did not confirm.
+    """
+
+    verdict: Verdict
+    stage: str
+    message: str = ""
+    check: Check | None = None
+    timings: tuple[Timing, ...] = ()
+    choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    fault: bool = False
+    note: str = ""
+
+
+class Runner:
+    """Verifies and times candidates of one task on one GPU; one at a time, whoever asks."""
+
+    def __init__(
+        self,
+        task: str | os.PathLike[str],
+        *,
+        device: int = 0,
+        wall_s: float = 30.0,
+        looks: Sequence[int] = LOOKS,
+    ) -> None:
+        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung;
+        `looks`: numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`).
+        """
+        self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
+        self._device, self._wall_s = device, wall_s
+        self._baseline: Work | None = None
+        self._facts: Mapping[str, Any] = {}
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._closed = False
+        self.respawns = 0
+
+    def prepare(self, work: Work) -> Report:
+        """Verifies the seed kernel and makes it the baseline of everything that follows."""
+        with self._lock:
+            self._baseline = None
+            report = self._ask("prepare", work, wall_s=START_S)
+            if report.verdict is Verdict.OK:
+                self._baseline = work
+            return report
+
+    def evaluate(self, work: Work, *, seed: str) -> Report:
+        """Verifies and times a candidate; `seed` keys its inputs.  Raises EvoError where no runner can be had."""
+        with self._lock:
+            if self._baseline is None:
+                raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
+            first = ""
+            for _ in range(ATTEMPTS):
+                report = self._ask("evaluate", work, seed, wall_s=self._wall_s)
+                if not report.fault:
+                    break
+                first = first or report.message
+            return replace(report, note=f"first try: {first}") if first and not report.fault else report
+
+    def compare(
+        self, work: Work | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
+    ) -> list[Match] | Report:
+        """Has `run` execute a candidate elsewhere on fresh inputs, and compares what it left with oracle and plans.
+
+        Nothing else is asked of this GPU meanwhile.  work: plans (with choices) whose outputs must be equal to the bit,
+        or None; folder: where inputs and outputs lie.  A Report where it came to no comparison.
+        """
+        with self._lock:
+            drawn = self._ask("draw", cases, seed, str(folder), wall_s=START_S)
+            if isinstance(drawn, Report):
+                return drawn
+            answers = run(drawn)
+            return self._ask("judge", work, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Nothing is measured meanwhile: for others who use the GPU for a while."""
+        with self._lock:
+            yield
+
+    def verify(self, task: str | os.PathLike[str], work: Work) -> Report:
+        """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
+        with self._lock:
+            self._baseline = None
+            try:
+                self._living().ask(("task", os.fspath(task)), START_S)
+            except (TimeoutError, EOFError, OSError) as error:
+                said = self._process.last_words() if self._process else ""
+                self._end()
+                message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
+                return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
+            return self._ask("verify", work, wall_s=self._wall_s)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """`fitness.gpu.device.DeviceFacts` of the GPU as a dict."""
+        with self._lock:
+            self._living()
+            return self._facts
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing; a request under way raises EvoError."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.stop()
+        with self._lock:
+            self._end()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- the process -------------------------------------------------------------------------------------------------
+
+    def _ask(self, kind: str, *request: Any, wall_s: float) -> Any:
+        """The answer; a Report with a verdict where there is none."""
+        process = self._living()
+        try:
+            return process.ask((kind, *request), wall_s)
+        except TimeoutError:
+            message = f"not finished after {wall_s:g} s on the GPU: a kernel that does not end, or far too slow"
+            report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
+        except (EOFError, OSError) as error:
+            said = process.last_words()
+            message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
+            report = Report(Verdict.RUNTIME_ERROR, "verify", message, fault=True)
+        except _Broken as broken:
+            report = broken.report
+        self._end()
+        return report
+
+    def _living(self) -> _Process:
+        """The process, a new one where there is none; a new one is told the baseline."""
+        if self._closed:
+            raise EvoError("the runner is closed")
+        if self._process is None:
+            self._process = process = _Process(self._command)
+            try:
+                self._facts = process.ask(("facts",), START_S)
+                if self._baseline is not None:
+                    self.respawns += 1
+                    report = process.ask(("prepare", self._baseline), START_S)
+                    if report.verdict is not Verdict.OK:
+                        raise EvoError(f"GPU {self._device} no longer runs the seed kernel: {report.message}")
+            except (TimeoutError, EOFError, OSError, _Broken, EvoError) as error:
+                said = process.last_words()
+                self._end()
+                message = (
+                    f"expected a runner on GPU {self._device}, but it did not start: {error}; it said: {said or '-'}"
+                )
+                raise EvoError(message) from error
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+class _Broken(Exception):
+    """The process answered, but its CUDA context is unusable."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.message)
+        self.report = report
+
+
+class _Process:
+    """One runner process and the connection to it."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        command = [sys.executable, "-m", "fitness.gpu.runner_process", str(theirs.fileno()), *arguments]
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+
+    def ask(self, request: tuple, wall_s: float) -> Any:
+        """The answer.  Raises TimeoutError, EOFError or OSError (it died), _Broken (its context did)."""
+        self._connection.send(request)
+        if not self._connection.poll(wall_s):
+            raise TimeoutError(f"no answer within {wall_s:g} s")
+        answer = self._connection.recv()
+        if isinstance(answer, Report) and answer.fault:
+            raise _Broken(answer)
+        return answer
+
+    def last_words(self) -> str:
+        """The end of what it wrote to its standard error."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._errors.seek(0)
+        return self._errors.read()[-2000:].decode(errors="replace").strip()
+
+    def stop(self) -> None:
+        """Kills it; what is asked of it then raises EOFError."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """Kills it and lets go of what belongs to it."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+        self._errors.close()

@@ -1,0 +1,108 @@
+"""The process of a runner: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS` (see
+`fitness/gpu/runner.py`).
+
+Answers one request after the other until the other side hangs up.  After an error that leaves the CUDA context
+unusable it answers with `fault=True` and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from evo.records import Verdict
+from fitness.gpu.device import device_facts
+from fitness.gpu.faults import verdict_of_text
+from fitness.gpu.launcher import DeviceError
+from fitness.gpu.measure import Bench
+from fitness.gpu.orphan import end_with
+from fitness.gpu.runner import Report
+from fitness.gpu.timing import Stopping
+from fitness.sandbox.jobs import JobError
+from fitness.stages import Stop
+from fitness.task import load_task
+
+
+def main(arguments: list[str]) -> None:
+    """Serves the socket with file descriptor `arguments[0]`; the others are those of `fitness.gpu.runner.Runner`."""
+    connection, task, index = Connection(int(arguments[0])), load_task(arguments[1]), int(arguments[2])
+    end_with(connection.fileno())
+    stopping = Stopping(tuple(int(look) for look in arguments[3].split(",")))
+    torch.cuda.set_device(index)
+    # The reference at the task's precision sets the budget, so it must not be less precise than it says.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    facts = device_facts(index)
+    while True:
+        asked = _serve(connection, Bench(task, index, facts, stopping))
+        if asked is None:
+            return
+        task = load_task(asked)
+        connection.send(None)
+
+
+def _serve(connection: Connection, bench: Bench) -> str | None:
+    """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault."""
+    with torch.no_grad(), torch.cuda.stream(bench.stream):
+        while True:
+            try:
+                kind, *request = connection.recv()
+            except EOFError:
+                return None
+            if kind == "task":
+                return str(request[0])
+            answer: Any = bench.facts.as_dict() if kind == "facts" else answered(bench, kind, request)
+            connection.send(answer)
+            if isinstance(answer, Report) and answer.fault:
+                return None
+
+
+def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
+    """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
+    kinds = {
+        "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
+        "judge": bench.judge,
+    }  # fmt: skip
+    try:
+        answer = kinds[kind](*request)  # type: ignore[operator]
+        bench.stream.synchronize()  # an error that comes late belongs to this request
+        return answer
+    except Stop as stop:
+        report = Report(stop.verdict, stop.stage, stop.message)
+    except JobError as error:
+        report = Report(error.verdict, "verify", f"line {error.line}: {error.message}" if error.line else error.message)
+    except DeviceError as error:
+        report = Report(error.verdict, "verify", str(error), fault=error.fatal)
+    except torch.cuda.OutOfMemoryError as error:
+        report = Report(Verdict.OUT_OF_MEMORY, "verify", f"device memory: {str(error).splitlines()[0]}")
+    except Exception as error:
+        report = _unexpected(error)
+    return report if report.fault else _settled(bench, report)
+
+
+def _unexpected(error: Exception) -> Report:
+    """CUDA errors surface as RuntimeError wherever PyTorch next asks; anything else is a bug of the evaluator."""
+    text = str(error).strip()
+    if isinstance(error, RuntimeError) and "CUDA error" in text:
+        return Report(verdict_of_text(text), "verify", text.splitlines()[0], fault=True)
+    traceback.print_exc()
+    return Report(Verdict.INFRASTRUCTURE, "verify", f"{type(error).__name__}: {text}", fault=True)
+
+
+def _settled(bench: Bench, report: Report) -> Report:
+    """The report, or that of a CUDA error which was still on its way."""
+    try:
+        bench.stream.synchronize()
+    except RuntimeError as error:
+        return _unexpected(error)
+    return report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The gate: rules over a candidate's syntax tree."""

@@ -1,0 +1,96 @@
+"""The first stage: rules over the syntax tree, before any of the candidate's code runs.
+
+The rules keep honest searches honest: they name the line and the way out, which a later stage cannot.  They are no
+sandbox.  What they let pass is run where it can do no harm (`fitness/recording/record.py`), and what it computes is
+checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from evo.records import Finding
+from fitness.rules.host import check_host
+from fitness.rules.kernel import check_kernels
+from fitness.rules.module import read_module
+from fitness.rules.names import RULES
+from fitness.rules.state import check_state
+from fitness.rules.tensor import check_tensors
+
+__all__ = ["RULES", "gate", "not_inherited"]
+
+MAX_CHARACTERS = 200_000  # fifty times the longest kernel file we know
+MAX_DEPTH = 100  # levels of the syntax tree; 40 branches of an elif chain need 40
+
+# Control characters other than tab and newline, lone carriage returns, line separators that Python does not count as
+# lines, zero-width and direction marks: all can make a file read differently from what it runs.
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# A coding line makes Python decode the file in another way than the gate read it (PEP 263: first two lines).
+_CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+
+
+def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
+    """Broken rules of `source` in the order of lines; empty where it passes.
+
+    `entry` is the host function that the task calls; `allow_delegation` permits torch operators on the host.  Rules are
+    the keys of RULES.
+    """
+    early = _check_text(source)
+    if early:
+        return early
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return [Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")]
+    except (RecursionError, MemoryError):  # the parser's own limits
+        return [Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")]
+    if (depth := _depth(tree)) > MAX_DEPTH:
+        return [
+            Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")
+        ]
+
+    findings: list[Finding] = []
+
+    def report(rule: str, where: ast.AST, message: str) -> None:
+        findings.append(Finding(rule, getattr(where, "lineno", 0), message))
+
+    module = read_module(tree, entry)
+    check_host(module, report, allow_delegation=allow_delegation)
+    check_state(module, report)
+    check_kernels(module, report)
+    if not allow_delegation:
+        check_tensors(module, report)
+    return sorted(set(findings), key=lambda f: (f.line, f.rule, f.message))
+
+
+def not_inherited(findings: Sequence[Finding], seed: Sequence[Finding]) -> list[Finding]:
+    """Of `findings` those that the `seed` kernel does not give as well, on whichever line."""
+    known = {(f.rule, f.message) for f in seed}
+    # Its message lists the kernels, which a candidate may add to.
+    launches = any(f.rule == "no-launch" for f in seed)
+    return [f for f in findings if (f.rule, f.message) not in known and not (launches and f.rule == "no-launch")]
+
+
+def _check_text(source: str) -> list[Finding]:
+    if len(source) > MAX_CHARACTERS:
+        return [Finding("size", 0, f"{len(source)} characters, at most {MAX_CHARACTERS} are read; shorten the source")]
+    lines = source.replace("\r\n", "\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if found := _ODD.search(line):
+            return [Finding("encoding", number, f"the character {found.group()!a} is not allowed; remove it")]
+        coding = _CODING.match(line) if number <= 2 else None
+        if coding and coding.group(1).lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
+            return [Finding("encoding", number, f"coding {coding.group(1)!r}: sources are UTF-8; remove the line")]
+    return []
+
+
+def _depth(tree: ast.AST) -> int:
+    """Levels of the tree, counted without recursion."""
+    deepest, waiting = 0, [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        waiting.extend((child, depth + 1) for child in ast.iter_child_nodes(node))
+    return deepest

@@ -1,0 +1,1 @@
+"""Where untrusted code runs: confined processes forked from a warm zygote."""

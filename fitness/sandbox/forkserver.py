@@ -1,0 +1,312 @@
+"""The zygote process: warm imports, one sandboxed fork per job, one event loop, one thread.
+
+Started by `fitness.sandbox.zygote.Zygote` as `python -m fitness.sandbox.forkserver SOCKET_FD HOME TARGET JOB ...`.  It
+ends when the other end of the socket closes, whatever the reason, and takes every child with it.
+
+A job is a module (of _MODULES, or named with its dots) with a function
+
+    def job(payload: dict, scratch: Path) -> dict: ...     # runs in a child of its own; the result is JSON
+
+Frames on the socket are a JSON header and a body (`send_frame`).  A request carries id, job, profile, scratch, limits
+and the payload as body.  The answer carries id, how the child ended, its last words on stdout/stderr, the active layers
+and, as body, what it wrote as its result: bytes of an untrusted process, which the receiver has to judge.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from evo.records import Verdict
+from fitness.recording.lines import line_of_error
+from fitness.sandbox.jobs import JobError, Limits
+from fitness.sandbox.layers import available_layers, confine, die_with_parent, preload
+from fitness.sandbox.warmup import warm_up
+
+_MODULES = {
+    "record": "fitness.recording.record",
+    "compile": "fitness.compilation.compile",
+    "trace": "fitness.estimation.trace",
+    "interpret": "fitness.verification.interpret",
+    "eager": "fitness.certification.eager",
+}
+
+RESULT_BYTES = 64 << 20  # a plan of a few hundred launches takes some hundred kilobytes
+WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind
+_FRAME = struct.Struct("!II")
+# Children give way to the driver and to the runners: no timing is to wait for a compiler.
+NICE = 5
+
+
+def send_frame(sock: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
+    head = json.dumps(header).encode()
+    sock.sendall(_FRAME.pack(len(head), len(body)) + head + body)
+
+
+def read_frame(sock: socket.socket) -> tuple[dict[str, Any], bytes] | None:
+    """The next frame, None at the end of the stream."""
+    sizes = _read_exactly(sock, _FRAME.size)
+    if sizes is None:
+        return None
+    head_size, body_size = _FRAME.unpack(sizes)
+    head, body = _read_exactly(sock, head_size), _read_exactly(sock, body_size)
+    return None if head is None or body is None else (json.loads(head), body)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def job_module(name: str) -> ModuleType:
+    return importlib.import_module(_MODULES.get(name, name))
+
+
+@dataclass
+class _Child:
+    """A running job.  Its process group is its own pid."""
+
+    id: int
+    pid: int
+    result: int  # read end of the pipe with the layers (first line) and the result
+    words: int  # read end of the pipe with stdout and stderr
+    deadline: float
+    started: float = field(default_factory=time.monotonic)
+    data: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
+    killed: str = ""  # "timeout" or "overflow" where this process ended it
+
+    def kill(self, why: str) -> None:
+        self.killed = self.killed or why
+        for send in (os.killpg, os.kill):  # the group exists only after the child's setsid
+            try:
+                send(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+class _Server:
+    def __init__(self, sock: socket.socket, modules: dict[str, ModuleType]) -> None:
+        self._sock, self._modules = sock, modules
+        self._children: dict[int, _Child] = {}  # by pid
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        wake_read, self._wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write)
+        self._wake = wake_read
+        self._selector.register(wake_read, selectors.EVENT_READ)
+        self._by_fd: dict[int, _Child] = {}
+
+    def serve(self) -> None:
+        """Until the driver hangs up."""
+        while True:
+            now = time.monotonic()
+            for child in self._children.values():
+                if now >= child.deadline and not child.killed:
+                    child.kill("timeout")
+            alive = [c.deadline for c in self._children.values() if not c.killed]
+            for key, _ in self._selector.select(max(0.0, min(alive) - now) if alive else None):
+                if key.fileobj is self._sock:
+                    request = read_frame(self._sock)
+                    if request is None:
+                        return
+                    self._fork(*request)
+                elif key.fd == self._wake:
+                    os.read(self._wake, 4096)
+                elif key.fd in self._by_fd:
+                    self._take(self._by_fd[key.fd], key.fd)
+            self._reap()
+
+    def end(self) -> None:
+        for child in self._children.values():
+            child.kill("shutdown")
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+    def _fork(self, request: dict[str, Any], payload: bytes) -> None:
+        result_read, result_write = os.pipe()
+        words_read, words_write = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _run_child(parent, request, payload, self._modules[request["job"]], result_write, words_write)
+        os.close(result_write)
+        os.close(words_write)
+        deadline = time.monotonic() + request["limits"]["wall_s"]
+        child = _Child(request["id"], pid, result_read, words_read, deadline)
+        self._children[pid] = child
+        for fd in (result_read, words_read):
+            os.set_blocking(fd, False)
+            self._selector.register(fd, selectors.EVENT_READ)
+            self._by_fd[fd] = child
+
+    def _take(self, child: _Child, fd: int) -> bool:
+        """Take over a piece of what lies in one of the child's pipes; False where there is nothing, or too much."""
+        try:
+            piece = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self._forget(fd)
+        elif fd == child.words:
+            child.tail = (child.tail + piece)[-WORDS_BYTES:]
+        elif len(child.data) + len(piece) <= RESULT_BYTES:
+            child.data += piece
+        else:
+            child.kill("overflow")
+            return False
+        return bool(piece)
+
+    def _forget(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
+
+    def _reap(self) -> None:
+        for pid, child in list(self._children.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            # While the leader is a zombie its group id cannot be used again: kill what it left behind, then reap.
+            child.kill("")
+            _, status = os.waitpid(pid, 0)
+            for fd in (child.result, child.words):
+                # A pipe at its end is closed already, and its number may be that of a younger child's pipe by now.
+                while self._by_fd.get(fd) is child and self._take(child, fd):
+                    pass  # to the end of the pipe, or of what is in it
+                if self._by_fd.get(fd) is child:
+                    self._forget(fd)
+            del self._children[pid]
+            self._report(child, status)
+
+    def _report(self, child: _Child, status: int) -> None:
+        first, _, body = bytes(child.data).partition(b"\n")
+        header = {
+            "id": child.id,
+            "killed": child.killed,
+            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+            "exit": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            # The first line was written before any untrusted code ran; without it there was none.
+            "layers": json.loads(first) if first else [],
+            "words": bytes(child.tail).decode("utf-8", "replace"),
+            "seconds": time.monotonic() - child.started,
+        }
+        send_frame(self._sock, header, body)
+
+
+def _run_child(
+    parent: int, request: dict[str, Any], payload: bytes, module: ModuleType, result: int, words: int
+) -> NoReturn:
+    """All of a child's life: leave the zygote's session and files, confine, do the job, write the result."""
+    code = 70
+    try:
+        os.setsid()
+        os.nice(NICE)
+        die_with_parent(parent)
+        _keep_only(result, words)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        scratch = Path(request["scratch"])
+        _settle_in(scratch)
+        layers = confine(request["profile"], scratch, Limits(**request["limits"]))
+        os.closerange(3, result)  # what setting up the layers left open
+        _write(result, json.dumps(layers).encode() + b"\n")
+        _write(result, _outcome(module, json.loads(payload), scratch))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _keep_only(result: int, words: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    os.closerange(3, result)
+    os.closerange(result + 1, 4096)
+
+
+def _settle_in(scratch: Path) -> None:
+    """Everything a library may want to write goes to the scratch folder."""
+    os.chdir(scratch)
+    tempfile.tempdir = str(scratch)
+    for name in ("HOME", "TMPDIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        os.environ[name] = str(scratch)
+    os.environ["TRITON_CACHE_DIR"] = str(scratch / "triton")
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")  # under memory pressure this process dies first
+    except OSError as error:
+        print(f"the kernel's memory killer may choose another process: {error}", file=sys.stderr)
+
+
+def _outcome(module: ModuleType, payload: dict[str, Any], scratch: Path) -> bytes:
+    """The job's value or error as JSON.  This is the process boundary: whatever the job raises ends here."""
+    try:
+        return json.dumps({"value": module.job(payload, scratch)}).encode()
+    except JobError as error:
+        report = {"verdict": error.verdict, "message": error.message, "line": error.line}
+    except BaseException as error:
+        verdict, text = Verdict.RUNTIME_ERROR, str(error)
+        if _is_memory(error):
+            verdict, text = Verdict.OUT_OF_MEMORY, text or "the memory limit of the job is reached"
+        traceback.print_exc()
+        report = {"verdict": verdict, "message": f"{type(error).__name__}: {text}", "line": line_of_error(error)}
+    return json.dumps({"error": report}).encode()
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Python, the kernel and torch each say it in their own way."""
+    texts = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "not enough memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def main(arguments: list[str]) -> None:
+    started = time.monotonic()
+    sock = socket.socket(fileno=int(arguments[0]))
+    home, target, names = Path(arguments[1]), arguments[2], arguments[3:]
+    modules = {name: job_module(name) for name in names}
+    warm_up({name: module.job for name, module in modules.items()}, target)
+    preload()
+    gc.collect()
+    gc.freeze()  # the collector of a child would otherwise copy every page of the zygote by touching it
+    server = _Server(sock, modules)
+    send_frame(sock, {"ready": time.monotonic() - started, "layers": available_layers()})
+    try:
+        server.serve()
+    except ConnectionError:
+        pass  # the driver is gone
+    finally:
+        server.end()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

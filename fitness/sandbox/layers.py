@@ -1,0 +1,326 @@
+"""Confinement of the process that is about to run untrusted code.
+
+`confine` is called once, in a freshly forked single-threaded child.  It stacks what the kernel offers; a layer that
+cannot be had is reported with its reason, never skipped in silence:
+
+| layer | keeps out |
+|---|---|
+| userns | privileges of the caller: the child has none, even where the caller is root |
+| mounts | only where Landlock is missing: writes outside the scratch folder, by a read-only view of all mounts |
+| netns, ipcns | network interfaces (loopback too), System V and POSIX message queues of others |
+| capabilities | what root could do where a user namespace is not to be had |
+| rlimits | memory, CPU time, file size, open files, processes, core dumps |
+| landlock | files: reads of all but Python, its packages and system libraries, writes outside the scratch folder |
+| seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring; if "strict" also processes, threads |
+
+Profile "gpu" is "compiler" with what the CUDA driver needs on top: its device files, its threads' names, anonymous
+files, and no limit of the address space, of which CUDA reserves more than any machine has; the data it may map writable
+is limited instead.
+
+Nothing here imports torch; `python -m fitness.sandbox.layers` prints the layers of this machine as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import glob
+import importlib
+import json
+import os
+import resource
+import signal
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.mounts import only_writable
+
+PROFILES = ("strict", "compiler", "gpu")
+ACTIVE = "active"
+PROJECT = Path(__file__).resolve().parents[2]  # the folder that holds the packages evo and fitness
+
+# Shared libraries and cache files of a compile (a candidate needs a handful); a CUDA context has a hundred of its own.
+OPEN_FILES = {"strict": 256, "compiler": 256, "gpu": 1024}
+# ptxas, the disassembler and a C compiler, one after the other; "gpu" has the threads of CUDA beside them.
+PROCESSES = {"strict": 64, "compiler": 64, "gpu": 256}
+
+# linux/sched.h and linux/prctl.h
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
+_CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid, net
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_DENIED = (
+    # network
+    "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "sendmsg", "sendmmsg",
+    # other processes and their memory
+    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_open", "pidfd_getfd",
+    "pidfd_send_signal", "setsid", "setpgid",
+    # namespaces, mounts, privileges, the kernel itself
+    "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsmount",
+    "mount_setattr", "bpf", "perf_event_open", "userfaultfd", "keyctl", "add_key", "request_key", "init_module",
+    "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
+    "settimeofday", "clock_settime", "adjtimex", "sethostname", "setdomainname", "syslog", "open_by_handle_at",
+    # ways around the filter and around the memory limit
+    "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "shmget", "shmat",
+    "msgget", "mq_open",
+)  # fmt: skip
+# cuInit fails without these (error 304, "OS call failed").  It listens on a socket in the network namespace, where
+# nobody else is; to connect to anybody, or to send to a path, stays denied.
+_NEEDED_BY_CUDA = {"memfd_create", "socket", "bind", "listen"}
+_DENIED_STRICT = ("fork", "vfork", "clone", "execve", "execveat")
+# Calls that an older libseccomp does not know by name.  Since 424 a number is the same on every architecture.
+_NUMBERS = {"clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def confine(profile: str, scratch: Path, limits: Limits) -> tuple[str, ...]:
+    """Confine this process for good and return the names of the active layers.
+
+    profile: "strict" (no processes, no threads), "compiler" (may start the assembler) or "gpu" (and use CUDA).
+    scratch: the only folder that stays writable; absolute, existing.
+
+    The process must be single-threaded.  Signals to itself and its exit keep working; an attempt at anything else that
+    is kept out fails with EPERM or EACCES.
+    """
+    return tuple(name for name, state in _confine(profile, scratch, limits).items() if state == ACTIVE)
+
+
+@functools.cache
+def available_layers() -> dict[str, str]:
+    """Each layer with "active" or the reason why this machine does not offer it, found by trying in a new process."""
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", "fitness.sandbox.layers"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    layers: dict[str, str] = json.loads(run.stdout)
+    return layers
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment of a process that leads to untrusted code: what Python needs to find its packages, no keys."""
+    carried = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
+    packages = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {
+        **carried,
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), *packages]),
+        "PYTHONUSERBASE": site.getuserbase(),
+        "PYTHONHASHSEED": "0",  # sets of names iterate in the same order in every run
+    }
+
+
+def preload() -> None:
+    """Do what is the same for every child once, before the first fork.  `confine` reports what is missing."""
+    _readable()
+    _landlock_abi()
+    for package in ("landlock", "pyseccomp"):
+        with contextlib.suppress(ImportError, RuntimeError):
+            importlib.import_module(package)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which forked it, ends for whatever reason."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before the call
+
+
+def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
+    if profile not in PROFILES:
+        raise ValueError(f"unknown sandbox profile {profile!r}; expected one of: {', '.join(PROFILES)}")
+    parent = os.getppid()
+    layers: dict[str, str] = {}
+
+    def attempt(name: str, enter: Callable[[], None]) -> None:
+        try:
+            enter()
+            layers[name] = ACTIVE
+        except (OSError, RuntimeError, ImportError) as error:  # what the kernel and the two packages raise
+            layers[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    attempt("userns", lambda: _unshare(_CLONE_NEWUSER))
+    attempt("netns", lambda: _unshare(_CLONE_NEWNET))
+    attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
+    if not _landlock_abi():
+        attempt("mounts", lambda: only_writable(scratch))
+    attempt("capabilities", _drop_capabilities)
+    attempt("rlimits", lambda: _set_rlimits(profile, limits, layers["userns"] == ACTIVE))
+    # Changing credentials clears the parent-death signal, so it is set after them.
+    die_with_parent(parent)
+    attempt("landlock", lambda: _restrict_files(scratch, profile == "gpu"))
+    attempt("no_new_privs", lambda: _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
+    if profile != "gpu":  # CUDA names its threads through /proc, which a process that is not dumpable may not
+        attempt("not_dumpable", lambda: _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)))
+    attempt("seccomp", lambda: _filter_syscalls(profile))
+    return layers
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _unshare(flag: int) -> None:
+    _check(_libc.unshare(flag))
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+def _drop_capabilities() -> None:
+    """No effective, permitted or inheritable capability, in whichever user namespace this is."""
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()  # (effective, permitted, inheritable) twice
+    _check(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
+
+
+def _set_rlimits(profile: str, limits: Limits, own_user_namespace: bool) -> None:
+    pages = Path("/proc/self/statm").read_text().split()
+    which, mapped = (resource.RLIMIT_DATA, pages[5]) if profile == "gpu" else (resource.RLIMIT_AS, pages[0])
+    _lower(which, int(mapped) * resource.getpagesize() + limits.memory_bytes)
+    _lower(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, and SIGKILL where that is ignored
+    _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
+    _lower(resource.RLIMIT_NOFILE, OPEN_FILES[profile])
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_MSGQUEUE, 0)
+    _lower(resource.RLIMIT_MEMLOCK, 0)
+    if own_user_namespace and _kernel_version() >= (5, 14):
+        # Counted per user namespace since Linux 5.14; before, the user's other processes would count too.
+        _lower(resource.RLIMIT_NPROC, PROCESSES[profile])
+
+
+def _lower(which: int, soft: int, hard: int | None = None) -> None:
+    """Set a limit, but never above one that is in force already."""
+    _, ceiling = resource.getrlimit(which)
+    wanted = (soft, soft if hard is None else hard)
+    if ceiling != resource.RLIM_INFINITY:
+        wanted = (min(wanted[0], ceiling), min(wanted[1], ceiling))
+    resource.setrlimit(which, wanted)
+
+
+def _kernel_version() -> tuple[int, int]:
+    major, minor = os.uname().release.split("-")[0].split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()))
+
+
+@functools.cache
+def _readable() -> tuple[str, ...]:
+    """Existing files and folders a Python process with torch and Triton reads, none of them a person's."""
+    paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()}
+    paths |= {p for p in sys.path if p and p != str(PROJECT)}
+    paths |= {str(PROJECT / package) for package in ("evo", "fitness", "operators")}
+    paths |= {"/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"}
+    paths |= {"/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random", "/sys/devices/system/cpu", "/proc/cpuinfo"}
+    paths |= {str(Path(sys.executable).resolve().parent), "/proc/meminfo", "/proc/stat"}
+    return tuple(sorted(os.path.realpath(p) for p in paths if os.path.exists(p)))
+
+
+# What libcuda reads beside its device files; the nodes of a NUMA machine among them.
+_READ_BY_CUDA = ("/proc/driver/nvidia", "/proc/driver/nvidia-uvm", "/proc/devices", "/sys/devices/system/node")
+
+
+def _restrict_files(scratch: Path, gpu: bool) -> None:
+    import landlock  # Linux only, and the one place that needs it
+
+    ctypes.set_errno(0)  # the package reads errno after calls that succeeded, too
+    rights = landlock.FSAccess
+    rules = landlock.Ruleset()
+    look, read = rights.READ_FILE | rights.EXECUTE, rights.READ_FILE | rights.EXECUTE | rights.READ_DIR
+    own = f"/proc/{os.getpid()}"
+    for path in (*_readable(), own, *(filter(os.path.exists, _READ_BY_CUDA) if gpu else ())):
+        rules.allow(path, rules=read if os.path.isdir(path) else look)
+    if gpu:
+        # Older kernels restrict neither the truncating open with which a thread is named, nor ioctl.
+        truncate = rights.TRUNCATE if _landlock_abi() >= 3 else rights(0)
+        control = rights.IOCTL_DEV if _landlock_abi() >= 5 else rights(0)
+        rules.allow(f"{own}/task", rules=read | rights.WRITE_FILE | truncate)
+        for device in glob.glob("/dev/nvidia*"):
+            if not os.path.isdir(device):
+                rules.allow(device, rules=rights.READ_FILE | rights.WRITE_FILE | control)
+    rules.allow("/dev/null", rules=rights.READ_FILE | rights.WRITE_FILE)
+    rules.allow(scratch, rules=_writable(rights))
+    rules.apply()
+
+
+def _landlock_abi() -> int:
+    """0 where the kernel has none."""
+    try:
+        import landlock
+
+        ctypes.set_errno(0)
+        return int(landlock.landlock_abi_version())
+    except (ImportError, OSError):
+        return 0
+
+
+def _writable(rights: type) -> object:
+    """Everything a scratch folder needs: files and folders, no devices, sockets or pipes."""
+    special = rights.MAKE_CHAR | rights.MAKE_BLOCK | rights.MAKE_SOCK | rights.MAKE_FIFO  # type: ignore[attr-defined]
+    return rights.all() & ~special  # type: ignore[attr-defined]
+
+
+def _filter_syscalls(profile: str) -> None:
+    import pyseccomp  # raises RuntimeError where libseccomp is missing
+
+    deny, arg = pyseccomp.ERRNO(errno.EPERM), pyseccomp.Arg
+    rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+
+    def add(action: int, name: str, *conditions: object) -> None:
+        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+        if number == -1:
+            number = _NUMBERS[name]
+        if number >= 0:  # other negative numbers: this architecture has no such call (aarch64 has no fork)
+            rules.add_rule(action, number, *conditions)
+
+    for name in _DENIED + _DENIED_STRICT if profile == "strict" else _DENIED:
+        if profile != "gpu" or name not in _NEEDED_BY_CUDA:
+            add(deny, name)
+    if profile == "gpu":
+        add(deny, "socket", arg(0, pyseccomp.NE, socket.AF_UNIX))
+    # The flags of clone3 lie in memory, where no filter can see them: the C library falls back to clone on ENOSYS.
+    add(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
+    if profile != "strict":
+        for bit in (1 << b for b in range(32) if _CLONE_NEW_ANY >> b & 1):
+            add(deny, "clone", arg(0, pyseccomp.MASKED_EQ, bit, bit))
+    for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
+        # abort() and faults raise signals in the process itself; nobody else is to get any
+        add(deny, name, arg(0, pyseccomp.NE, os.getpid()))
+    add(deny, "prlimit64", arg(0, pyseccomp.NE, 0))  # limits of other processes of the same user
+    rules.load()
+
+
+def _probe() -> dict[str, str]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, json.dumps(_confine("strict", Path(scratch), Limits())).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as stream:
+            layers: dict[str, str] = json.loads(stream.read())
+        os.waitpid(pid, 0)
+    return layers
+
+
+if __name__ == "__main__":
+    print(json.dumps(_probe()))

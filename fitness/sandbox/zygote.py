@@ -1,0 +1,302 @@
+"""Runs jobs in sandboxed forks of a warm process, the zygote (`fitness/sandbox/forkserver.py`): the driver's side.
+
+    with Zygote("sm_90") as zygote:
+        result = zygote.run("record", payload, scratch=folder, limits=Limits())
+
+`run` may be called from many threads at once; each call is one child process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evo.errors import EvoError
+from evo.records import Verdict
+from fitness.sandbox.forkserver import RESULT_BYTES, read_frame, send_frame
+from fitness.sandbox.jobs import JobResult, Limits
+from fitness.sandbox.layers import clean_environment
+
+JOBS = ("record", "compile", "interpret", "trace")
+PROFILES = {"compile": "compiler", "eager": "gpu"}  # of the sandbox; every other job runs in "strict"
+START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
+GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
+
+
+class Zygote:
+    """A warm process and the jobs it can fork.
+
+    target_name: the GPU that jobs warm up for (`fitness.compilation.target`).
+    jobs: names of modules in `fitness` with a function `job` (see `fitness/sandbox/forkserver.py`).
+    gpu: the only GPU that jobs see (an index or a UUID, as in CUDA_VISIBLE_DEVICES), "" for none.
+
+    The process starts at once, in the background; the first `run` waits for it.  When it dies, running jobs end as
+    INFRASTRUCTURE and the next `run` starts another, unless it died before it finished any job.
+    """
+
+    def __init__(self, target_name: str, jobs: Sequence[str] = JOBS, gpu: str = "") -> None:
+        self._target, self._jobs, self._gpu = target_name, tuple(jobs), gpu
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process = _Process(self._target, self._jobs, self._gpu)
+
+    def run(self, job: str, payload: Mapping[str, Any], *, scratch: Path, limits: Limits) -> JobResult:
+        """Run one job in a child and wait for its end.
+
+        payload: anything JSON; scratch: an existing folder, the only one the job can write to.
+        Raises EvoError where no zygote can be had; whatever the job does is a JobResult.
+        """
+        if job not in self._jobs:
+            raise ValueError(f"this zygote runs {', '.join(self._jobs)}, got {job!r}")
+        header = {
+            "job": job,
+            "profile": PROFILES.get(job, "strict"),
+            "scratch": str(scratch.resolve(strict=True)),
+            "limits": asdict(limits),
+        }
+        process = self._living()
+        process.wait_ready()
+        try:
+            answer, body = process.ask(header, json.dumps(payload).encode()).result(limits.wall_s + GRACE_S)
+        except FutureTimeout:
+            process.kill()
+            return _infrastructure(f"the zygote did not answer within {GRACE_S:.0f} s after the job's deadline")
+        except ConnectionError as error:
+            return _infrastructure(str(error))
+        return classify(answer, body, limits)
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """Sandbox layers of this machine: "active" or the reason why not."""
+        process = self._living()
+        process.wait_ready()
+        return process.layers
+
+    @property
+    def warm_s(self) -> float:
+        """Seconds that imports and warm-up took."""
+        process = self._living()
+        process.wait_ready()
+        return process.warm_s
+
+    def close(self) -> None:
+        """End the zygote and every job; calls of `run` in other threads return INFRASTRUCTURE."""
+        with self._lock:
+            self._closed = True
+            self._process.close()
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _living(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this zygote is closed")
+            if self._process.dead:
+                self._process.close()
+                if not self._process.finished:
+                    raise EvoError(
+                        "expected the zygote (python -m fitness.sandbox.forkserver) to keep running, but it died "
+                        f"before it finished a job; its last output:\n{self._process.log_tail}"
+                    )
+                self._process = _Process(self._target, self._jobs, self._gpu)
+            return self._process
+
+
+class _Process:
+    """One life of the zygote process: a socket, a thread that reads answers, the futures that wait for them."""
+
+    def __init__(self, target: str, jobs: Sequence[str], gpu: str) -> None:
+        self.warm_s, self.layers, self.log_tail = 0.0, {}, ""  # type: ignore[var-annotated]
+        self.finished, self.dead = 0, False
+        self._ready, self._started = threading.Event(), False
+        self._sending, self._state = threading.Lock(), threading.Lock()
+        self._pending: dict[int, Future[tuple[dict[str, Any], bytes]]] = {}
+        self._ids = itertools.count()
+        self._home = Path(tempfile.mkdtemp(prefix="evo-zygote-"))
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process writes to it
+        self._sock, theirs = socket.socketpair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "fitness.sandbox.forkserver",
+                    str(theirs.fileno()),
+                    str(self._home),
+                    target,
+                    *jobs,
+                ],
+                env=_environment(self._home, gpu),
+                cwd=self._home,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+            )
+        threading.Thread(target=self._read, name="zygote-reader", daemon=True).start()
+
+    def wait_ready(self) -> None:
+        if not self._ready.wait(START_S):
+            self.kill()
+            raise EvoError(f"expected the zygote to be ready within {START_S:.0f} s; is the machine overloaded?")
+        if not self._started:
+            raise EvoError(
+                "expected the zygote (python -m fitness.sandbox.forkserver) to start, but it ended; "
+                f"its last output:\n{self.log_tail or '(none)'}"
+            )
+
+    def ask(self, header: dict[str, Any], body: bytes) -> Future[tuple[dict[str, Any], bytes]]:
+        """Send a request.  The future gets the answer, or ConnectionError where the zygote dies before it."""
+        future: Future[tuple[dict[str, Any], bytes]] = Future()
+        with self._state:
+            number = next(self._ids)
+            if self.dead:
+                future.set_exception(ConnectionError(self._epitaph()))
+                return future
+            self._pending[number] = future
+        try:
+            with self._sending:
+                send_frame(self._sock, {**header, "id": number}, body)
+        except OSError:
+            self.kill()  # the reader sees the end of the stream and answers everybody
+        return future
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # it is dead already
+            self._sock.shutdown(socket.SHUT_RDWR)
+        try:
+            self._popen.wait(5)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _read(self) -> None:
+        try:
+            while (frame := read_frame(self._sock)) is not None:
+                self._dispatch(*frame)
+        except OSError:
+            pass  # reset instead of closed: the same
+        self._popen.wait()
+        self._bury()
+
+    def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
+        if "ready" in header:
+            self.warm_s, self.layers = header["ready"], header["layers"]
+            self._started = True
+            self._ready.set()
+            return
+        with self._state:
+            future = self._pending.pop(header["id"])
+            self.finished += 1
+        future.set_result((header, body))
+
+    def _bury(self) -> None:
+        with self._state:
+            self.log_tail = self._last_output()
+            self.dead = True
+            waiting, self._pending = list(self._pending.values()), {}
+        for future in waiting:
+            future.set_exception(ConnectionError(self._epitaph()))
+        self._ready.set()
+
+    def _epitaph(self) -> str:
+        code = self._popen.returncode
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        return f"the zygote {how} while the job ran; its last output: {self.log_tail.strip() or '(none)'}"
+
+    def _last_output(self) -> str:
+        with self._log:
+            size = self._log.seek(0, os.SEEK_END)
+            self._log.seek(max(0, size - 2000))
+            return self._log.read().decode("utf-8", "replace")
+
+
+def _environment(home: Path, gpu: str) -> dict[str, str]:
+    """One thread, no GPU but that one, no cache or key of the user."""
+    return {
+        **clean_environment(),
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "USER": "evo",
+        "TRITON_HOME": str(home),
+        "TRITON_CACHE_DIR": str(home / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def classify(answer: Mapping[str, Any], body: bytes, limits: Limits) -> JobResult:
+    """The end of a child as a JobResult.  `body` was written by untrusted code and is taken for nothing more."""
+    layers, seconds = tuple(answer["layers"]), float(answer["seconds"])
+
+    def ended(status: str, verdict: Verdict, message: str, line: int = 0) -> JobResult:
+        return JobResult(status, None, verdict, message, line, seconds, layers)
+
+    number, words = answer["signal"], answer["words"].strip()
+    last = f"; its last output: {words[-500:]}" if words else ""
+    if answer["killed"] == "timeout":
+        return ended("timeout", Verdict.TIMEOUT, f"ran longer than {limits.wall_s:g} s")
+    if answer["killed"] == "overflow":
+        return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {RESULT_BYTES >> 20} MiB as its result")
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds >= limits.cpu_s):
+        return ended("timeout", Verdict.TIMEOUT, f"used more than {limits.cpu_s} s of CPU time")
+    if number == signal.SIGKILL or (number and any(t in words for t in ("bad_alloc", "Cannot allocate memory"))):
+        return ended("memory", Verdict.OUT_OF_MEMORY, f"needed more than {limits.memory_bytes >> 20} MiB{last}")
+    if number:
+        return ended("crash", Verdict.RUNTIME_ERROR, f"died by {_signal_name(number)}{last}")
+    try:
+        return _result(json.loads(body), seconds, layers, ended)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        exit_code = answer["exit"]
+        return ended("crash", Verdict.RUNTIME_ERROR, f"exited with code {exit_code} and no valid result{last}")
+
+
+def _result(raw: Any, seconds: float, layers: tuple[str, ...], ended: Any) -> JobResult:
+    """What a child wrote; raises one of the errors `classify` expects where it makes no sense."""
+    if set(raw) == {"value"} and isinstance(raw["value"], dict):
+        return JobResult("ok", raw["value"], seconds=seconds, layers=layers)
+    error = raw["error"]
+    verdict, message, line = Verdict(error["verdict"]), str(error["message"]), int(error["line"])
+    if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
+        raise ValueError(f"a child cannot claim the verdict {verdict}")
+    status = "memory" if verdict is Verdict.OUT_OF_MEMORY else "error"
+    return ended(status, verdict, message[:4000], line)  # type: ignore[no-any-return]
+
+
+def _infrastructure(message: str) -> JobResult:
+    return JobResult("crash", None, Verdict.INFRASTRUCTURE, message)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"

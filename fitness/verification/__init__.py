@@ -1,0 +1,1 @@
+"""What a plan computes, on the CPU: Triton's interpreter, against the oracle."""

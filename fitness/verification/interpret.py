@@ -1,0 +1,164 @@
+"""Executes plans on a file of buffers, launches by Triton's interpreter, so that what they compute can be checked."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from evo.records import Verdict
+from fitness.compilation.kernels import argument, get_kernel, load_kernels
+from fitness.memory import DTYPES, FILE_NAME, Layout
+from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
+from fitness.sandbox.jobs import JobError
+from fitness.verification.delegation import Authors
+from fitness.verification.interpreter import Interpreter, programs_of
+
+# The interpreter lacks something, or cannot express what the compiler accepted: a gap.
+_GAPS = (NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError)
+# What a kernel that compiles can still do wrong (an assumption that does not hold, a misaligned descriptor).
+_FAULTS = (AssertionError, ValueError, IndexError, ArithmeticError)
+
+
+def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, int]:
+    """Executes all steps of plans, in place, on files in `scratch`.
+
+    payload: "source", "constants", and either "runs" or the keys of one run.  A run has "plan" (JSON), "choice" (index
+    of the configuration of each launch), "order" of the programs of a grid ("forward" or "reverse") and "buffers" (name
+    of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many zeros) where it is to
+    be found out who wrote what (`fitness.verification.delegation.Authors`).  Returns {"programs": how many were run}.
+    Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
+    execute.
+    """
+    kernels = load_kernels(payload["source"], payload["constants"], scratch)
+    count = 0
+    with Interpreter() as interpreter:
+        for run in payload.get("runs") or [payload]:
+            count += _Run(run, kernels, interpreter, scratch).execute()
+    return {"programs": count}
+
+
+class _Run:
+    """One execution of one plan."""
+
+    def __init__(
+        self, run: Mapping[str, Any], kernels: Mapping[str, JITFunction], interpreter: Interpreter, scratch: Path
+    ) -> None:
+        self.plan: LaunchPlan = from_json(run["plan"])
+        self.layout = Layout(self.plan)
+        self.memory = self.layout.attach(scratch, run.get("buffers", FILE_NAME))
+        self.choice, self.order = run["choice"], run.get("order", "forward")
+        self.kernels, self.interpreter = kernels, interpreter
+        first = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
+        interpreter.builder.memory = first, first + self.layout.total
+        self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
+        if len(self.choice) != len(self.plan.launches):
+            raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
+
+    def _authors(self, path: Path) -> Authors:
+        data = torch.frombuffer(self.memory, dtype=torch.uint8)
+        authors = torch.from_file(str(path), shared=True, size=self.layout.total, dtype=torch.uint8)
+        return Authors(self.layout, data, authors)
+
+    def execute(self) -> int:
+        """Executes all steps; how many programs were run."""
+        choices, self.programs = iter(self.choice), 0
+        for step in self.plan.steps:
+            choice = next(choices) if isinstance(step, Launch) else 0
+            if self.authors is None:
+                self._execute(step, choice)
+            else:
+                self.authors.follow(step, functools.partial(self._execute, step, choice))
+        return self.programs
+
+    def _execute(self, step: Step, choice: int) -> None:
+        match step:
+            case Fill():
+                self._view(step.dst).fill_(step.value)
+            case Copy():
+                self._view(step.dst).copy_(self._view(step.src))
+            case Op():
+                self._delegate(step)
+            case Launch():
+                self.programs += self._launch(step, choice)
+
+    def _view(self, ref: TensorRef) -> torch.Tensor:
+        return self.layout.view(self.memory, ref)
+
+    def _launch(self, launch: Launch, choice: int) -> int:
+        config = launch.configs[choice]
+        kernel = get_kernel(self.kernels, launch.kernel, launch.line)
+        args = {name: self._kernel_argument(value) for name, value in config.args.items()}
+        try:
+            return self.interpreter.launch(kernel, args, config.grid, programs_of(config.grid, self.order))
+        except _GAPS as error:
+            message = f"kernel {launch.kernel}: Triton's interpreter cannot execute it: {_text(error)}"
+            raise JobError(Verdict.UNSUPPORTED, message, _line(error, kernel) or launch.line) from error
+        except _FAULTS as error:
+            message = f"kernel {launch.kernel}: {_text(error)}"
+            raise JobError(Verdict.RUNTIME_ERROR, message, _line(error, kernel) or launch.line) from error
+
+    def _kernel_argument(self, value: Any) -> Any:
+        if isinstance(value, TensorRef):
+            return self._view(value)
+        if isinstance(value, tuple):
+            return tuple(self._kernel_argument(v) for v in value)
+        return argument(value, self.kernels)
+
+    def _delegate(self, op: Op) -> None:
+        """An ATen operator on windows of the memory; its results go to the windows that the plan names."""
+        function = _aten(op.name, op.line)
+        args = [self._aten_argument(a) for a in op.args]
+        kwargs = {
+            k: self._aten_argument(v) for k, v in op.kwargs.items() if k not in ("device", "layout", "pin_memory")
+        }
+        try:
+            result = function(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            raise JobError(Verdict.RUNTIME_ERROR, f"{op.name}: {_text(error)}", op.line) from error
+        tensors = [result] if isinstance(result, torch.Tensor) else [t for t in result or () if t is not None]
+        if len(tensors) != len(op.outputs):
+            message = f"{op.name} gave {len(tensors)} tensors, the plan expects {len(op.outputs)}"
+            raise JobError(Verdict.RUNTIME_ERROR, message, op.line)
+        for ref, tensor in zip(op.outputs, tensors, strict=True):
+            self._view(ref).copy_(tensor)
+
+    def _aten_argument(self, value: Any) -> Any:
+        match value:
+            case TensorRef():
+                return self._view(value)
+            case tuple():
+                return [self._aten_argument(v) for v in value]
+            case {"dtype": str(name)} if name in DTYPES:
+                return DTYPES[name]
+            case {"f": str(number)}:
+                return float(number)
+        return value
+
+
+def _aten(name: str, line: int) -> Any:
+    """The operator called, for example, "aten.mm.default"."""
+    parts = name.split(".")
+    found: Any = torch.ops.aten if parts[0] == "aten" and len(parts) == 3 else None
+    for part in parts[1:]:
+        found = getattr(found, part, None)
+    if found is None:
+        raise JobError(
+            Verdict.UNSUPPORTED, f"{name!r} is not an ATen operator with an overload, as aten.mm.default", line
+        )
+    return found
+
+
+def _text(error: BaseException) -> str:
+    return str(error).strip() or type(error).__name__
+
+
+def _line(error: BaseException, kernel: JITFunction) -> int:
+    """The innermost line of the candidate's kernels on the way to the error, 0 where there is none."""
+    file = kernel.fn.__code__.co_filename
+    return next((f.lineno or 0 for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == file), 0)

@@ -1,0 +1,330 @@
+"""Triton's interpreter, mended: kernels executed by numpy on a CPU, with the numerics of the device.
+
+Triton ships an interpreter (`triton.runtime.interpreter`), which is what runs here, with these differences:
+- bfloat16 and float8 values, which it keeps as integers, are decoded before every operation and rounded to nearest even
+  after it; float-to-integer conversions saturate as PTX's do;
+- `tl.dot` and reductions run on whole blocks in the precision of the device; custom combine functions too;
+- libdevice is there (`fitness/verification/libdevice.py`);
+- helper functions, `and`/`or`/`not`, loop variables and scalar arguments mean what they mean to the compiler;
+- patching the language happens once for any number of launches, and arguments are never copied.
+What remains missing raises NotImplementedError: a gap is an error, never a wrong number.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import triton.compiler.code_generator  # noqa: F401 - it keeps builtins as it finds them, so before they are patched
+import triton.language as tl
+from triton.language.extra import cuda as cuda_extra
+from triton.language.extra import libdevice as libdevice_stubs
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter as triton_interpreter
+from triton.runtime.interpreter import TensorHandle
+from triton.runtime.jit import JITFunction, mangle_type
+
+from fitness.compilation.kernels import BUILTINS
+from fitness.verification.numerics import encode, numpy_dtype
+from fitness.verification.operations import BlockCondition, Builder, reduce, scan, unwrap
+
+Program = tuple[int, int, int]
+
+# Functions of `triton.language` that are replaced as a whole; the others only want their `_semantic`.
+_REPLACED = {
+    "range", "static_range", "condition", "reduce", "associative_scan", "static_print", "static_assert", "multiple_of",
+    "max_contiguous", "max_constancy",
+}  # fmt: skip
+
+
+def _scalar(value: int | bool, dtype: tl.dtype) -> tl.tensor:
+    return tl.tensor(TensorHandle(np.array([value], numpy_dtype(dtype)), dtype), dtype)
+
+
+def _range(start: Any, stop: Any = None, step: Any = 1, **_: Any) -> Iterator[tl.tensor]:
+    """`range` and `tl.range`: the loop variable is a tensor, as wide as the bounds."""
+    if stop is None:
+        start, stop = 0, start
+    bounds = [unwrap(b) for b in (start, stop, 1 if step is None else step)]
+    wide = any(isinstance(b, tl.tensor) and b.dtype.primitive_bitwidth == 64 for b in bounds)
+    numbers = [int(b.__index__()) for b in bounds]
+    wide = wide or any(not -(2**31) <= n < 2**31 for n in numbers)
+    for i in builtins.range(*numbers):
+        yield _scalar(i, tl.int64 if wide else tl.int32)
+
+
+def _static_range(start: Any, stop: Any = None, step: Any = 1, **_: Any) -> range:
+    if stop is None:
+        start, stop = 0, start
+    return builtins.range(*(int(unwrap(b)) for b in (start, stop, 1 if step is None else step)))
+
+
+def _least(*values: Any) -> Any:
+    return _extreme(values, tl.minimum, builtins.min)
+
+
+def _greatest(*values: Any) -> Any:
+    return _extreme(values, tl.maximum, builtins.max)
+
+
+def _extreme(values: Sequence[Any], on_tensors: Callable[..., Any], on_numbers: Callable[..., Any]) -> Any:
+    unwrapped = [unwrap(v) for v in values]
+    if not any(isinstance(v, tl.tensor) for v in unwrapped):
+        return on_numbers(*unwrapped)
+    result = unwrapped[0]
+    for value in unwrapped[1:]:
+        result = on_tensors(result, value)
+    return result
+
+
+def _and(*terms: Callable[[], Any]) -> Any:
+    return _connected(terms, stop_at=False, connect=lambda a, b: a.logical_and(b))
+
+
+def _or(*terms: Callable[[], Any]) -> Any:
+    return _connected(terms, stop_at=True, connect=lambda a, b: a.logical_or(b))
+
+
+def _connected(terms: Sequence[Callable[[], Any]], stop_at: bool, connect: Callable[[Any, Any], Any]) -> Any:
+    """`and`/`or`: constants short-circuit at compile time, tensors are combined elementwise."""
+    tensors = []
+    for term in terms:
+        value = unwrap(term())
+        if isinstance(value, tl.tensor):
+            tensors.append(value)
+        elif bool(value) is stop_at:
+            return value
+    if not tensors:
+        return value
+    result = tensors[0]
+    for other in tensors[1:]:
+        result = connect(result, other)
+    return result
+
+
+def _not(value: Any) -> Any:
+    value = unwrap(value)
+    return value.__not__() if isinstance(value, tl.tensor) else not value
+
+
+def _truth(condition: Any) -> Any:
+    """The condition of an `if`, `while` or conditional expression of a kernel."""
+    if isinstance(condition, tl.tensor) and condition.handle.data.size != 1:
+        raise BlockCondition("a condition on a block of more than one element; use tl.where")
+    return condition
+
+
+class _Rewriter(ast.NodeTransformer):
+    """A kernel's body as Python that the interpreter can run with the compiler's meaning."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.decorator_list, node.returns = [], None
+        arguments = node.args
+        for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+            parameter.annotation = None
+        arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]  # bound by the caller
+        arguments.kw_defaults = [None if d is None else ast.Constant(None) for d in arguments.kw_defaults]
+        node.body = [self.visit(statement) for statement in node.body]
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _call("__to_tensor", node.value)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is None:
+            return ast.Pass()
+        constant = "constexpr" in ast.unparse(node.annotation)
+        return ast.Assign([node.target], _call("__unwrap" if constant else "__to_tensor", node.value))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return ast.Assign([node.target], _call("__to_tensor", value))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        empty = ast.arguments([], [], None, [], [], None, [])
+        terms = [ast.Lambda(empty, value) for value in node.values]
+        return _call("__and" if isinstance(node.op, ast.And) else "__or", *terms)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        return _call("__not", node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        node.test = _call("__truth", node.test)
+        return node
+
+    visit_While = visit_IfExp = visit_If
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.Pass()  # as `tl.device_assert`
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+class Interpreter:
+    """Runs kernels while it is entered as a context manager, which patches `triton.language` (of the whole process)."""
+
+    def __init__(self, builder: Builder | None = None) -> None:
+        self.builder = builder or Builder()
+        self.semantic = TritonSemantic(self.builder)
+        self._rewritten: dict[Any, Callable[..., Any]] = {}  # by the function that was decorated
+        self._spaces: dict[int, dict[str, Any]] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Interpreter:
+        stack = self._stack
+        stack.enter_context(np.errstate(all="ignore"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        replaced = {
+            "interpreter_builder": self.builder,
+            "interpreter_semantic": self.semantic,
+            "_get_np_dtype": numpy_dtype,  # the same, without making a dictionary on every call
+        }
+        for name, value in replaced.items():
+            stack.callback(setattr, triton_interpreter, name, getattr(triton_interpreter, name))
+            setattr(triton_interpreter, name, value)
+        language = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
+        stack.callback(triton_interpreter._patch_lang(language).restore)
+        for owner, name, value in self._patches():
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, value)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def launch(self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, programs: Iterable[Program]) -> int:
+        """Runs `programs` of the launch one after the other; returns how many.
+
+        `args` has every parameter by name; tensors must be CPU tensors, and are written in place.
+        """
+        function = self._rewrite(kernel)
+        values = {p.name: _parameter(p, args[p.name]) for p in kernel.params if p.name in args}
+        self.builder.set_grid_dim(*grid)
+        count = 0
+        for program in programs:
+            self.builder.set_grid_idx(*program)
+            function(**values)
+            count += 1
+        return count
+
+    def _patches(self) -> Iterator[tuple[Any, str, Any]]:
+        """(owner, attribute, value) of what Triton's own patches leave out or get wrong."""
+        for module in (tl, tl.core):
+            yield module, "range", _range
+            yield module, "static_range", _static_range
+            yield module, "reduce", reduce
+            yield module, "associative_scan", scan
+            yield module, "static_print", lambda *args, **kwargs: None
+            if hasattr(module, "condition"):
+                yield module, "condition", lambda arg, **kwargs: arg
+        yield tl.tensor, "__index__", lambda block: int(block.handle.data.reshape(-1)[0])
+        for name, member in list(vars(tl.tensor).items()):
+            if isinstance(member, JITFunction):
+                yield tl.tensor, name, self._bound(member)
+        call = self._call
+        yield JITFunction, "__call__", lambda kernel, *args, **kwargs: call(kernel, *args, **kwargs)
+        for name, member in list(vars(cuda_extra.libdevice).items()):
+            if tl.core.is_builtin(member):
+                yield cuda_extra.libdevice, name, self._with_semantic(member)
+                if hasattr(libdevice_stubs, name):
+                    yield libdevice_stubs, name, self._with_semantic(member)
+
+    def _bound(self, member: JITFunction) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._call(member, *args, **kwargs)
+
+    def _call(self, kernel: JITFunction, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("_semantic", "_generator")}
+        return self._rewrite(kernel)(*args, **kwargs)
+
+    def _with_semantic(self, member: Callable[..., Any]) -> Callable[..., Any]:
+        semantic = self.semantic
+        return lambda *args, **kwargs: member(*args, **{**kwargs, "_semantic": semantic})
+
+    def _rewrite(self, kernel: JITFunction) -> Callable[..., Any]:
+        fn = kernel.fn
+        if fn not in self._rewritten:
+            tree = _Rewriter().visit(ast.parse(kernel.src))
+            ast.increment_lineno(ast.fix_missing_locations(tree), fn.__code__.co_firstlineno - 1)
+            code = compile(tree, fn.__code__.co_filename, "exec", dont_inherit=True)
+            found: dict[str, Any] = {}
+            exec(code, self._space(fn.__globals__), found)
+            function = found[tree.body[0].name]
+            function.__defaults__ = tuple(map(unwrap, fn.__defaults__ or ())) or None
+            function.__kwdefaults__ = {k: unwrap(v) for k, v in (fn.__kwdefaults__ or {}).items()} or None
+            self._rewritten[fn] = function
+        return self._rewritten[fn]
+
+    def _space(self, original: dict[str, Any]) -> dict[str, Any]:
+        """The globals of rewritten functions: those of the original, with Triton's builtins callable as patched."""
+        if id(original) not in self._spaces:
+            allowed = {name: getattr(builtins, name) for name in BUILTINS}
+            allowed |= {"range": tl.range, "min": _least, "max": _greatest, "print": lambda *args, **kwargs: None}
+            space = {name: self._global(value) for name, value in original.items()}
+            space |= {
+                "__builtins__": allowed, "__to_tensor": self._to_tensor, "__unwrap": unwrap, "__and": _and, "__or": _or,
+                "__not": _not, "__truth": _truth,
+            }  # fmt: skip
+            self._spaces[id(original)] = space
+        return self._spaces[id(original)]
+
+    def _global(self, value: Any) -> Any:
+        if isinstance(value, tl.constexpr):
+            return value.value
+        if isinstance(value, (ModuleType, JITFunction)) or not callable(value):
+            return value
+        if getattr(value, "__module__", None) == libdevice_stubs.__name__:
+            return getattr(libdevice_stubs, value.__name__)
+        name = getattr(value, "__name__", "")
+        if name in _REPLACED and value.__module__.startswith("triton.language"):  # `from triton.language import range`
+            return getattr(tl, name)
+        return self._with_semantic(value) if tl.core.is_builtin(value) else value
+
+    def _to_tensor(self, value: Any) -> Any:
+        """What an assignment does to a plain number."""
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return type(value)(self._to_tensor(v) for v in value)
+        return self.semantic.to_tensor(value, check_type=False)
+
+
+def _parameter(parameter: Any, value: Any) -> Any:
+    """A kernel's argument as the launcher passes it."""
+    if parameter.is_constexpr or value is None or isinstance(value, (str, JITFunction, tl.dtype)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(_parameter(parameter, v) for v in value)
+    if isinstance(value, torch.Tensor):
+        kind = tl.str_to_ty(mangle_type(value), None)
+        return tl.tensor(TensorHandle(np.array([value.data_ptr()], np.uint64), kind), kind)
+    name = parameter.annotation_type
+    if not name:
+        name = "u1" if isinstance(value, bool) else "fp32" if isinstance(value, float) else mangle_type(value)
+    kind = tl.int1 if name in ("u1", "i1") else tl.str_to_ty(name, None)
+    return tl.tensor(TensorHandle(encode(np.array([value]), kind), kind), kind)
+
+
+def programs_of(grid: Program, order: str = "forward") -> Iterator[Program]:
+    """All programs of a grid, x fastest as on the device, or exactly the other way round ("reverse")."""
+    if order not in ("forward", "reverse"):
+        raise ValueError(f"order must be 'forward' or 'reverse', got {order!r}")
+    axes = [builtins.range(n) if order == "forward" else builtins.range(n - 1, -1, -1) for n in grid]
+    return ((x, y, z) for z, y, x in itertools.product(axes[2], axes[1], axes[0]))

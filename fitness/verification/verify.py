@@ -1,0 +1,247 @@
+"""Verification without a GPU: the plan's launches under Triton's interpreter, against the float64 oracle.
+
+Inputs go into a file of poisoned buffers with guard zones, a sandboxed child executes the plan on that file, and
+what is left in the file is judged here.  Expected values never enter the file or the child.  Where the seed kernel is
+the reference, it is executed in a child of its own before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from evo.records import Case, Check, Verdict
+from fitness import by_seed, oracle
+from fitness.memory import Layout
+from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
+from fitness.sandbox.jobs import JobError, Limits
+from fitness.sandbox.zygote import Zygote
+from fitness.stages import Stop, expect_ok
+from fitness.task import Task
+from fitness.verification.delegation import Authors, Share, check_share, needs_proof
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One execution of a case's plan on one set of inputs.  `order`: in which order the programs of a grid run."""
+
+    case: Case
+    variant: str
+    order: str = "forward"
+
+    def __str__(self) -> str:
+        return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {self.order} program order"
+
+
+def replays(task: Task) -> list[Replay]:
+    """What is executed: every case on fresh inputs in both program orders, each stress variant on one of the cases.
+
+    A kernel whose programs depend on each other's results (a race on the device) differs between the two orders.
+    """
+    cases = [case.on_cpu() for case in task.cases]
+    plain = [Replay(case, "normal", order) for case in cases for order in ("forward", "reverse")]
+    stress = [v for v in oracle.VARIANTS if v != "normal"] if task.stress else []
+    return plain + [Replay(cases[i % len(cases)], variant) for i, variant in enumerate(stress)]
+
+
+@dataclass(frozen=True)
+class Executable:
+    """What the interpreter executes: plans by case name at the CPU sizes, and the configuration of each launch."""
+
+    source: str
+    constants: Mapping[str, object]
+    plans: Mapping[str, LaunchPlan]
+    choices: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Where jobs are executed."""
+
+    zygote: Zygote
+    scratch: Path
+    limits: Limits
+
+    def interpret(self, what: Executable, runs: Sequence[_Run]) -> None:
+        payload = {
+            "source": what.source,
+            "constants": dict(what.constants),
+            "runs": [run.payload() for run in runs],
+        }
+        expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
+
+
+@dataclass
+class _Run:
+    """A replay with its memory."""
+
+    replay: Replay
+    plan: LaunchPlan
+    choice: list[int]
+    inputs: tuple
+    layout: Layout
+    file: str  # of buffers, in the scratch folder
+    authors: str = ""  # file of their authors, where operators might be among them
+
+    def payload(self) -> dict:
+        found = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.file}
+        return found | ({"authors": self.authors} if self.authors else {})
+
+
+def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: Executable | None = None) -> Check:
+    """Executes the candidate's plans and compares every output with the oracle.
+
+    `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference.  Raises Stop with the
+    verdict of the first replay that fails.
+    """
+    key = oracle.key_of(seed)
+    expected = _expectations(task, key) if kernel is None else _seed_expectations(task, kernel, key, jobs)
+    if not expected:
+        raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+    runs = [
+        _run(task, candidate, r, key, f"replay{number}", jobs, prove=True) for number, (r, _) in enumerate(expected)
+    ]
+    jobs.interpret(candidate, runs)
+    worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
+    finals: dict[str, list[torch.Tensor]] = {}
+    for run, (_, expectation) in zip(runs, expected, strict=True):
+        refs = _output_refs(task, run.plan)
+        outputs = _outputs_after(task, run, refs, jobs.scratch)
+        strides = [ref.strides for ref in refs]
+        ratio, message = oracle.compare(expectation, run.plan.structure, outputs, strides)
+        if message is not None:
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}")
+        if ratio >= worst:
+            worst, worst_replay, budget = ratio, run.replay, _rms_budget(expectation)
+        if run.replay.variant == "normal" and task.deterministic:
+            _same_in_both_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
+    own = _own_share(task, runs, jobs.scratch)
+    return Check(cases=len(runs), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
+    """The least share of own kernels in the outputs of a case.  Raises Stop where it is too little."""
+    shares: dict[str, Share] = {}
+    for run in runs:
+        if run.authors:
+            share = shares.setdefault(run.replay.case.name, Share(run.plan, _output_refs(task, run.plan)))
+            authors = torch.from_file(
+                str(scratch / run.authors), shared=False, size=run.layout.total, dtype=torch.uint8
+            )  # fmt: skip
+            share.add(Authors(run.layout, authors, authors))
+    for case, share in shares.items():
+        check_share(task, case, share.plan, share.own, "the bytes of the outputs", "verify")
+    return min((share.own for share in shares.values()), default=1.0)
+
+
+def _run(
+    task: Task,
+    what: Executable,
+    replay: Replay,
+    key: int,
+    name: str,
+    jobs: Jobs,
+    *,
+    moved: bool = False,
+    prove: bool = False,
+) -> _Run:
+    """A replay of `what` on fresh inputs, in files called `name`.
+
+    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them.
+    """
+    plan = what.plans[replay.case.name]
+    inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
+    if moved:
+        inputs = by_seed.moved(task, inputs, key)
+    layout, file = Layout(plan), f"{name}.bin"
+    try:
+        layout.write_inputs(layout.create(jobs.scratch, file), inputs)
+    except PlanError as error:
+        raise Stop("verify", Verdict.RUNTIME_ERROR, f"{replay}: {error}") from error
+    authors = f"{name}.authors" if prove and needs_proof(plan) else ""
+    if authors:
+        (jobs.scratch / authors).write_bytes(bytes(layout.total))
+    return _Run(replay, plan, list(what.choices[replay.case.name]), inputs, layout, file, authors)
+
+
+_Expectations = list[tuple[Replay, oracle.Expected]]
+
+
+def _expectations(task: Task, key: int) -> _Expectations:
+    """What to compare each replay with; without those where the float64 reference itself is not finite."""
+    found = [(replay, oracle.expect(task, replay.case, key, replay.variant)) for replay in replays(task)]
+    return [(replay, expected) for replay, expected in found if expected is not None]
+
+
+def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
+    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones."""
+    firsts = {(r.case.name, r.variant): r for r in reversed(replays(task))}
+    pairs = {
+        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", jobs, moved=moved) for moved in (False, True)]
+        for n, (at, replay) in enumerate(firsts.items())
+    }
+    jobs.interpret(kernel, [run for pair in pairs.values() for run in pair])
+    found = []
+    for replay in replays(task):
+        own, other = pairs[replay.case.name, replay.variant]
+        refs = _output_refs(task, own.plan)
+        outputs, after_move = (_read(run, refs, jobs.scratch) for run in (own, other))
+        expected = by_seed.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
+        if expected is not None:
+            found.append((replay, expected))
+    return found
+
+
+def _rms_budget(expected: oracle.Expected) -> float:
+    """The budget of the first output that is not compared exactly; 0 where all are."""
+    return next((b.rms for b in expected.budgets if b is not None), 0.0)
+
+
+def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
+    """What is compared: returned tensors in order, then written arguments."""
+    return list(plan.outputs) + [plan.inputs[i] for i in plan.tensors_among(task.written)]
+
+
+def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
+    """The outputs left in the run's memory; raises Stop where anything else was written."""
+    memory = run.layout.attach(scratch, run.file)
+    broken = run.layout.broken_guards(memory)
+    if broken:
+        raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+    try:
+        for i, value in enumerate(run.inputs):
+            if not isinstance(value, torch.Tensor) or i in task.written:
+                continue
+            if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
+                raise Stop(
+                    "verify", Verdict.WRONG, f"{run.replay}: input {task.parameters[i]!r} was modified; copy it instead"
+                )
+    except JobError as error:
+        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+    return _read(run, refs, scratch)
+
+
+def _read(run: _Run, refs: Sequence[TensorRef], scratch: Path) -> list[torch.Tensor]:
+    memory = run.layout.attach(scratch, run.file)
+    try:
+        return [run.layout.read(memory, ref) for ref in refs]
+    except JobError as error:
+        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+
+
+def _same_in_both_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: Replay) -> None:
+    if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise Stop(
+            "verify",
+            Verdict.WRONG,
+            f"case {replay.case.name}: the result depends on the order in which the programs of the grid run (a race)",
+        )
+
+
+def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
