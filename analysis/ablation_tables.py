@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from analysis import stats
 from analysis.comparison import Against, Comparison, Effect
+from evo.budget import in_words
 
 ESTIMATED = "estimated by a model of the target; no GPU measured anything here"
 MEASURED = "measured on a GPU"
@@ -44,10 +45,14 @@ NOTE = (
 
 def caption(comparison: Comparison) -> str:
     pairs = sum(comparison.seeds)
+    over, start = ("", "from the first candidate on")
+    if comparison.gpu_seconds is not None:  # verifying and timing, see `evo.budget`
+        over, start = " over GPU seconds (verifying and timing)", "from the start"
     return (
-        f"Best speedup over the seed kernel after {comparison.budget} candidates, {len(comparison.tasks)} tasks, "
-        f"{pairs} runs an arm; {_kind(comparison)}. Success: a gain beyond its 95% interval; runs without one count as "
-        f"1.0×. Area: under the best-so-far curve (log scale), 1 is the best of any arm from the first candidate on."
+        f"Best speedup over the seed kernel after {in_words(comparison.budget, comparison.gpu_seconds)}, "
+        f"{len(comparison.tasks)} tasks, {pairs} runs an arm; {_kind(comparison)}. Success: a gain beyond its 95% "
+        f"interval; runs without one count as 1.0×. Area: under the best-so-far curve{over} (log scale), 1 is the best "
+        f"of any arm {start}."
     )
 
 

@@ -56,6 +56,7 @@ class Comparison:
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
     budget: int
+    gpu_seconds: float | None
     estimated: bool
     arms: tuple[Arm, ...]
     against: tuple[Against, ...]
@@ -85,13 +86,14 @@ def compare(outcomes: Sequence[Outcome], arms: Sequence[str]) -> Comparison:
     for arm in arms:
         runs = [[found[arm, task, seed] for seed in seeds] for task, seeds in blocks.items()]
         best[arm] = [[math.log(o.best) for o in group] for group in runs]
-        area[arm] = [[stats.area_under(o.curve, ceilings[o.task]) for o in group] for group in runs]
+        area[arm] = [[o.area(ceilings[o.task]) for o in group] for group in runs]
     of_best = _effects(best, arms)
     of_area = _effects(area, arms)
     return Comparison(
         tasks=tuple(blocks),
         seeds=tuple(len(seeds) for seeds in blocks.values()),
         budget=outcomes[0].budget,
+        gpu_seconds=outcomes[0].gpu_seconds,
         estimated=any(o.estimated for o in outcomes),
         arms=tuple(_arm(arm, best[arm], area[arm]) for arm in arms),
         against=tuple(Against(arm, _as_ratio(b), a) for arm, b, a in zip(arms[1:], of_best, of_area, strict=True)),

@@ -36,15 +36,14 @@ def _curves(comparison: Comparison, outcomes: Sequence[Outcome]) -> Any:
     figure, panels = _figure(rows, columns, width=3.2 * columns, height=2.6 * rows + 0.9)
     for panel, task in zip(panels, tasks, strict=False):
         for number, arm in enumerate(comparison.arms):
-            logs = np.log([o.curve for o in outcomes if o.task == task and o.arm == arm.name])
+            x, logs = _sampled([o for o in outcomes if o.task == task and o.arm == arm.name])
             look = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _STYLES[number % len(_STYLES)]}
-            x = np.arange(1, logs.shape[1] + 1)
             panel.step(x, np.exp(logs.mean(axis=0)), where="post", label=arm.name, linewidth=1.4, **look)
             ends = np.exp([stats.interval([column], resamples=1000) for column in logs.T])
             panel.fill_between(x, ends[:, 0], ends[:, 1], step="post", color=look["color"], alpha=0.1, linewidth=0)
-        _logarithmic(panel)
+        _logarithmic(panel, integers=comparison.gpu_seconds is None)
         panel.set_title(task, fontsize=9)
-        panel.set_xlabel("candidates", fontsize=8)
+        panel.set_xlabel("candidates" if comparison.gpu_seconds is None else "GPU seconds", fontsize=8)
         panel.set_ylabel("best speedup so far" + _mark(comparison), fontsize=8)
         panel.tick_params(labelsize=7)
         panel.grid(alpha=0.3, linewidth=0.5)
@@ -53,6 +52,16 @@ def _curves(comparison: Comparison, outcomes: Sequence[Outcome]) -> Any:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 * columns, fontsize=8, frameon=False)
     return figure
+
+
+def _sampled(runs: Sequence[Outcome]) -> tuple[Any, Any]:
+    """(what the budget counts, logarithm of the best of each run there): each candidate, or wherever a run rises."""
+    most = runs[0].gpu_seconds
+    if most is None:
+        logs = np.log([o.curve for o in runs])
+        return np.arange(1, logs.shape[1] + 1), logs
+    x = np.unique(np.concatenate([[most], *(o.at for o in runs)]))
+    return x, np.log([np.array(o.curve)[np.searchsorted(o.at, x, side="right") - 1] for o in runs])
 
 
 def _effects(comparison: Comparison) -> Any:
@@ -77,8 +86,8 @@ def _effects(comparison: Comparison) -> Any:
     return figure
 
 
-def _logarithmic(panel: Any) -> None:
-    """Speedups on a log scale with plain numbers, candidates as integers."""
+def _logarithmic(panel: Any, *, integers: bool) -> None:
+    """Speedups on a log scale with plain numbers; `integers`: nothing lies between two of the other axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     panel.set_yscale("log", base=2)
@@ -88,7 +97,7 @@ def _logarithmic(panel: Any) -> None:
     panel.yaxis.set_major_locator(LogLocator(base=2, subs=steps))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    panel.xaxis.set_major_locator(MaxNLocator(integer=integers, nbins=8))
 
 
 def _figure(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:

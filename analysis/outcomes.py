@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.stats import area_under, area_under_steps
+from evo.budget import gpu_seconds
 from evo.errors import StoreError
 from evo.records import Trial
 from evo.store import RunReader
@@ -23,6 +25,9 @@ class Outcome:
 
     `curve[i]`: the best speedup after candidate i + 1 of the budget (the seed is before it), level where the run ended
     early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up.
+
+    Where GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate
+    that was not done within them does not count.
     """
 
     arm: str
@@ -34,6 +39,8 @@ class Outcome:
     estimated: bool
     verdicts: Mapping[str, int]
     seconds: float
+    gpu_seconds: float | None = None
+    at: tuple[float, ...] = ()
 
     @property
     def best(self) -> float:
@@ -43,29 +50,51 @@ class Outcome:
     def success(self) -> bool:
         return self.best > 1
 
+    def area(self, ceiling: float) -> float:
+        """Under the curve, over what the budget counts; `ceiling` as of `stats.area_under`."""
+        if self.gpu_seconds is None:
+            return area_under(self.curve, ceiling)
+        return area_under_steps(self.curve, self.at, self.gpu_seconds, ceiling)
+
 
 def outcome_of(folder: Path, arm: str = "") -> Outcome:
     """Of the run in `folder`, finished or not.  Raises StoreError where there is none."""
     with RunReader(folder) as run:
         config = run.info.config
         trials = [t for t in run.trials() if t.index]
-        best, ci95, curve = 1.0, (1.0, 1.0), []
-        for trial in trials[: config.budget]:
+        best, ci95 = 1.0, (1.0, 1.0)
+        curve: list[float] = []  # after each candidate
+        steps = {0.0: 1.0}  # after so many GPU seconds
+        for trial, spent in _within(trials[: config.budget], config.gpu_seconds):
             if _gain(trial) > best and trial.fitness:
                 best, ci95 = trial.fitness.speedup, trial.fitness.ci95
+                steps[spent] = best
             curve.append(best)
         curve += [best] * (config.budget - len(curve))
+        by_gpu = config.gpu_seconds is not None
         return Outcome(
             arm=arm,
             task=Path(config.task).name,
             seed=config.seed,
             budget=config.budget,
-            curve=tuple(curve),
+            curve=tuple(steps.values() if by_gpu else curve),
             ci95=ci95,
             estimated=config.device == "cpu",
             verdicts=run.verdicts(),
             seconds=sum(sum(t.evaluation.seconds.values()) for t in trials),
+            gpu_seconds=config.gpu_seconds,
+            at=tuple(steps if by_gpu else ()),
         )
+
+
+def _within(trials: Iterable[Trial], most: float | None) -> Iterator[tuple[Trial, float]]:
+    """Those that were done within `most` GPU seconds, each with how many were spent when it was."""
+    spent = 0.0
+    for trial in trials:
+        spent += gpu_seconds(trial.evaluation)
+        if most is not None and spent > most:
+            return
+        yield trial, spent
 
 
 def _gain(trial: Trial) -> float:
@@ -75,7 +104,10 @@ def _gain(trial: Trial) -> float:
 
 def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
     """Writes `outcomes` to `path`, with `about` beside them; figures to 6 digits."""
-    rows = [{**dataclasses.asdict(o), "curve": _rounded(o.curve), "ci95": _rounded(o.ci95)} for o in outcomes]
+    rows = [
+        {**dataclasses.asdict(o), "curve": _rounded(o.curve), "ci95": _rounded(o.ci95), "at": _rounded(o.at)}
+        for o in outcomes
+    ]
     for row in rows:
         row["seconds"] = round(row["seconds"], 3)
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
@@ -89,7 +121,10 @@ def load(path: Path) -> list[Outcome]:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != _FORMAT:
             raise ValueError(f"format {raw['format']}, this version reads {_FORMAT}")
-        return [Outcome(**{**row, "curve": tuple(row["curve"]), "ci95": tuple(row["ci95"])}) for row in raw["outcomes"]]
+        return [
+            Outcome(**{**row, **{name: tuple(row.get(name, ())) for name in ("curve", "ci95", "at")}})
+            for row in raw["outcomes"]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"expected the outcomes of runs in {path}, got: {error}") from error
 

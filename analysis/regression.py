@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 from analysis import stats
 from analysis.outcomes import Outcome
+from evo.budget import in_words
 
 ALPHA = 0.05
 # With fewer pairs even the best case of a one-sided permutation test, 1 / 2^pairs, is not below ALPHA.
@@ -47,8 +48,9 @@ def pair_up(a: Sequence[Outcome], b: Sequence[Outcome]) -> list[Pair]:
         raise ValueError("no arm, task and seed that both have")
     for first, second in pairs:
         name = ", ".join(str(x) for x in (second.arm, second.task, f"seed {second.seed}") if x)
-        if first.budget != second.budget:
-            raise ValueError(f"{name}: budgets differ, {first.budget} and {second.budget} candidates")
+        budgets = [in_words(o.budget, o.gpu_seconds) for o in (first, second)]
+        if budgets[0] != budgets[1]:
+            raise ValueError(f"{name}: budgets differ, {' and '.join(budgets)}")
         if first.estimated != second.estimated:
             raise ValueError(f"{name}: one is estimated, the other measured on a GPU")
     return pairs

@@ -36,6 +36,19 @@ def area_under(curve: Sequence[float], ceiling: float) -> float:
     return math.fsum(math.log(best) for best in curve) / (len(curve) * math.log(ceiling))
 
 
+def area_under_steps(curve: Sequence[float], at: Sequence[float], until: float, ceiling: float) -> float:
+    """The same over a quantity of which candidates take unequal shares: the mean over 0 to `until`.
+
+    `curve[i]` is the best speedup from `at[i]` on, of which the first is 0.
+    """
+    if ceiling <= 1:
+        return 0.0
+    widths = [end - begin for begin, end in zip(at, [*at[1:], until], strict=True)]
+    return math.fsum(math.log(best) * width for best, width in zip(curve, widths, strict=True)) / (
+        until * math.log(ceiling)
+    )
+
+
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,7 @@ class Spec:
     models: tuple[Model, ...]
     base: Mapping[str, Any]  # settings of all arms
     own: Mapping[str, Mapping[str, Any]]  # settings of arms the spec defines, by name
+    gpu_seconds: float | None = None
 
     def config(self, task: str, arm: str, seed: int, device: str) -> RunConfig:
         """The settings of one cell.  Serial (`workers=1`), so that each proposal knows all results before it."""
@@ -82,6 +83,7 @@ class Spec:
             target=self.target,
             models=self.models,
             max_tokens=self.tokens,
+            gpu_seconds=self.gpu_seconds,
             triton=version("triton") if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)
@@ -104,7 +106,7 @@ def read_spec(path: Path) -> Spec:
         _only(settings, SETTINGS, f"arm.{name}")
     _only(raw.get("run", {}), SETTINGS, "run")
     models = _models(raw, path.parent)
-    trials, tokens = _budget(raw.get("budget"), models)
+    trials, tokens, gpu_seconds = _budget(raw.get("budget"), models)
     spec = Spec(
         tasks=tuple(_names(raw, "tasks")),
         seeds=_seeds(raw.get("seeds")),
@@ -115,6 +117,7 @@ def read_spec(path: Path) -> Spec:
         models=models,
         base=raw.get("run", {}),
         own=own,
+        gpu_seconds=gpu_seconds,
     )
     known = [*ARMS, *MODEL_ARMS, *own]
     unknown = [name for name in spec.arms if name not in known]
@@ -177,7 +180,11 @@ class Campaign:
             "arms": arms,
             "tasks": dict(hashes),
             "seeds": self.spec.seeds,
-            "budget": {"trials": self.spec.trials, "tokens": self.spec.tokens},
+            "budget": {
+                "trials": self.spec.trials,
+                "tokens": self.spec.tokens,
+                "gpu_seconds": self.spec.gpu_seconds,
+            },
             "device": self.device,
             "versions": dict(versions),
         }
@@ -235,14 +242,17 @@ def _seeds(raw: Any) -> tuple[int, ...]:
     raise ConfigError(f"seeds: expected how many (from 0 on), or a list of different integers, got {raw!r}")
 
 
-def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None]:
-    """Candidates and, where models are asked, most tokens of each cell; ranges are checked with the configurations."""
+def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None, float | None]:
+    """Candidates, tokens (where models are asked) and GPU seconds of each cell, the last two None without a limit.
+
+    Ranges are checked with the configurations.
+    """
     if not isinstance(raw, dict) or "trials" not in raw:
         raise ConfigError(f"budget: expected a table with `trials`, the candidates of each cell, got {raw!r}")
-    _only(raw, ("trials", "tokens"), "budget")
+    _only(raw, ("trials", "tokens", "gpu_seconds"), "budget")
     if "tokens" in raw and not models:
         raise ConfigError("budget: expected models where tokens are limited, got none; drop `tokens` or add models")
-    return raw["trials"], raw.get("tokens")
+    return raw["trials"], raw.get("tokens"), raw.get("gpu_seconds")
 
 
 def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,8 @@ GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose impor
 class RunConfig:
     """Everything that decides what a run does.
 
-    `budget` counts candidates evaluated after the seed.  `operators` are names; which names exist is the registry's
+    `budget` counts candidates evaluated after the seed; where `gpu_seconds` are limited, the run ends with whichever
+    is spent first.  `operators` are names; which names exist is the registry's
     business.  With workers=1 the run is serial, and a function of the other fields and the task alone.
     """
 
@@ -63,6 +65,7 @@ class RunConfig:
     max_usd: float | None = None
     guidance: str = "digest"  # how much of a profile prompts hold: one of GUIDANCE
     triton: str = ""  # version that prompts are written for
+    gpu_seconds: float | None = None  # of all evaluations together, as evo.budget counts them; None: no limit
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -84,6 +87,7 @@ class RunConfig:
             raise ConfigError(f"operators: expected each name once, got {', '.join(twice)} twice; drop the repetition")
         if self.guidance not in GUIDANCE:
             raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
+        _check_limit("--gpu-seconds", self.gpu_seconds)
         self._check_models()
         self._check_strategy()
 
@@ -105,8 +109,7 @@ class RunConfig:
                 f"operators: expected models among {', '.join(names) or 'none'}, got {', '.join(unknown)}"
             )
         for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"{name}: expected a number above 0, got {limit!r}; leave it out for no limit")
+            _check_limit(name, limit)
         priceless = [m.name for m in self.models if m.provider == "openai" and m.usd_in is None]
         if self.max_usd is not None and priceless:
             raise ConfigError(
@@ -123,7 +126,15 @@ class RunConfig:
         return dataclasses.replace(self, budget=budget)
 
     def with_device(self, device: str) -> RunConfig:
-        """On a GPU fewer drafts are screened: measuring one takes about as long as estimating one."""
+        """On a GPU fewer drafts are screened: measuring one takes about as long as estimating one.
+
+        Raises ConfigError where GPU seconds are limited and no GPU measures.
+        """
+        if self.gpu_seconds is not None and device == "cpu":
+            raise ConfigError(
+                f"a budget of {self.gpu_seconds:g} GPU seconds: expected a GPU that measures, got estimated times; run "
+                f"it where there is one (--gpus), or limit candidates alone"
+            )
         most = GPU_SCREEN_BUDGET if device == "gpu" else self.screen_budget
         return dataclasses.replace(self, device=device, screen_budget=min(self.screen_budget, most))
 
@@ -135,3 +146,9 @@ class RunConfig:
         raw: dict[str, Any] = json.loads(text)
         models = tuple(Model(**m) for m in raw["models"])
         return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models})
+
+
+def _check_limit(name: str, limit: Any) -> None:
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if limit is not None and not (number and 0 < limit < math.inf):
+        raise ConfigError(f"{name}: expected a number above 0, got {limit!r}; leave it out for no limit")

@@ -112,7 +112,7 @@ class Engine:
         self._task_seed, self._seed = task_seed, Candidate(seed_source)
         self._observers, self._stop = observers, stop
         self._archive = Archive()
-        self._budget = Budget(config.budget)
+        self._budget = Budget(config.budget, config.gpu_seconds)
         self._proposals, self._proposed = proposals, 0
         screen = stored_screen(store, self._screen) if evaluator is not None else None
         self._lane = llm.lane if llm else None
@@ -181,7 +181,7 @@ class Engine:
         return self._lane.busy if self._lane else 0
 
     def _reason(self) -> str:
-        if self._budget.spent >= self._budget.total:
+        if self._budget.over:
             return "budget spent"
         if self._stop():
             return "interrupted"

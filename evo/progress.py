@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.budget import SEED_OPERATOR
+from evo.budget import SEED_OPERATOR, Budget, gpu_seconds
 from evo.config import RunConfig
 from evo.records import Trial, Verdict
 from evo.result import speedup_text
@@ -30,9 +30,10 @@ _COLOURS = {Verdict.OK: "green", Verdict.DUPLICATE: "cyan", Verdict.INFRASTRUCTU
 class Tally:
     """What has happened so far, as numbers; the clock serves the display only."""
 
-    def __init__(self, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.budget = budget
-        self.spent = 0
+    def __init__(
+        self, budget: int, clock: Callable[[], float] = time.monotonic, *, gpu_seconds: float | None = None
+    ) -> None:
+        self.budget = Budget(budget, gpu_seconds)
         self.verdicts: Counter[Verdict] = Counter()
         self.best: Trial | None = None
         self.tokens = 0
@@ -43,12 +44,19 @@ class Tally:
         self._clock = clock
         self._started = clock()
         self._live = 0
+        self._live_gpu_s = 0.0
+
+    @property
+    def spent(self) -> int:
+        """Candidates."""
+        return self.budget.spent
 
     def add(self, trial: Trial, *, replayed: bool) -> bool:
         """Counts a trial; whether it is the best so far."""
-        if trial.proposal.operator != SEED_OPERATOR:
-            self.spent += 1
-            self._live += not replayed
+        self.budget.spend(trial)
+        if trial.proposal.operator != SEED_OPERATOR and not replayed:
+            self._live += 1
+            self._live_gpu_s += gpu_seconds(trial.evaluation)
         self.verdicts[trial.evaluation.verdict] += 1
         self._credit(trial)
         best = self.best.fitness.speedup if self.best and self.best.fitness else 0.0
@@ -86,8 +94,28 @@ class Tally:
         rate = self.rate()
         if rate is None:
             return ""
-        left = round(max(0, self.budget - self.spent) / rate)
+        left = round(self._left() / rate)
         return f"{rate:.1f}/s, ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+
+    def _left(self) -> float:
+        """Candidates that the budget allows, if they go on taking as many GPU seconds as they did."""
+        budget = self.budget
+        left = float(max(0, budget.total - budget.spent))
+        if budget.gpu_seconds is not None and self._live_gpu_s:
+            left = min(left, max(0.0, budget.gpu_seconds - budget.spent_gpu_s) * self._live / self._live_gpu_s)
+        return left
+
+    def share(self) -> float:
+        """Of the budget that is spent, 0..1; of the one that is spent first."""
+        budget = self.budget
+        gpu = budget.spent_gpu_s / budget.gpu_seconds if budget.gpu_seconds else 0.0
+        return min(1.0, max(budget.spent / budget.total, gpu))
+
+    def spent_text(self) -> str:
+        """E.g. "12/100", "12/100, 31.5/60 GPU s"."""
+        budget = self.budget
+        gpu = "" if budget.gpu_seconds is None else f", {budget.spent_gpu_s:.1f}/{budget.gpu_seconds:g} GPU s"
+        return f"{budget.spent}/{budget.total}{gpu}"
 
     def best_text(self) -> str:
         if self.best is None or self.best.fitness is None:
@@ -102,7 +130,7 @@ class Progress:
     """An Observer that draws; a context manager around the run."""
 
     def __init__(self, config: RunConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tally = Tally(config.budget, clock)
+        self._tally = Tally(config.budget, clock, gpu_seconds=config.gpu_seconds)
         self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {config.workers} workers"
         self._console = console
         self._clock = clock
@@ -118,13 +146,13 @@ class Progress:
 
     def _line(self, trial: Trial, best: bool) -> None:
         now = self._clock()
-        last = self._tally.spent >= self._tally.budget
+        last = self._tally.budget.over
         if not (best or last or now - self._last_line >= PLAIN_S):
             return
         self._last_line = now
         outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
         line = (
-            f"[{self._tally.spent}/{self._tally.budget}] trial {trial.index} {trial.proposal.operator}: "
+            f"[{self._tally.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
             f"{trial.evaluation.verdict}, {outcome}; {self._tally.best_text()}; {self._tally.pace()}"
         )
         self._console.print(Text(line.rstrip("; ")), soft_wrap=True)
@@ -134,8 +162,8 @@ class Progress:
         tally = self._tally
         head = Table.grid(padding=(0, 1))
         head.add_row(
-            ProgressBar(total=tally.budget, completed=tally.spent, width=30),
-            f"{tally.spent}/{tally.budget} candidates",
+            ProgressBar(total=1.0, completed=tally.share(), width=30),
+            f"{tally.spent_text()} candidates" if tally.budget.gpu_seconds is None else tally.spent_text(),
             tally.pace(),
         )
         verdicts = Text(", ").join(

@@ -216,7 +216,8 @@ class Evaluation:
     plan_hash: str = ""  # same hash, same work on the device
     duplicate_of: str = ""  # id of the candidate with the same plan
     frozen_source: str = ""  # the source with the chosen autotune configuration, where there was one to choose
-    seconds: Mapping[str, float] = field(default_factory=dict)  # wall time per stage; never part of a decision
+    # Wall time per stage, and "wait" for a turn on the GPU.  Decides nothing but when a budget of GPU seconds is spent.
+    seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from evo.budget import SEED_OPERATOR
+from evo.budget import SEED_OPERATOR, gpu_seconds
 from evo.records import Evaluation, Profile, Proposal, Timing, Trial
 from evo.result import best_source, diff, read_result, speedup_text
 from evo.store import ModelUse, OperatorCredit, RunReader
@@ -25,6 +26,9 @@ def show_run(run: RunReader, console: Console) -> None:
     spent = max(0, sum(verdicts.values()) - 1)  # the seed is free
     pending = len(run.pending())
     say(f"{spent} of {config.budget} candidates evaluated, {pending} pending, {run.screen_count()} sources screened")
+    if config.gpu_seconds is not None:
+        trials = (t for t in run.trials() if t.index)
+        say(f"{math.fsum(gpu_seconds(t.evaluation) for t in trials):.1f} of {config.gpu_seconds:g} GPU seconds spent")
     events = run.events()
     if events:
         kind, text, _ = events[-1]

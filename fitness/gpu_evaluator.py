@@ -72,24 +72,26 @@ class GpuJudge:
             wins = fitness.ci95[0] > 1 and fitness.speedup > self._champion
         if not wins:
             return judged
-        begin = time.perf_counter()
-        said = self._certified(source, facts, judged, key)
+        certified = self._certified(source, facts, judged, key)
         with self._lock:
             self._champion = max(self._champion, fitness.speedup)
-        spent = round(time.perf_counter() - begin, 3)
-        return replace(judged, environment={**judged.environment, "certificate": said, "certificate_s": spent})
+        return certified
 
-    def _certified(self, source: str, facts: Facts, judged: Judged, key: str) -> str:
-        """What to say about the certificate.  Raises Stop where the candidate fails."""
+    def _certified(self, source: str, facts: Facts, judged: Judged, key: str) -> Judged:
+        """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
         frozen = freeze(source, chosen_configs(self._task, facts, judged.choices)) or source
         work = replace(_work(facts), choices=judged.choices)
         with self._turn:
+            begin = time.perf_counter()
             certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
-        if certificate.verdict is Verdict.OK:
-            return "eager: passed"
-        if certificate.verdict is Verdict.INFRASTRUCTURE:
-            return f"not run: {certificate.message}"
-        raise Stop("certify", certificate.verdict, f"run eagerly, {certificate.message}")
+            spent = time.perf_counter() - begin
+        seconds = {**judged.seconds, "certify": spent}
+        if certificate.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE):
+            message = f"run eagerly, {certificate.message}"
+            raise Stop("certify", certificate.verdict, message, seconds=seconds)
+        said = "eager: passed" if certificate.verdict is Verdict.OK else f"not run: {certificate.message}"
+        environment = {**judged.environment, "certificate": said, "certificate_s": round(spent, 3)}
+        return replace(judged, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: the full certificate."""
@@ -136,7 +138,8 @@ def _work(facts: Facts) -> Work:
 
 def _judged(report: Report) -> Judged:
     """Raises Stop unless the report says ok."""
+    seconds = {GpuJudge.stage: report.seconds}
     if report.verdict is not Verdict.OK:
-        raise Stop(report.stage, report.verdict, report.message)
+        raise Stop(report.stage, report.verdict, report.message, seconds=seconds)
     assert report.check is not None  # OK reports have one
-    return Judged(report.check, report.timings, report.choices, report.note)
+    return Judged(report.check, report.timings, report.choices, report.note, seconds=seconds)

@@ -44,6 +44,7 @@ class Judged:
     choices: Choices
     note: str = ""  # what is worth knowing beside the verdict
     environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, where waiting for a turn is to be told apart
 
 
 class Recorder(Protocol):
@@ -238,7 +239,7 @@ class Evaluator:
         try:
             judged = judge()
         except Stop as stop:
-            return self._failure(candidate, stop, facts, judged_s=time.perf_counter() - begin)
+            return self._failure(candidate, stop, facts, self._seconds(stop, time.perf_counter() - begin))
         return Evaluation(
             candidate=candidate.id,
             verdict=Verdict.OK,
@@ -249,9 +250,15 @@ class Evaluator:
             timings=judged.timings,
             plan_hash=facts.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(self.task, facts, judged.choices)),
-            seconds=facts.seconds | {self._judge.stage: time.perf_counter() - begin},
+            seconds={**facts.seconds, **self._seconds(judged, time.perf_counter() - begin)},
             environment={**self._environment(facts), **judged.environment},
         )
+
+    def _seconds(self, found: Judged | Stop, wall_s: float) -> Mapping[str, float]:
+        """Of judging, by stage; "wait" is what a judge that counts its own did not spend."""
+        if not found.seconds:
+            return {self._judge.stage: wall_s}
+        return {**found.seconds, "wait": max(0.0, wall_s - math.fsum(found.seconds.values()))}
 
     def _chosen_builds(self, facts: Facts, choices: Choices) -> tuple[Build, ...]:
         """One Build for each distinct machine code that the tune cases launch, in launch order."""
@@ -264,7 +271,13 @@ class Evaluator:
         return tuple(found.values())
 
     def _failure(
-        self, candidate: Candidate, stop: Stop, facts: Facts, *, duplicate_of: str = "", judged_s: float | None = None
+        self,
+        candidate: Candidate,
+        stop: Stop,
+        facts: Facts,
+        judged_s: Mapping[str, float] = MappingProxyType({}),
+        *,
+        duplicate_of: str = "",
     ) -> Evaluation:
         return Evaluation(
             candidate=candidate.id,
@@ -275,7 +288,7 @@ class Evaluator:
             builds=self._chosen_builds(facts, facts.choices) if facts.choices else (),
             plan_hash=facts.plan_hash,
             duplicate_of=duplicate_of,
-            seconds=facts.seconds | ({} if judged_s is None else {self._judge.stage: judged_s}),
+            seconds={**facts.seconds, **judged_s},
             environment=self._environment(facts),
         )
 

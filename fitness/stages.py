@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from evo.records import Finding, Verdict
@@ -11,12 +12,21 @@ from fitness.sandbox.jobs import JobResult
 class Stop(Exception):
     """The candidate's evaluation ends here, with this verdict."""
 
-    def __init__(self, stage: str, verdict: Verdict, message: str, findings: tuple[Finding, ...] = ()) -> None:
+    def __init__(
+        self,
+        stage: str,
+        verdict: Verdict,
+        message: str,
+        findings: tuple[Finding, ...] = (),
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        """`seconds`: as of `fitness.pipeline.Judged`, where a judge gives the verdict."""
         super().__init__(message)
         self.stage, self.verdict, self.message, self.findings = stage, verdict, message, findings
+        self.seconds = seconds or {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone
-        return Stop, (self.stage, self.verdict, self.message, self.findings)
+        return Stop, (self.stage, self.verdict, self.message, self.findings, self.seconds)
 
 
 # What a job that ended without its own verdict means for the candidate.

@@ -16,14 +16,14 @@ from evo.commands import parts
 from evo.errors import TaskError
 from evo.records import Case
 from evo.strategies import STRATEGIES
-from tests.engine_support import ALL_OPERATORS, SlowEvaluator
+from tests.engine_support import ALL_OPERATORS, MeasuringEvaluator
 
 LOG = Path("evaluated.log")  # written by slow evaluators
 NO_GPU = SimpleNamespace(count=0, name="", problem="torch sees no CUDA GPU")
 BROKEN = "broken"  # a task whose seed is wrong
 
 
-class CliEvaluator(SlowEvaluator):
+class CliEvaluator(MeasuringEvaluator):
     """Notes whether it was closed."""
 
     closed = False

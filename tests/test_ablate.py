@@ -17,6 +17,7 @@ import pytest
 import operators.registry
 from analysis import figures, outcomes
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
+from evo.budget import gpu_seconds
 from evo.campaign import Cell
 from evo.cli import main
 from evo.commands import models, parts
@@ -127,6 +128,33 @@ def test_on_a_gpu_evaluations_are_not_shared(
     with RunReader(Path("runs/spec/cells/softmax/full/seed-0")) as run:
         assert run.info.config.device == "gpu" and run.info.config.screen_budget == 4
     assert "measured on a GPU" in capsys.readouterr().out
+
+
+def test_cells_at_equal_gpu_seconds(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("spec.toml").write_text(SPEC.replace("trials = 6", "trials = 400\ngpu_seconds = 7.5"))
+    assert ablate() == 2
+    captured = capsys.readouterr()
+    assert "torch sees no CUDA GPU" in captured.out
+    assert "a budget of 7.5 GPU seconds: expected a GPU that measures, got estimated times" in captured.err
+    assert not Path("runs").exists()
+    monkeypatch.setattr("evo.device.choose", lambda wanted, find: ("gpu", "measuring"))
+    monkeypatch.setattr(figures, "draw", DRAW)
+    assert ablate() == 0
+    said = capsys.readouterr().out
+    assert "18 cells of 7.5 GPU seconds (400 candidates at most)" in said
+    table = Path("runs/spec/tables.md").read_text()
+    assert "after 7.5 GPU seconds (400 candidates at most)" in table
+    assert "best-so-far curve over GPU seconds (verifying and timing)" in table
+    counts = set()
+    for found in outcomes.load(Path("runs/spec/outcomes.json")):
+        with RunReader(Path("runs/spec") / Cell(found.task, found.arm, found.seed).path) as run:
+            spent = [gpu_seconds(trial.evaluation) for trial in run.trials() if trial.index]
+        assert sum(spent) >= 7.5 > sum(spent[:-1])
+        assert (found.at[0], found.curve[0]) == (0.0, 1.0) and list(found.at) == sorted(found.at) and found.at[-1] < 7.5
+        counts.add(len(spent))
+    assert len(counts) > 1  # not one number of candidates
 
 
 def test_without_matplotlib_it_says_so_before_it_runs(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analysis import ablation_tables as tables
 from analysis import figures
 from analysis.comparison import compare
+from analysis.outcomes import Outcome
 from tests.ablation_support import campaign, outcome
 
 ARMS = ("full", "worse", "same")
@@ -92,6 +94,28 @@ def test_figures_are_files_that_are_the_same_each_time(tmp_path: Path) -> None:
         content = path.read_bytes()
         assert content == (tmp_path / "two" / path.name).read_bytes()
         assert content.startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG")
+
+
+def test_at_equal_gpu_seconds_areas_and_curves_are_over_them(tmp_path: Path) -> None:
+    def over(arm: str, seed: int, at: list[float]) -> Outcome:
+        return outcome(arm, "x", seed, [1.0, 2.0, 4.0], budget=50, gpu_seconds=8.0, at=tuple(at))
+
+    found = [
+        over("early", 0, [0, 1, 2]),
+        over("early", 1, [0, 3, 4]),
+        over("late", 0, [0, 6, 7]),
+        over("late", 1, [0, 4, 8]),
+    ]
+    comparison = compare(found, ("early", "late"))
+    early, late = comparison.arms
+    assert early.area == pytest.approx(((1 / 2 + 6) / 8 + (1 / 2 + 4) / 8) / 2)
+    assert late.area == pytest.approx(((1 / 2 + 1) / 8 + (4 / 2) / 8) / 2)
+    assert early.mean == late.mean == pytest.approx(4.0)
+    assert "after 8 GPU seconds (50 candidates at most)" in tables.markdown(comparison)
+    x, logs = figures._sampled([o for o in found if o.arm == "early"])
+    assert list(x) == [0, 1, 2, 3, 4, 8]
+    assert np.exp(logs) == pytest.approx(np.array([[1, 2, 4, 4, 4, 4], [1, 1, 1, 2, 4, 4]]))
+    assert (tmp_path / "curves.png") in figures.draw(tmp_path, comparison, found)
 
 
 def test_the_geometric_mean_of_the_seeds_is_that_of_scipy() -> None:

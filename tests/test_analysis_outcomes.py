@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
 from analysis.outcomes import load, outcome_of, save
 from evo.errors import StoreError
-from evo.records import Fitness, Trial
+from evo.records import Fitness, Trial, Verdict
 from tests.ablation_support import campaign
 from tests.engine_support import create, failed_trial, ok_trial
 
@@ -35,6 +37,39 @@ def test_only_gains_beyond_their_interval_count(tmp_path: Path) -> None:
     assert (found.best, found.ci95, found.success) == (2.0, (1.5, 2.6), True)
     assert (found.arm, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)
     assert found.verdicts == {"ok": 5, "wrong": 1}
+
+
+def test_over_gpu_seconds_a_curve_has_steps(tmp_path: Path) -> None:
+    with create(tmp_path, budget=7, gpu_seconds=10.0) as store:
+        for trial, seconds in (
+            (ok_trial(0), 100.0),
+            (failed_trial(1), 2.0),
+            (with_interval(2, 1.3, 1.1, 1.5), 3.0),
+            (with_interval(3, 1.2, 1.1, 1.3), 1.0),
+            (failed_trial(4, Verdict.INFRASTRUCTURE), 50.0),
+            (with_interval(5, 2.0, 1.5, 2.6), 3.0),
+            (with_interval(6, 4.0, 3.0, 5.0), 1.5),  # done after 10.5
+        ):
+            took = dataclasses.replace(trial.evaluation, seconds={"time": seconds})
+            store.proposed(trial.proposal)
+            store.finished(dataclasses.replace(trial, evaluation=took))
+    found = outcome_of(tmp_path)
+    assert (found.at, found.curve) == ((0.0, 5.0, 9.0), (1.0, 1.3, 2.0))
+    assert (found.best, found.ci95, found.gpu_seconds) == (2.0, (1.5, 2.6), 10.0)
+    # log 1.3 for 4 seconds and log 2 for 1 of 10, against log 2 for all of them.
+    assert found.area(2.0) == pytest.approx((4 * math.log2(1.3) + 1) / 10)
+    save(tmp_path / "outcomes.json", [found])
+    assert load(tmp_path / "outcomes.json") == [found]
+
+
+def test_outcomes_of_before_there_were_gpu_seconds_are_read(tmp_path: Path) -> None:
+    found = campaign({"full": 1.0}, tasks=1, seeds=1)
+    save(tmp_path / "outcomes.json", found)
+    text = (tmp_path / "outcomes.json").read_text().replace(', "gpu_seconds": null, "at": []', "")
+    assert "gpu_seconds" not in text
+    (tmp_path / "outcomes.json").write_text(text)
+    (again,) = load(tmp_path / "outcomes.json")
+    assert (again.gpu_seconds, again.at, again.best) == (None, (), pytest.approx(found[0].best, rel=1e-5))
 
 
 def test_a_run_that_gained_nothing_is_a_failure_at_one(tmp_path: Path) -> None:

@@ -75,6 +75,13 @@ def test_means_and_areas() -> None:
     assert stats.area_under([1.0, 1.0], 1.0) == 0.0
 
 
+def test_area_over_steps_is_that_of_equal_shares_where_they_are() -> None:
+    curve = [1.0, 2.0, 4.0, 4.0]
+    assert stats.area_under_steps(curve, [0, 1, 2, 3], 4, 4.0) == pytest.approx(stats.area_under(curve, 4.0))
+    assert stats.area_under_steps([1.0, 4.0], [0.0, 3.0], 12.0, 4.0) == pytest.approx(9 / 12)
+    assert stats.area_under_steps([1.0], [0.0], 12.0, 1.0) == 0.0
+
+
 def test_one_group_gives_scipys_bootstrap_interval() -> None:
     values = np.random.default_rng(5).normal(size=40)
     theirs = scipy_stats.bootstrap((values,), np.mean, method="percentile", random_state=np.random.default_rng(0))

@@ -105,7 +105,7 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
         ("trials = 8", "trials = 8\ntokens = 7", "budget: expected models where tokens are limited"),
         ('"greedy"]', '"gready"]', "expected names among full, .*greedy, got gready"),
         ("trials = 8", "tokens = 7", "budget: expected a table with `trials`"),
-        ("trials = 8", "trials = 8\nusd = 7", "budget: expected keys among trials, tokens, got usd"),
+        ("trials = 8", "trials = 8\nusd = 7", "budget: expected keys among trials, tokens, gpu_seconds, got usd"),
         ('"greedy"]', '"no-repair"]', "arms: expected a model for no-repair, got none"),
         ('"greedy"]', '"full"]', "arms: expected each name once"),
         ("[arm.greedy]", "[arm.random]", "arm.random: expected a new name"),
@@ -132,6 +132,19 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             Campaign.open(tmp_path / "out", spec_of(tmp_path, SPEC.replace(old, new)), "cpu", HASHES, VERSIONS)
     assert not (tmp_path / "out").exists()
+
+
+def test_cells_of_gpu_seconds_need_a_gpu(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 500\ngpu_seconds = 60"))
+    campaign = Campaign.open(tmp_path / "out", spec, "gpu", HASHES, VERSIONS)
+    assert {(campaign.config(c).budget, campaign.config(c).gpu_seconds) for c in campaign.cells()} == {(500, 60)}
+    assert json.loads((tmp_path / "out" / FILE).read_text())["budget"]["gpu_seconds"] == 60
+    with pytest.raises(ConfigError, match="60 GPU seconds: expected a GPU that measures, got estimated times"):
+        Campaign.open(tmp_path / "estimated", spec, "cpu", HASHES, VERSIONS)
+    assert not (tmp_path / "estimated").exists()
+    none = spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 8\ngpu_seconds = 0"))
+    with pytest.raises(ConfigError, match="gpu-seconds: expected a number above 0, got 0"):
+        Campaign.open(tmp_path / "none", none, "gpu", HASHES, VERSIONS)
 
 
 MODELS = """

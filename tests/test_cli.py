@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -252,6 +253,24 @@ def test_resume_of_a_complete_run_writes_the_result_again(
     assert len(opened) == 1
 
 
+def test_gpu_seconds_end_a_run_and_more_of_them_go_further(
+    one_gpu: None, opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "--budget", "500", "--gpu-seconds", "9", "--workers", "1", "--run-dir", "out") == 0
+    assert "ended: budget spent" in (said := capsys.readouterr().out) and "/9 GPU s] trial" in said
+    assert run("resume", "out") == 0
+    assert "`evo resume out --gpu-seconds X` goes further" in capsys.readouterr().out
+    assert len(opened) == 1
+    assert run("resume", "out", "--gpu-seconds", "20") == 0
+    assert run("show", "out") == 0
+    assert re.search(r"\b20\.\d of 20 GPU seconds spent", capsys.readouterr().out)
+    assert run("run", "--budget", "500", "--gpu-seconds", "20", "--workers", "1", "--run-dir", "whole") == 0
+    told, whole = facts(tmp_path / "out"), facts(tmp_path / "whole")
+    assert told["evaluations"] == whole["evaluations"] and told["meta"] == whole["meta"]
+    assert run("run", "--gpus", "none", "--gpu-seconds", "9", "--run-dir", "estimated") == 2
+    assert "9 GPU seconds: expected a GPU that measures, got estimated times" in capsys.readouterr().err
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     process = evo_process("run", "--budget", "500", "--run-dir", "out", sleep_s=0.01, cwd=tmp_path)
     while not (tmp_path / LOG).exists() or len((tmp_path / LOG).read_text().splitlines()) < 5:
@@ -426,6 +445,8 @@ def test_where_the_gpu_is_lost_at_the_end_the_best_is_written_all_the_same(
     [
         ("run --budget 0", "budget: expected an integer from 1 to 10000000, got 0; set --budget"),
         ("run --budget many", "invalid int value: 'many'"),
+        ("run --gpu-seconds 0", "--gpu-seconds: expected a number above 0, got 0.0"),
+        ("run --gpu-seconds 9", "9 GPU seconds: expected a GPU that measures, got estimated times"),
         ("run --workers 0", "workers: expected"),
         ("run --islands -1", "islands: expected"),
         ("run --seed -1", "seed: expected"),

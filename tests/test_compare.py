@@ -77,7 +77,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
     a = [outcome("", "x", 0, [2.0])]
     for b, words in (
         (outcome("", "y", 0, [2.0]), "no arm, task and seed"),
-        (outcome("", "x", 0, [2.0, 2.0]), "x, seed 0: budgets differ, 1 and 2"),
+        (outcome("", "x", 0, [2.0, 2.0]), "x, seed 0: budgets differ, 1 candidates and 2 candidates"),
+        (outcome("", "x", 0, [2.0], gpu_seconds=60.0, at=(0.0,)), "1 candidates and 60 GPU seconds .1 candidates at"),
         (outcome("", "x", 0, [2.0], estimated=True), "one is estimated"),
     ):
         with pytest.raises(ValueError, match=words):

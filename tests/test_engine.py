@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
+from evo.budget import gpu_seconds
 from evo.engine import stored_screen
 from evo.records import Candidate, Evaluation, Trial, Verdict
 from evo.strategies import STRATEGIES
-from tests.engine_support import SlowEvaluator, create, facts, resume, search
+from tests.engine_support import MeasuringEvaluator, SlowEvaluator, create, facts, resume, search
 
 RULES = [name for name, strategy in STRATEGIES.items() if not strategy.asks]  # those that need no model
 
@@ -85,6 +86,28 @@ def test_more_budget_goes_on_like_a_longer_run(tmp_path: Path) -> None:
     with resume(tmp_path / "short") as store:
         search(store)
     assert facts(tmp_path / "short") == facts(tmp_path / "long")
+
+
+def test_a_run_ends_when_its_gpu_seconds_are_spent(tmp_path: Path) -> None:
+    with create(tmp_path, gpu_seconds=8.0, budget=1000) as store:
+        outcome = search(store, MeasuringEvaluator())
+        assert outcome.reason == "budget spent"
+        spent = [gpu_seconds(trial.evaluation) for trial in store.trials() if trial.index]
+    assert sum(spent) >= 8.0 > sum(spent[:-1])
+    assert 5 <= len(spent) <= 16
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_gpu_seconds_end_a_resumed_run_at_the_same_place(tmp_path: Path, after: int) -> None:
+    with create(tmp_path / "whole", gpu_seconds=5.0) as store:
+        search(store, MeasuringEvaluator())
+    watch = Watch()
+    with create(tmp_path / "parts", gpu_seconds=5.0) as store:
+        search(store, MeasuringEvaluator(), observers=[watch], stop=lambda: len(watch.trials) >= after)
+    for _ in range(2):  # the second time there is nothing left to do
+        with resume(tmp_path / "parts") as store:
+            assert search(store, MeasuringEvaluator()).reason == "budget spent"
+    assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
 
 
 def test_several_workers_evaluate_at_once_and_each_proposal_once(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from evo.errors import EvoError
-from evo.records import Candidate, Verdict
+from evo.records import Candidate, Certificate, Check, Timing, Verdict
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
-from fitness.gpu_evaluator import GpuEvaluator
+from fitness.facts import Facts
+from fitness.gpu.runner import Report, Work
+from fitness.gpu_evaluator import _FACTS, GpuEvaluator, GpuJudge
 from fitness.sandbox.zygote import Zygote
 from fitness.score import score
 from fitness.stages import Stop
@@ -82,6 +87,81 @@ def test_without_a_gpu_prepare_says_what_is_missing(zygote):
         evaluator.prepare()
 
 
+GPU = {"name": "made up", **dict.fromkeys(_FACTS, 1.0)}
+SEED = load_task("softmax").seed_source
+
+
+class Reports:
+    """A runner that took 0.25 s for each of the reports it gives."""
+
+    def __init__(self, *reports: Report) -> None:
+        self._reports = iter(reports)
+
+    def evaluate(self, work: Work, *, seed: str) -> Report:
+        return replace(next(self._reports), seconds=0.25)
+
+    def close(self) -> None:
+        pass
+
+
+class Certifies:
+    """A certifier that says the same of everything."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+
+    def quick(self, source: str, work: Work, *, seed: str) -> Certificate:
+        return Certificate("", self._verdict, "as told")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def facts(zygote) -> Facts:
+    """Of the seed of softmax, which launches one kernel."""
+    with GpuEvaluator(load_task("softmax"), get_target("sm_90"), zygote=zygote) as evaluator:
+        return evaluator._facts(evaluator.task.seed_source)
+
+
+def ok(ratio: float) -> Report:
+    timing = Timing("square", (1.0,), (ratio,), ratio, (ratio, ratio), estimated=False)
+    choices = {case.name: [0] for case in load_task("softmax").cases}
+    return Report(Verdict.OK, "done", check=Check(1, "square", 0.1, 1.0), timings=(timing,), choices=choices)
+
+
+def judge_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
+    judge: Any = GpuJudge(load_task("softmax"))
+    judge._runner, judge._certifier, judge._facts = Reports(*reports), Certifies(certifier), GPU
+    return judge
+
+
+def test_seconds_on_the_gpu_are_the_runners_and_certificates_apart(facts):
+    judge = judge_of(ok(1.0), ok(2.0), ok(1.5))
+    assert judge.judge(SEED, facts, "0").seconds == {"time": 0.25}
+    certified = judge.judge(SEED, facts, "1").seconds
+    assert set(certified) == {"time", "certify"} and certified["time"] == 0.25
+    assert set(judge.judge(SEED, facts, "2").seconds) == {"time"}, "it is slower than a certified one"
+
+
+def test_what_is_not_ok_says_what_it_took_too(facts):
+    wrong = judge_of(Report(Verdict.WRONG, "verify", "not equal"))
+    with pytest.raises(Stop) as stop:
+        wrong.judge(SEED, facts, "0")
+    assert pickle.loads(pickle.dumps(stop.value)).seconds == {"time": 0.25}
+    with pytest.raises(Stop, match="run eagerly, as told") as stop:
+        judge_of(ok(2.0), certifier=Verdict.WRONG).judge(SEED, facts, "0")
+    assert stop.value.stage == "certify" and stop.value.seconds["time"] == 0.25 and "certify" in stop.value.seconds
+
+
+def test_what_the_gpu_was_not_used_for_is_waiting(zygote):
+    task = load_task("softmax")
+    with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
+        evaluator._judge = judge_of(Report(Verdict.WRONG, "verify", "not equal"))
+        seconds = evaluator.evaluate(Candidate(task.seed_source), seed=0, known={}).seconds
+        assert seconds["time"] == 0.25 and seconds["wait"] >= 0 and "compile" in seconds
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +186,7 @@ def test_a_faster_variant_is_measured_faster_a_cheat_is_not_ok(evaluators):
     assert faster.verdict is Verdict.OK, faster.message
     assert score(faster).ci95[0] > 1
     assert faster.environment["gpu"]
+    assert faster.seconds["time"] > 0 and faster.seconds["certify"] > 0 and faster.seconds["wait"] >= 0
     wrong = evaluator.evaluate(hack("skip_last_row"), seed=1, known={})
     assert wrong.verdict is Verdict.WRONG, wrong.message
     assert evaluator.screen([evaluator.task.seed_source]) == [pytest.approx(1)]

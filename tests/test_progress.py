@@ -47,6 +47,18 @@ def test_a_tally_counts_trials_and_time() -> None:
     assert tally.best_text() == "best: 2.00x [1.80, 2.20] estimated, trial 1"
 
 
+def test_a_tally_counts_gpu_seconds() -> None:
+    clock = FakeClock()
+    tally = Tally(100, clock, gpu_seconds=20.0)
+    for index, (seconds, replayed) in enumerate([(50.0, False), (6.0, True), (1.0, False), (1.0, False)]):
+        trial = ok_trial(index, operator="mutate" if index else "seed")
+        measured = dataclasses.replace(trial.evaluation, seconds={"time": seconds})
+        tally.add(dataclasses.replace(trial, evaluation=measured), replayed=replayed)
+    clock.now += 4.0
+    assert (tally.spent_text(), tally.share()) == ("3/100, 8.0/20 GPU s", 0.4)
+    assert tally.pace() == "0.5/s, ETA 0:00:24"  # 12 s are left, enough for 12 like the two that were measured here
+
+
 def test_a_tally_says_what_operators_achieve_and_cost() -> None:
     tally = Tally(10)
     tally.add(ok_trial(0, 1.0, operator="seed"), replayed=False)

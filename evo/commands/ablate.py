@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo.budget import in_words
 from evo.commands import models, parts
 from evo.commands.search import make_engine, notify
 from evo.errors import ConfigError
@@ -67,16 +68,16 @@ def _ablate(arguments: argparse.Namespace) -> int:
     models.check(spec.models)
     tasks = _tasks(spec)
     device, line = choose(arguments.gpus, lambda: parts.find_gpus(spec.target))
+    parts.say(line)
     folder = arguments.out or Path("runs", arguments.spec.stem)
     hashes = {name: task.hash for name, task in tasks.items()}
     campaign = Campaign.open(folder, spec, device, hashes, versions())
     shutil.copyfile(arguments.spec, folder / "spec.toml")
     cells = campaign.cells()
     before = sum(finished(folder / cell.path) for cell in cells)
-    parts.say(line)
     parts.say(
         f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
-        f"of {spec.trials} candidates; {before} finished; {workers} at once"
+        f"of {in_words(spec.trials, spec.gpu_seconds)}; {before} finished; {workers} at once"
     )
     if spec.models:
         models.describe(spec.config("", spec.arms[0], 0, device))

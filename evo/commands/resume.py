@@ -6,18 +6,23 @@ import argparse
 import dataclasses
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from evo.budget import Budget
 from evo.commands import models, parts
 from evo.commands.search import conclude, search
 from evo.commands.split import comparable_versions, find_devices, prepare
 from evo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evo.store import Store
 
 
 def add(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run that was stopped")
     resume.add_argument("folder", type=Path, metavar="DIR")
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
+    resume.add_argument("--gpu-seconds", type=float, metavar="X", help="another limit on GPU seconds, in total")
     resume.add_argument(
         "--model",
         action="append",
@@ -53,11 +58,13 @@ def _resume(arguments: argparse.Namespace) -> int:
             if arguments.budget < spent:
                 raise ConfigError(f"budget: expected at least the {spent} candidates spent, got {arguments.budget}")
             store.set_config(info.config.with_budget(arguments.budget))
-        limits = {n: getattr(arguments, n) for n in ("max_tokens", "max_usd") if getattr(arguments, n) is not None}
+        names = ("max_tokens", "max_usd", "gpu_seconds")
+        limits = {name: value for name in names if (value := getattr(arguments, name)) is not None}
         moved = models.moved(store.info.config.models, arguments.model)
         store.set_config(dataclasses.replace(store.info.config, models=moved, **limits))
-        if spent >= store.info.config.budget and not store.pending():
-            parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} --budget N` goes further")
+        if _over(store) and not store.pending():
+            option = "--budget N" if spent >= store.info.config.budget else "--gpu-seconds X"
+            parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} {option}` goes further")
             return conclude(store)
         parts.say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
         devices = find_devices(store, arguments)
@@ -66,6 +73,14 @@ def _resume(arguments: argparse.Namespace) -> int:
         )
         with closing(devices.open(task, info.config.target)) as evaluator:
             return search(store, task, prepare(store, evaluator), evaluator)
+
+
+def _over(store: Store) -> bool:
+    """Whether the run has spent its budget."""
+    budget = Budget(store.info.config.budget, store.info.config.gpu_seconds)
+    for trial in store.trials():
+        budget.spend(trial)
+    return budget.over
 
 
 def _workers(arguments: argparse.Namespace, devices: parts.Devices, before: int) -> int:

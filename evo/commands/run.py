@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
         "task", nargs="?", metavar="TASK", help=f"a built-in task or a task folder (default: {DEFAULT_TASK})"
     )
     run.add_argument("--budget", type=int, default=DEFAULT_BUDGET, metavar="N", help="candidates to evaluate")
+    run.add_argument("--gpu-seconds", type=float, metavar="X", help="the run ends when a GPU measured for so long, too")
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="where to store the run (default: runs/TASK-NUMBER)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
     run.add_argument(
@@ -105,6 +106,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         **models.settings(arguments, names, workers),
         gpus=arguments.gpus,
         ray_address=arguments.ray_address,
+        gpu_seconds=arguments.gpu_seconds,
     )
 
 

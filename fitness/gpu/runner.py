@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -54,6 +55,7 @@ class Report:
     """What became of Work.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.
 
     `fault`: the runner's process had to be replaced.  `note`: a first try that a second one did not confirm.
+    `seconds`: that the GPU worked on it, without waiting for its turn and for a process that had to be started.
     """
 
     verdict: Verdict
@@ -64,6 +66,7 @@ class Report:
     choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
     fault: bool = False
     note: str = ""
+    seconds: float = 0.0
 
 
 class Runner:
@@ -93,7 +96,7 @@ class Runner:
         """Verifies the seed kernel and makes it the baseline of everything that follows."""
         with self._lock:
             self._baseline = None
-            report = self._ask("prepare", work, wall_s=START_S)
+            report = self._timed("prepare", work, wall_s=START_S)
             if report.verdict is Verdict.OK:
                 self._baseline = work
             return report
@@ -103,13 +106,15 @@ class Runner:
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
-            first = ""
+            first, seconds = "", 0.0
             for _ in range(ATTEMPTS):
-                report = self._ask("evaluate", work, seed, wall_s=self._wall_s)
+                report = self._timed("evaluate", work, seed, wall_s=self._wall_s)
+                seconds += report.seconds
                 if not report.fault:
                     break
                 first = first or report.message
-            return replace(report, note=f"first try: {first}") if first and not report.fault else report
+            note = f"first try: {first}" if first and not report.fault else report.note
+            return replace(report, note=note, seconds=seconds)
 
     def compare(
         self, work: Work | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
@@ -168,6 +173,13 @@ class Runner:
         self.close()
 
     # --- the process -------------------------------------------------------------------------------------------------
+
+    def _timed(self, kind: str, *request: Any, wall_s: float) -> Report:
+        """The report with its seconds; a process is started before they count."""
+        self._living()
+        begin = time.perf_counter()
+        report: Report = self._ask(kind, *request, wall_s=wall_s)
+        return replace(report, seconds=time.perf_counter() - begin)
 
     def _ask(self, kind: str, *request: Any, wall_s: float) -> Any:
         """The answer; a Report with a verdict where there is none."""
