@@ -136,6 +136,81 @@ def sum_of_squares(x):
 sum_of_squares(torch.randn(50, device="cuda"))
 """
 
+# One call with a destination beyond the output, as a test that draws indices may give.
+BEYOND = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def put_kernel(x, where, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    rows = tl.load(where + i, mask=i < n, other=0)
+    tl.store(y + rows, tl.load(x + i, mask=i < n), mask=i < n)
+
+def put(x, where, y):
+    put_kernel[(1,)](x, where, y, x.numel(), BLOCK=64)
+
+{LINE}
+
+for shift in (0, 30, 10):
+    where = torch.arange(20, device="cuda") + shift
+    put(torch.randn(20, device="cuda"), where, torch.zeros(40 - shift // 2, device="cuda"))
+"""
+
+# All of its inputs are numbers that count up; the launch is made in a function that takes no tensor.
+COUNTED = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def twice_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+def twice(n):
+    x = torch.arange(n, device="cuda", dtype=torch.int32)
+    twice_kernel[(1,)](x, torch.zeros_like(x), n, BLOCK=64)
+
+{LINE}
+
+twice(48)
+"""
+
+# Imports that Triton no longer has, or that are PyTorch's own; a helper that only a branch not taken calls.
+OTHERS = f"""import triton
+import triton.language as tl
+import torch
+from torch._inductor.runtime import triton_helpers
+from triton.ops.matmul_perf_model import early_config_prune, estimate_matmul_time
+
+scale = 2.0
+
+@triton.jit
+def scaled(value):
+    return value * scale
+
+@triton.autotune(
+    configs=[triton.Config({{"BLOCK": 64}}), triton.Config({{"BLOCK": 128}})], key=["n"],
+    prune_configs_by={{"early_config_prune": early_config_prune, "perf_model": estimate_matmul_time, "top_k": 1}},
+)
+@triton.jit
+def least_kernel(x, y, n, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = triton_helpers.minimum(tl.load(x + i, mask=i < n), 0.5)
+    if SCALED:
+        value = scaled(value)
+    tl.store(y + i, value, mask=i < n)
+
+def least(x):
+    y = torch.empty_like(x)
+    least_kernel[(1,)](x, y, x.numel(), SCALED=False)
+    return y
+
+{LINE}
+
+least(torch.randn(50, device="cuda"))
+"""
+
 BROKEN = f"import no_such_module\n{LINE}\n"
 
 
@@ -144,6 +219,7 @@ def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     (root / FOLDER).mkdir(parents=True)
     files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
+    files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS}
     for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
@@ -184,6 +260,31 @@ def test_what_goes_through_and_why_the_rest_does_not(checked):
     assert outcomes["value"].stages == ["captured"]
     assert "value computed on the device" in outcomes["value"].reason
     assert outcomes["broken"].stages == [] and "no_such_module" in outcomes["broken"].reason
+
+
+def test_calls_that_do_not_go_through_are_left_out(checked):
+    root, outcomes = checked
+    beyond = outcomes["beyond"]
+    assert beyond.verified and (beyond.calls, beyond.left_out) == (2, 1)
+    assert "out of bounds" in beyond.why_left_out
+    assert [case.axes["call"] for case in load_task(root / "beyond").cases] == [0, 1]
+
+
+def test_kept_values_are_shuffled_where_nothing_else_can_be_drawn(checked):
+    root, outcomes = checked
+    assert outcomes["counted"].verified, outcomes["counted"]
+    task = load_task(root / "counted")
+    x, again = (task.inputs(task.cases[0], torch.Generator().manual_seed(s))[0] for s in (1, 2))
+    assert not torch.equal(x, again)
+    assert torch.equal(x.sort().values, torch.arange(48, dtype=torch.int32)) and torch.equal(
+        x.sort().values, again.sort().values
+    )
+
+
+def test_imports_of_earlier_versions_and_of_torch_compile(checked):
+    root, outcomes = checked
+    assert outcomes["others"].verified, outcomes["others"]
+    assert "triton_helpers.minimum" in load_task(root / "others").seed_source
 
 
 def test_the_entry_makes_the_captured_calls(checked):
@@ -257,7 +358,9 @@ def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
     with gpu_verifier() as verifier:
         checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
         outcomes = {source.name: checker.check(source) for source in sources(checkout)}
-    assert {name for name, outcome in outcomes.items() if outcome.verified} == {"scale", "pick", "summed"}, outcomes
+    assert {name for name, outcome in outcomes.items() if outcome.verified} == {
+        "scale", "pick", "summed", "beyond", "counted", "others",
+    }, outcomes  # fmt: skip
 
 
 @pytest.mark.gpu

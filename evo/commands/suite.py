@@ -106,7 +106,8 @@ def outcomes(files: Sequence[Source], folder: Path, target: Any, device: str, wo
 def line(outcome: Outcome) -> str:
     calls = f"{outcome.calls} call{'s' if outcome.calls != 1 else ''}"
     if outcome.verified:
-        return f"{outcome.name:30} verified, {calls}"
+        why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
+        return f"{outcome.name:30} verified, {calls}{why}"
     reached = f"{outcome.stages[-1]}, {calls}" if outcome.stages else "not captured"
     return f"{outcome.name:30} {reached}, then: {outcome.reason}"
 

@@ -44,8 +44,10 @@ BUILTINS = {
 }
 
 _JIT = {"triton.jit", "triton.runtime.jit", "triton.runtime.jit.jit"}
-# Where files that torch.compile wrote take `libdevice` from, which is Triton's.
-_HELPERS = "torch._inductor.runtime.triton_helpers"
+# What files that torch.compile wrote import: `libdevice`, which is Triton's, and helper kernels of PyTorch's.
+_INDUCTOR, _HELPERS = "torch._inductor.runtime", "triton_helpers"
+# Host code of earlier versions of Triton that chooses among configurations (`fitness.recording.earlier`); no kernels.
+EARLIER = "triton.ops"
 # Options of triton.jit that change the machine code; `repr` and `launch_metadata` are host callables and do not.
 _JIT_OPTIONS = {"do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "version"}
 _DTYPES = {
@@ -137,17 +139,21 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
                     yield ast.copy_location(ast.Import(kept), node)
             case ast.ImportFrom(module=str(module), level=0) if _is_triton(module):
                 yield node
-            case ast.ImportFrom(module=str(module), level=0) if module == _HELPERS:
+            case ast.ImportFrom(module=str(module), level=0) if module == f"{_INDUCTOR}.{_HELPERS}":
                 kept = [a for a in node.names if a.name == "libdevice"]
                 if kept:
                     yield ast.copy_location(ast.ImportFrom("triton.language.extra", kept, 0), node)
+            case ast.ImportFrom(module=str(module), level=0) if module == _INDUCTOR:
+                kept = [a for a in node.names if a.name == _HELPERS]
+                if kept:
+                    yield ast.copy_location(ast.ImportFrom(_INDUCTOR, kept, 0), node)
             case ast.Try():
                 branches = [list(_imports(b)) for b in (node.body, *(h.body for h in node.handlers))]
                 yield from next((b for b in branches if b and all(map(_exists, b))), [])
 
 
 def _is_triton(module: str) -> bool:
-    return module == "triton" or module.startswith("triton.")
+    return (module == "triton" or module.startswith("triton.")) and not f"{module}.".startswith(f"{EARLIER}.")
 
 
 def _exists(node: ast.Import | ast.ImportFrom) -> bool:
@@ -247,7 +253,16 @@ def _execute(node: ast.stmt, module: ModuleType, path: Path) -> None:
     except (ImportError, NameError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise JobError(Verdict.COMPILE_ERROR, f"{ast.unparse(node).splitlines()[0]}: {error}", node.lineno) from error
     if space is not vars(module):
-        vars(module).update((k, v) for k, v in space.items() if k != "__builtins__")
+        vars(module).update((k, _kernels_of(v)) for k, v in space.items() if k != "__builtins__")
+
+
+def _kernels_of(value: Any) -> Any:
+    """PyTorch's module of helpers without what is no kernel: it would lead to all of PyTorch."""
+    if getattr(value, "__name__", "") != f"{_INDUCTOR}.{_HELPERS}":
+        return value
+    found = ModuleType(_HELPERS)
+    vars(found).update((name, member) for name, member in vars(value).items() if isinstance(member, JITFunction))
+    return found
 
 
 def _bare(function: ast.FunctionDef, names: Mapping[str, str], constants: set[str]) -> ast.FunctionDef:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -333,7 +333,9 @@ def _delegate(op: Op, memory: DeviceMemory) -> None:
         raise JobError(Verdict.UNSUPPORTED, f"{op.name!r} is not an ATen operator with an overload", op.line)
     args = [_aten_argument(a, memory) for a in op.args]
     ignored = ("device", "layout", "pin_memory")
-    kwargs: Mapping[str, Any] = {k: _aten_argument(v, memory) for k, v in op.kwargs.items() if k not in ignored}
+    kwargs: dict[str, Any] = {k: _aten_argument(v, memory) for k, v in op.kwargs.items() if k not in ignored}
+    if any(parameter.name == "device" for parameter in function._schema.arguments):
+        kwargs["device"] = memory.arena.device  # arange and the like make their result there, not in host memory
     try:
         result = function(*args, **kwargs)
     except torch.cuda.OutOfMemoryError:

@@ -22,12 +22,18 @@ def constants(launched: Iterable[JITFunction]) -> dict[str, Any]:
 
     Values are numbers, strings, None and lists of them, `{"dtype": "fp16"}` for tl.float16, `{"f": "inf"}` for numbers
     JSON lacks and `{"jit": "name"}` for another name of a helper.  Raises JobError(COMPILE_ERROR) for a plain number
-    used in a kernel's body, which Triton refuses: it wants `NAME = tl.constexpr(...)`.
+    used in a kernel's body, which Triton refuses: it wants `NAME = tl.constexpr(...)`.  In the body of a helper, which
+    may be called in branches alone that are never compiled, such a number is left out: compiling it says so.
     """
     found: dict[str, Any] = {}
+    launched = list(launched)
     for kernel in _reachable(launched):
-        _check_body(kernel)
+        if kernel in launched:
+            _check_body(kernel)
+        refused = _plain_in_body(kernel)
         for name in _names(kernel):
+            if name in refused:
+                continue
             value = kernel.__globals__[name]
             encoded = _encode(value)
             if encoded is not _NOTHING and encoded != {"jit": name}:
@@ -54,17 +60,19 @@ def _names(kernel: JITFunction) -> list[str]:
 
 
 def _check_body(kernel: JITFunction) -> None:
-    for instruction in dis.get_instructions(kernel.fn):
-        name = instruction.argval
-        if instruction.opname != "LOAD_GLOBAL" or name not in kernel.__globals__:
-            continue
-        if isinstance(kernel.__globals__[name], _PLAIN):
-            raise JobError(
-                Verdict.COMPILE_ERROR,
-                f"kernel {kernel.__name__!r} uses the global {name!r}, which is no constexpr; "
-                f"write {name} = tl.constexpr({kernel.__globals__[name]!r})",
-                _line(kernel, name),
-            )
+    for name in _plain_in_body(kernel):
+        raise JobError(
+            Verdict.COMPILE_ERROR,
+            f"kernel {kernel.__name__!r} uses the global {name!r}, which is no constexpr; "
+            f"write {name} = tl.constexpr({kernel.__globals__[name]!r})",
+            _line(kernel, name),
+        )
+
+
+def _plain_in_body(kernel: JITFunction) -> list[str]:
+    """Globals of plain Python values that the body uses, in its order."""
+    used = [i.argval for i in dis.get_instructions(kernel.fn) if i.opname == "LOAD_GLOBAL"]
+    return [name for name in used if isinstance(kernel.__globals__.get(name), _PLAIN)]
 
 
 def _line(kernel: JITFunction, name: str) -> int:

@@ -22,6 +22,7 @@ from triton.runtime import driver
 
 from evo.records import Verdict
 from fitness.compilation.target import Target
+from fitness.recording.earlier import earlier_modules
 from fitness.recording.recorder import Recorder
 from fitness.sandbox.jobs import JobError
 
@@ -138,6 +139,7 @@ def fake_cuda(target: Target, recorder: Recorder) -> Iterator[None]:
 def device_facts(target: Target, recorder: Refusing) -> Iterator[None]:
     """What torch.cuda and Triton's driver say about the device: the target, whatever this machine has."""
     with (
+        earlier_modules(),
         mock.patch.multiple(torch.cuda, **_torch_facts(target, recorder)),
         mock.patch.object(torch, "set_default_device", lambda device: None),
         mock.patch.object(driver, "_active", _Driver(target, recorder)),

@@ -49,7 +49,8 @@ class Outcome:
     stages: list[str] = field(default_factory=list)
     reason: str = ""
     calls: int = 0
-    left_out: int = 0  # calls that cannot be recorded, or with nothing to draw afresh
+    left_out: int = 0  # calls that do not go through, or with nothing to draw afresh
+    why_left_out: str = ""  # of the first of those that do not go through
     rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
 
     @property
@@ -109,22 +110,33 @@ class Checker:
         return outcome
 
     def _through(self, source: Source, scratch: Path, outcome: Outcome) -> None:
-        folder = self._root / source.name
         captured = self._capture(source, scratch)
         task = self._task(source, captured, scratch)
         outcome.stages.append("captured")
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
         try:
-            calls = Calls(task)
-            facts = self._record(task, calls, scratch)
-        except Stop:  # of one call; the others may do
-            task = self._task(source, self._recordable(source, captured, scratch), scratch)
-            calls = Calls(task)
-            facts = self._record(task, calls, scratch)
-        outcome.calls, outcome.left_out = len(task.cases), len(captured) - len(task.cases)
-        outcome.stages.append("recorded")
-        writes = [task.parameters[i] for i in sorted(self._written(task, calls, facts, scratch))]
+            self._all_of(source, captured, scratch, outcome)
+        except Stop as stop:
+            if stop.verdict is Verdict.TIMEOUT or len(captured) == 1:
+                raise
+            # Of one call: tests also pass indices that lead beyond their arrays.  The others may do.
+            good, why = self._good(source, captured, scratch, outcome)
+            if not good:
+                raise
+            outcome.why_left_out = why
+            self._all_of(source, good, scratch, outcome)
+        outcome.left_out = len(captured) - outcome.calls
+
+    def _all_of(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: Outcome) -> None:
+        """Takes these calls through what follows capture.  Raises Stop, with `outcome` as far as they came."""
+        folder = self._root / source.name
+        task = self._task(source, calls, scratch)
+        described = Calls(task)
+        facts = self._record(task, described, scratch)
+        outcome.calls = len(task.cases)
+        outcome.stages = ["captured", "recorded"]
+        writes = [task.parameters[i] for i in sorted(self._written(task, described, facts, scratch))]
         write_task(folder, writes)
         try:
             self._any_configuration(load_task(folder), facts, scratch, outcome)
@@ -135,6 +147,26 @@ class Checker:
             write_task(folder, writes, min_own_share=0.0)
             self._any_configuration(load_task(folder), facts, scratch, outcome)
         outcome.stages = list(STAGES)
+
+    def _good(
+        self, source: Source, captured: Sequence[Mapping[str, Any]], scratch: Path, outcome: Outcome
+    ) -> tuple[list[Mapping[str, Any]], str]:
+        """The calls that go through alone, and why the first of the others does not.
+
+        `outcome` is left as far as the whole came, or the call that came farthest.
+        """
+        found: list[Mapping[str, Any]] = []
+        why = ""
+        for call in captured:
+            alone = Outcome(source.name)
+            try:
+                self._all_of(source, [call], scratch, alone)
+                found.append(call)
+            except (Stop, TaskError) as problem:
+                why = why or _first_line(str(problem))
+            if len(alone.stages) > len(outcome.stages):
+                outcome.stages, outcome.calls = alone.stages, alone.calls
+        return found, why
 
     def _any_configuration(self, task: Task, facts: Facts, scratch: Path, outcome: Outcome) -> None:
         """With the first configuration of each launch, or the best of all where that one fails."""
@@ -159,23 +191,6 @@ class Checker:
         folder = self._root / source.name
         write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
         return load_task(folder)
-
-    def _recordable(
-        self, source: Source, captured: Sequence[Mapping[str, Any]], scratch: Path
-    ) -> list[Mapping[str, Any]]:
-        """The calls that can be recorded.  Raises what the first of them raises where none can."""
-        found: list[Mapping[str, Any]] = []
-        first: Exception | None = None
-        for call in captured:
-            try:
-                task = self._task(source, [call], scratch)
-                self._record(task, Calls(task), scratch)
-                found.append(call)
-            except (Stop, TaskError) as problem:
-                first = first or problem
-        if not found and first is not None:
-            raise first
-        return found
 
     def _record(self, task: Task, calls: Calls, scratch: Path) -> Facts:
         described = calls.described()

@@ -95,7 +95,7 @@ def write_folder(folder: Path, title: str, kernels: str, calls: Sequence[Mapping
     source, entry = _with_entry(kernels, forms)
     (folder / "kernel.py").write_text(source, encoding="utf-8")
     for call in usable:
-        for file in (a["tensor"]["file"] for a in call["arguments"] if a.get("tensor", {}).get("rule") == "kept"):
+        for file in (a["tensor"]["file"] for a in call["arguments"] if "file" in a.get("tensor", {})):
             shutil.copy(values / file, folder / file)
     written = [_call(number, call, usable, forms) for number, call in enumerate(usable)]
     (folder / "calls.json").write_text(json.dumps(written), encoding="utf-8")
@@ -124,20 +124,31 @@ def _digest(folder: Path) -> str:
 def _with_fresh_input(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The call with at least one argument that differs between seeds.
 
-    Where nothing was random, floating tensors of a constant are drawn from half to one and a half of it.
+    Where nothing was random, floating tensors of a constant are drawn from half to one and a half of it; where there is
+    none, kept values are shuffled.
     """
     tensors = [a["tensor"] for a in call["arguments"] if "tensor" in a]
     if any(is_fresh(t) for t in tensors):
         return call
-    arguments, found = [], False
-    for argument in call["arguments"]:
-        tensor = argument.get("tensor")
-        if tensor and tensor["rule"] == "constant" and "float" in tensor["dtype"] and 0 not in tensor["shape"]:
-            value = float(tensor["value"]) or 1.0
-            ends = sorted((0.5 * value, 1.5 * value))
-            argument, found = {"tensor": {**tensor, "rule": "quantiles", "values": ends}}, True
-        arguments.append(argument)
-    return {**call, "arguments": arguments} if found else None
+    for changed in (_scaled, _shuffled):
+        arguments = [
+            {"tensor": changed(a["tensor"])} if "tensor" in a and 0 not in a["tensor"]["shape"] else a
+            for a in call["arguments"]
+        ]
+        if any(is_fresh(a["tensor"]) for a in arguments if "tensor" in a):
+            return {**call, "arguments": arguments}
+    return None
+
+
+def _scaled(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+    if tensor["rule"] != "constant" or "float" not in tensor["dtype"]:
+        return tensor
+    value = float(tensor["value"]) or 1.0
+    return {**tensor, "rule": "quantiles", "values": sorted((0.5 * value, 1.5 * value))}
+
+
+def _shuffled(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**tensor, "rule": "shuffled"} if tensor["rule"] == "kept" else tensor
 
 
 def _call(

@@ -8,6 +8,7 @@ A tensor is described by its form and by a rule for its values:
                 32 and 64-bit ones without repetition where there are enough, for they may say where to write
     randperm    a permutation of 0 .. n-1, where the test drew one
     kept        the values that were seen: indices, lengths, masks and tables, which mean something
+    shuffled    the values that were seen in another order, where a call has nothing else that can be drawn
 
 Drawn values fill the storage below the tensor, so any strides come out as they were.
 """
@@ -113,7 +114,7 @@ def _as_integers(flat: torch.Tensor) -> torch.Tensor:
 
 def is_fresh(form: Mapping[str, Any]) -> bool:
     """Whether `draw` gives other values for another seed."""
-    return form["rule"] in ("quantiles", "randint", "randperm") and 0 not in form["shape"]
+    return form["rule"] in ("quantiles", "randint", "randperm", "shuffled") and 0 not in form["shape"]
 
 
 def draw(form: Mapping[str, Any], generator: torch.Generator, folder: Path) -> torch.Tensor:
@@ -142,7 +143,9 @@ def _drawn(
             return torch.randint(low, high, (count,), generator=generator, device=device).to(dtype)
         case "randperm":
             return torch.randperm(count, generator=generator, device=device).to(dtype)
-        case "kept":
-            stored = np.load(folder / form["file"], allow_pickle=False)
-            return torch.tensor(stored, device=device).view(dtype)
+        case "kept" | "shuffled":
+            stored = torch.tensor(np.load(folder / form["file"], allow_pickle=False), device=device).view(dtype)
+            if form["rule"] == "kept":
+                return stored
+            return stored[torch.randperm(count, generator=generator, device=device)]
     raise ValueError(f"unknown rule {form['rule']!r}")
