@@ -136,7 +136,12 @@ class Checker:
         facts = self._record(task, described, scratch)
         outcome.calls = len(task.cases)
         outcome.stages = ["captured", "recorded"]
-        writes = [task.parameters[i] for i in sorted(self._written(task, described, facts, scratch))]
+        written = self._written(task, described, facts)
+        for name, plan in facts.plans.items():
+            if not plan.outputs and not plan.tensors_among(sorted(written)):
+                message = f"{name} returns no tensor and is not seen to write to one: nothing can be compared"
+                raise Stop("record", Verdict.UNSUPPORTED, message)
+        writes = [task.parameters[i] for i in sorted(written)]
         write_task(folder, writes)
         try:
             self._any_configuration(load_task(folder), facts, scratch, outcome)
@@ -212,7 +217,7 @@ class Checker:
             jobs = Jobs(self._zygote, Path(scratch), LIMITS)
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
 
-    def _written(self, task: Task, calls: Calls, facts: Facts, scratch: Path) -> set[int]:
+    def _written(self, task: Task, calls: Calls, facts: Facts) -> set[int]:
         """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.
 
         A launch that cannot be traced is taken to write nothing; verification finds it out.
@@ -226,9 +231,10 @@ class Checker:
                 "constants": facts.constants,
                 "plan": to_json(plan),
                 "samples": PROGRAMS_SAMPLED,
-                "integers": calls.link_integers(case.name, scratch),
             }
-            result = self._zygote.run("trace", payload, scratch=scratch, limits=LIMITS)
+            with tempfile.TemporaryDirectory() as name:  # of its own: integers of other calls have the same names
+                payload["integers"] = calls.link_integers(case.name, Path(name))
+                result = self._zygote.run("trace", payload, scratch=Path(name), limits=LIMITS)
             if result.status == "ok":
                 for by_config in traces_from_json(expect_ok("trace", result)["launches"]):
                     found |= _inputs_among(plan, by_config[0].traffic)
