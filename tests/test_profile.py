@@ -243,7 +243,7 @@ def test_on_a_gpu_all_tiers_say_what_limits_the_gemv():
         second = evaluator.profile(candidate, evaluation)
     for profile in (best, second):
         assert profile.bottleneck in ("memory", "latency"), profile
-        assert profile.hints[0].id == "spills", profile
+        assert profile.hints[0].id in ("spills", "occupancy-registers"), profile  # Triton 3.6 spills less than 3.8
     assert second.tier == "counters-free"
     if best.tier == "ncu":
         assert best.metrics[NAMES["time"]] == pytest.approx(second.metrics[NAMES["time"]], rel=0.5)
