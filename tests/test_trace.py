@@ -229,6 +229,21 @@ def test_a_loop_that_does_not_end_on_zeros_is_cut_off(tmp_path):
     assert trace_of(SPIN, plan, tmp_path).truncated
 
 
+LOCKED = """
+@triton.jit
+def after(lock, y):
+    while tl.atomic_cas(lock, 1, 1) != 1:
+        pass
+    tl.store(y, 1.0)
+"""
+
+
+def test_what_a_program_waits_for_with_compare_and_swap_is_taken_to_have_happened(tmp_path):
+    args = {"lock": tensor(0, 1, dtype="int32"), "y": tensor(1, 1)}
+    found = trace_of(LOCKED, plan_of("after", (4,), args, ("y",)), tmp_path)
+    assert not found.truncated and traffic(found, 1, "store").touched == 4
+
+
 def test_configurations_that_differ_in_options_only_are_traced_once(tmp_path, monkeypatch):
     counted = []
     original = trace.summary
