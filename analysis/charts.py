@@ -93,7 +93,7 @@ class Series:
     name: str
     steps: Sequence[Step]
     end: float
-    estimated: bool = False
+    kind: str = "measured"  # or "eager", "estimated", "mixed"
     dots: Sequence[tuple[float, float]] = field(default_factory=tuple)  # single candidates behind the line
 
 
@@ -108,8 +108,7 @@ def best_so_far(series: Sequence[Series], x_label: str) -> Markup:
     for place, one in enumerate(drawn):
         body.append(_dots(one, place, x, y))
         body.append(_steps(one, place, x, y))
-    kinds = {one.estimated for one in drawn}
-    kind = "estimated" if kinds == {True} else "measured" if kinds == {False} else "partly estimated"
+    kind = ", ".join(sorted({one.kind for one in drawn}))
     title = f"Best speedup so far ({kind}) over {x_label}: " + "; ".join(
         f"{one.name} ends at {one.steps[-1].y:.2f}×" for one in drawn
     )
@@ -170,7 +169,7 @@ class CaseBar:
 
 
 def case_speedups(bars: Sequence[CaseBar], kind: str) -> Markup:
-    """A point with its interval for each case, beside the line of no change.  `kind`: "measured" or "estimated"."""
+    """A point with its interval for each case, beside the line of no change.  `kind`: as of `Series`."""
     row, left = 34, 130
     height = _TOP + row * len(bars) + _BOTTOM
     x = axis([v for b in bars for v in (b.low, b.high)] + [1.0], left, WIDTH - _RIGHT - 34)

@@ -62,7 +62,11 @@ class Course:
     seconds: Counter[str] = field(default_factory=Counter)
     cost: Counter[str] = field(default_factory=Counter)
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    kinds: set[bool] = field(default_factory=set)  # of the fitness: estimated?
+    kinds: set[str] = field(default_factory=set)  # of the fitness
+
+    @property
+    def kind(self) -> str:
+        return next(iter(self.kinds)) if len(self.kinds) == 1 else "mixed"
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
     course = fold(run.trials(), calls)
     best = course.best
     moves = _moves(course, bounds)
-    kind = "estimated" if course.kinds == {True} else "measured" if course.kinds == {False} else "mixed"
+    kind = course.kind
     bars = [charts.CaseBar(t.case, t.ratio, *t.ci95) for t in best.evaluation.timings] if best else []
     return View(
         number=number,
@@ -198,7 +202,7 @@ def fold(trials: Iterable[Trial], calls: Sequence[Mapping[str, Any]]) -> Course:
 
 
 def _improve(course: Course, trial: Trial, fitness: Fitness) -> None:
-    course.kinds.add(fitness.estimated)
+    course.kinds.add(fitness.kind)
     course.dots.append((dict(course.at), fitness.speedup))
     niche = niche_of(trial.evaluation)
     if fitness.speedup > course.niches.get(niche, (0.0, 0))[0]:
@@ -222,7 +226,6 @@ def _tokens_by_trial(calls: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 def _series(course: Course, name: str) -> dict[str, charts.Series]:
     """Best so far over each axis on which something was spent."""
     found = {}
-    estimated = course.kinds == {True}
     every = max(1, -(-len(course.dots) // DOTS))
     for over, end in course.at.items():
         if not end or not course.steps:
@@ -233,7 +236,7 @@ def _series(course: Course, name: str) -> dict[str, charts.Series]:
             if t.fitness is not None
         ]
         dots = [(at[over], speedup) for at, speedup in course.dots[::every]]
-        found[over] = charts.Series(name, steps, end, estimated, dots)
+        found[over] = charts.Series(name, steps, end, course.kind, dots)
     return found
 
 
@@ -242,7 +245,7 @@ def overlay(views: Sequence[View]) -> list[tuple[str, Markup]]:
     by_axis: dict[str, list[charts.Series]] = {}
     for one in views:
         for over, series in _series(one.course, one.folder).items():
-            by_axis.setdefault(over, []).append(charts.Series(series.name, series.steps, series.end, series.estimated))
+            by_axis.setdefault(over, []).append(charts.Series(series.name, series.steps, series.end, series.kind))
     return [(over, charts.best_so_far(series, over)) for over, series in by_axis.items() if len(series) == len(views)]
 
 
@@ -319,13 +322,12 @@ def _cases(course: Course) -> list[dict[str, Any]]:
     if course.best is None:
         return []
     rows = []
+    kind = course.best.fitness.kind if course.best.fitness else ""
     for timing in course.best.evaluation.timings:
         ours, seed = (_median(samples) for samples in (timing.samples_us, timing.baseline_us))
         low, high = timing.ci95
         interval = f"{timing.ratio:.2f}× [{low:.2f}, {high:.2f}]"
-        rows.append(
-            {"case": timing.case, "us": ours, "seed_us": seed, "speedup": interval, "estimated": timing.estimated}
-        )
+        rows.append({"case": timing.case, "us": ours, "seed_us": seed, "speedup": interval, "kind": kind})
     return rows
 
 
@@ -382,7 +384,10 @@ def _interval(fitness: Fitness) -> str:
     return f"{fitness.speedup:.2f}× [{low:.2f}, {high:.2f}]"
 
 
+_SHORT = {"measured": "", "eager": " eager", "estimated": " est."}
+
+
 def _outcome(trial: Trial) -> str:
     if trial.fitness is None:
         return trial.evaluation.verdict.value.replace("_", " ")
-    return f"{trial.fitness.speedup:.2f}×{' est.' if trial.fitness.estimated else ''}"
+    return f"{trial.fitness.speedup:.2f}×{_SHORT[trial.fitness.kind]}"

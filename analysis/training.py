@@ -34,6 +34,7 @@ _ANSWERS = f"""
            e.verdict, e.stage, t.verdict, t.stage,
            COALESCE(e.speedup, t.speedup, u.speedup), COALESCE(e.ci_low, t.ci_low, u.ci_low),
            COALESCE(e.ci_high, t.ci_high, u.ci_high), COALESCE(e.estimated, t.estimated, u.estimated),
+           COALESCE(json_extract(e.evaluation, '$.eager'), 0),
            (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
     FROM llm_calls c JOIN proposals p USING (trial) JOIN evaluations e USING (trial)
     LEFT JOIN proposals tp {_TWIN.format("t", "e")} LEFT JOIN evaluations t ON t.trial = tp.trial
@@ -69,6 +70,7 @@ class Answer:
     ci_low: float | None
     ci_high: float | None
     estimated: bool | None
+    eager: int  # as of Evaluation
     parent_speedup: float | None
 
     @property
@@ -153,6 +155,8 @@ def sft(run: str, reader: RunReader, *, allow_estimated: bool, notes: Counter[st
             notes["left out: no gain"] += 1
         elif answer.estimated and not allow_estimated:
             notes["left out: a gain, but only an estimated one (--allow-estimated takes it)"] += 1
+        elif answer.eager:
+            notes["left out: a gain, but only of the eager tier"] += 1
         else:
             sample = answer.sample(run, reader)
             dialogue = answer.messages + sample[1]

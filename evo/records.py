@@ -219,6 +219,7 @@ class Evaluation:
     # Wall time per stage, and "wait" for a turn on the GPU.  Decides nothing but when a budget of GPU seconds is spent.
     seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    eager: bool = False  # the weaker tier: its Python was called, no recorded plan was verified (docs/gpu.md)
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -338,6 +339,12 @@ class Fitness:
     ci95: tuple[float, float]
     per_case: Mapping[str, float]
     estimated: bool
+    eager: bool = False  # as of Evaluation
+
+    @property
+    def kind(self) -> str:
+        """What it rests on: "measured", "eager" or "estimated"."""
+        return "estimated" if self.estimated else "eager" if self.eager else "measured"
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ EVIDENCE = "evidence.json"
 
 
 def speedup_text(fitness: Fitness) -> str:
-    """E.g. "3.42x [3.01, 3.88] estimated"; the last word where no GPU measured it."""
+    """E.g. "3.42x [3.01, 3.88] estimated"; the last word where it is less than measured on a GPU."""
     low, high = fitness.ci95
-    return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if fitness.estimated else ''}"
+    return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{'' if fitness.kind == 'measured' else f' {fitness.kind}'}"
 
 
 def best_source(trial: Trial) -> str:
@@ -101,6 +101,7 @@ def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
         "task_hash": info.task_hash,
         "target": info.config.target,
         "estimated": best.evaluation.estimated,
+        "eager": best.evaluation.eager,
         "versions": dict(info.versions),
         "environment": dict(info.environment),
         "stages": [s for s in STAGES if s in best.evaluation.seconds or s == best.evaluation.stage],
@@ -133,6 +134,7 @@ def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
         "speedup": fitness.speedup,
         "ci95": list(fitness.ci95),
         "estimated": fitness.estimated,
+        "eager": fitness.eager,
         "per_case": dict(fitness.per_case),
         "frozen": bool(best.evaluation.frozen_source),
         "versions": dict(info.versions),

@@ -103,7 +103,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
     if evaluation.builds:
         _print_builds(evaluation, console)
     for timing in evaluation.timings:
-        _print_timing(timing, console)
+        _print_timing(timing, "estimated" if timing.estimated else "eager" if evaluation.eager else "measured", console)
     _print_facts(console, "seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()})
     _print_facts(console, "environment", evaluation.environment)
 
@@ -117,8 +117,7 @@ def _print_builds(evaluation: Evaluation, console: Console) -> None:
     _print_table(console, "builds", columns, rows)
 
 
-def _print_timing(timing: Timing, console: Console) -> None:
-    kind = "estimated" if timing.estimated else "measured"
+def _print_timing(timing: Timing, kind: str, console: Console) -> None:
     ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
     low, high = timing.ci95
     title = f"case {timing.case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
@@ -149,8 +148,8 @@ def _print_lineage(run: RunReader, index: int, console: Console) -> None:
         speedup = _times(trial.fitness.speedup if trial.fitness else None)
         also = ", ".join(map(str, trial.proposal.parents[1:]))
         rows.append((trial.index, trial.proposal.operator, speedup, trial.proposal.note, also))
-    estimated = any(t.fitness and t.fitness.estimated for t in line)
-    speedup_column = "speedup (estimated)" if estimated else "speedup"
+    kinds = {t.fitness.kind for t in line if t.fitness} - {"measured"}
+    speedup_column = f"speedup ({', '.join(sorted(kinds))})" if kinds else "speedup"
     columns = ("trial", "operator", speedup_column, "note", "other parents")
     _print_table(console, "lineage of the best", columns, rows)
 

@@ -523,8 +523,11 @@ def _proposal(row: Sequence[Any]) -> Proposal:
 
 def _trial(row: Sequence[Any]) -> Trial:
     evaluation, speedup, low, high, per_case, estimated = row[9:]
-    fitness = None if speedup is None else Fitness(speedup, (low, high), json.loads(per_case), bool(estimated))
-    return Trial(_proposal(row), evaluation_from_json(evaluation), fitness)
+    found = evaluation_from_json(evaluation)
+    fitness = None
+    if speedup is not None:
+        fitness = Fitness(speedup, (low, high), json.loads(per_case), bool(estimated), found.eager)
+    return Trial(_proposal(row), found, fitness)
 
 
 def plain_text(text: str) -> str:

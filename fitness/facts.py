@@ -83,8 +83,12 @@ class Recorder:
         """All stages before a candidate is judged.  Raises Stop with the verdict."""
         facts = Facts()
         stages: list[Callable[[str, Facts, Path], None]] = [self._gate, self._record, self._compile, self._screen]
+        if not self._measured:
+            stages.append(self._estimate)
+        elif self.task.eager:  # judged by its Python, whether it could be recorded or not
+            stages = [self._gate]
         with scratch_folder(self._root) as scratch:
-            for stage in stages if self._measured else [*stages, self._estimate]:
+            for stage in stages:
                 begin = time.perf_counter()
                 stage(source, facts, scratch)
                 facts.seconds[stage.__name__.strip("_")] = time.perf_counter() - begin

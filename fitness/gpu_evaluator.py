@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Mapping
@@ -10,14 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Certificate, Verdict
+from evo.records import Certificate, Timing, Verdict
 from fitness.certification.certify import Certifier
 from fitness.compilation.freeze import freeze
-from fitness.compilation.target import Target
+from fitness.compilation.target import Target, get_target
+from fitness.eager.host import Host, builds_of
 from fitness.facts import Facts, Recorder
 from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.timing import Ratio, counts
 from fitness.pipeline import Evaluator, Judged, chosen_configs
-from fitness.profiling.ncu import Counters, counters
+from fitness.profiling.ncu import Counters, NoCounters, counters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.score import fitness_of
@@ -26,6 +29,12 @@ from fitness.task import Task
 
 # Of `fitness.gpu.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
+
+# Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by where
+# their memory lies, and by what the host does.
+LEAST_FLOOR = 1.02
+# How much slower the seed may be beside a candidate than it was beside itself; beyond, somebody disturbed it.
+DISTURBED = 1.5
 
 
 class GpuJudge:
@@ -43,8 +52,8 @@ class GpuJudge:
     ) -> None:
         """`device`: CUDA index of the GPU; `turn`: entered while it is used, where others use it too."""
         self._turn = turn or nullcontext()
-        self._task, self._device = task, device
-        self._runner = Runner(task.folder, device=device, wall_s=(limits or Limits()).wall_s)
+        self._task, self._device, self._wall_s = task, device, (limits or Limits()).wall_s
+        self._runner = Runner(task.folder, device=device, wall_s=self._wall_s)
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first
@@ -114,6 +123,74 @@ class GpuJudge:
             self._certifier.close()
 
 
+class EagerJudge(GpuJudge):
+    """The weaker tier, of tasks that allow it: calls the Python of candidates, of which there are no plans.
+
+    The seed is called like them, so all speedups of a run are of one kind.
+    """
+
+    def prepare(self, seed: str, facts: Facts) -> Judged:
+        """As of every judge: the seed is compared with itself, which also tells how much is noise."""
+        with self._turn:
+            self._facts = self._runner.facts
+            self._certifier = Certifier(self._task, self._runner)
+            self._host = Host(self._task, self._runner, wall_s=self._wall_s)
+            self._target = get_target(self._host.target)
+        self._alone: Mapping[str, Timing] = {}
+        judged = self._compared(seed, "seed")
+        self._alone = {t.case: t for t in judged.timings}
+        return judged
+
+    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+        """As of every judge.  There is nothing more to certify: what is judged is the Python itself."""
+        self._prepared()
+        return self._compared(source, key)
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """As of every judge."""
+        raise NoCounters("no counters: candidates of the eager tier have no plans that could be replayed")
+
+    def _compared(self, source: str, key: str) -> Judged:
+        with self._turn:
+            report, layers = self._host.compare(source, key=key)
+        judged = _judged(report)
+        try:
+            builds = builds_of(report.compiled, self._target)
+            timings = tuple(with_floor(t, self._alone.get(t.case, t)) for t in judged.timings)
+            if not builds:
+                raise Stop("verify", Verdict.REJECTED, "the entry launches no Triton kernel")
+        except Stop as stop:
+            stop.seconds = judged.seconds
+            raise
+        environment = {"uuid": self._facts["uuid"], "sandbox": list(layers)}
+        return replace(judged, timings=timings, environment=environment, eager=True, builds=builds)
+
+    def close(self) -> None:
+        if self._certifier is not None:
+            self._host.close()
+        super().close()
+
+
+def with_floor(timing: Timing, alone: Timing) -> Timing:
+    """`timing` with what says whether it counts.  alone: the seed beside itself.
+
+    Raises Stop(INFRASTRUCTURE) where the seed was slower beside this candidate.
+    """
+    beside, before = statistics.median(timing.baseline_us), statistics.median(alone.baseline_us)
+    if beside > DISTURBED * before:
+        message = f"case {timing.case}: the seed took {beside:.1f} us, {before:.1f} us beside itself"
+        raise Stop("time", Verdict.INFRASTRUCTURE, f"{message}: beside this candidate no times can be compared")
+    low, high = alone.ci95
+    floor = max(high, 1 / low, LEAST_FLOOR)
+    counted = counts(Ratio(timing.ratio, *timing.ci95, len(timing.samples_us)), floor)
+    return replace(timing, terms={**timing.terms, "noise_floor": floor, "counts": float(counted)})
+
+
+def gpu_judge(task: Task, **options: Any) -> GpuJudge:
+    """The judge that a task asks for."""
+    return EagerJudge(task, **options) if task.eager else GpuJudge(task, **options)
+
+
 class GpuEvaluator(Evaluator):
     """Measures all cases at the target's sizes on one GPU.  The estimate serves `screen` alone."""
 
@@ -129,7 +206,7 @@ class GpuEvaluator(Evaluator):
     ) -> None:
         """`device`, `turn`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
         recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, GpuJudge(task, device=device, limits=limits, turn=turn))
+        super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, turn=turn))
 
 
 def _work(facts: Facts) -> Work:

@@ -153,6 +153,11 @@ class Expected:
     budgets: tuple[Budget | None, ...]
     partial: tuple[bool, ...] = ()  # outputs with elements that are not finite, where the reference is the seed
 
+    @property
+    def rms_budget(self) -> float:
+        """Of the first output that is not compared exactly; 0 where all are."""
+        return next((b.rms for b in self.budgets if b is not None), 0.0)
+
 
 def expect(
     task: Task, case: Case, seed: int, variant: str = "normal", *, device: torch.device | str = "cpu"

@@ -45,6 +45,8 @@ class Judged:
     note: str = ""  # what is worth knowing beside the verdict
     environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, where waiting for a turn is to be told apart
+    eager: bool = False  # as of Evaluation
+    builds: tuple[Build, ...] = ()  # where there are none among the facts
 
 
 class Recorder(Protocol):
@@ -144,6 +146,8 @@ class Evaluator:
         """
         if evaluation.verdict is not Verdict.OK:
             raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
+        if evaluation.eager:
+            raise EvoError("candidates of the eager tier are not profiled: there is no plan of them")
         with self._lock:
             known = self._profiles.get((evaluation.plan_hash, counters))
         if known is None:
@@ -225,7 +229,7 @@ class Evaluator:
         Candidates that a GPU judges have none before it is asked for: runs that measure seldom do.
         """
         facts = self._facts(source)
-        if isinstance(facts, Stop):
+        if isinstance(facts, Stop) or not facts.plans:
             return None
         if not facts.estimates:
             with suppress(Stop):
@@ -245,13 +249,14 @@ class Evaluator:
             verdict=Verdict.OK,
             stage="done",
             message=judged.note,
-            builds=self._chosen_builds(facts, judged.choices),
+            builds=judged.builds or self._chosen_builds(facts, judged.choices),
             check=judged.check,
             timings=judged.timings,
             plan_hash=facts.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(self.task, facts, judged.choices)),
             seconds={**facts.seconds, **self._seconds(judged, time.perf_counter() - begin)},
             environment={**self._environment(facts), **judged.environment},
+            eager=judged.eager,
         )
 
     def _seconds(self, found: Judged | Stop, wall_s: float) -> Mapping[str, float]:
@@ -299,7 +304,9 @@ class Evaluator:
 
 
 def chosen_configs(task: Task, facts: Facts, choices: Choices) -> dict[str, Config]:
-    """The chosen configuration of every autotuned kernel."""
+    """The chosen configuration of every autotuned kernel; none where nothing was recorded."""
+    if not facts.plans:
+        return {}
     name = next(case.name for case in task.cases if case.role == "tune")
     return {
         launch.kernel: launch.configs[i]

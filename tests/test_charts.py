@@ -64,7 +64,7 @@ def test_28_series_differ_in_colour_or_dashes() -> None:
 
 def test_a_band_spans_the_interval_and_a_line_the_speedup() -> None:
     steps = [Step(0, 1.0, 1.0, 1.0), Step(5, 2.0, 1.5, 2.5, "<b>")]
-    svg = str(best_so_far([Series("<i>", steps, 10, True)], "trials"))
+    svg = str(best_so_far([Series("<i>", steps, 10, "estimated")], "trials"))
     assert "&lt;b&gt;" in svg and "&lt;i&gt;" in svg and "<b>" not in svg
     assert "(estimated)" in svg
     line = svg.partition('<polyline class="line c0" stroke-dasharray="" points="')[2].partition('"')[0].split()

@@ -117,7 +117,7 @@ def test_every_judged_answer_is_there_with_its_verdict(rows: list[dict[str, Any]
     ],
 )
 def test_flags_say_how_far_an_answer_came(verdict: Verdict, stage: str, flags: tuple[bool, ...]) -> None:
-    answer = Answer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, *(None,) * 7)
+    answer = Answer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, *(None,) * 8)
     assert (answer.syntax, answer.rules, answer.compiled) == flags
     assert not answer.correct and set(answer.rewards.values()) == {0.0}
 

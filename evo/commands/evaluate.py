@@ -72,13 +72,14 @@ def _facts(path: Path, evaluation: Evaluation, score: Score) -> dict[str, Any]:
         "speedup": fitness.speedup if fitness else None,
         "ci95": list(fitness.ci95) if fitness else None,
         "estimated": evaluation.estimated,
+        "eager": evaluation.eager,
     }
 
 
 def _in_words(facts: dict[str, Any]) -> str:
     if facts["speedup"] is not None:
         low, high = facts["ci95"]
-        kind = " estimated" if facts["estimated"] else ""
+        kind = " estimated" if facts["estimated"] else " eager" if facts["eager"] else ""
         return f"{facts['kernel']}: ok, {facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} against the seed"
     lines = [f"{facts['kernel']}: {facts['verdict']} at stage {facts['stage']}: {facts['message']}"]
     lines += [f"  line {f['line']}: {f['rule']}: {f['message']}" for f in facts["findings"]]

@@ -126,6 +126,8 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
         parts.say(f"best: {speedup_text(fitness)} against the seed, trial {best.index}")
         if fitness.estimated:
             parts.say("      estimated: a model of the target computed it, no GPU measured it")
+        if fitness.eager:
+            parts.say("      eager: the weaker tier, its Python was called and timed from outside (docs/gpu.md)")
         if fitness.ci95[0] <= 1:
             parts.say("      the interval includes 1: it may be no faster")
     parts.say(f"certificate: {result.certificate.summary}")

@@ -7,8 +7,9 @@ returns was written by a process with untrusted code in it: results are judged e
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,17 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
     Raises JobError where the candidate cannot be imported.
     """
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as in the runner
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    full_precision()
     function = entry_of(compiled(payload["source"], scratch), payload["entry"])
     with torch.no_grad():
         return {"calls": [_called(function, call, payload["device"], scratch) for call in payload["calls"]]}
+
+
+def full_precision() -> None:
+    """Matrix products as the runner has them."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def _called(function: Callable[..., Any], call: Mapping[str, Any], device: str, scratch: Path) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def _results(function: Callable[..., Any], call: Mapping[str, Any], device: str,
     name, written = call["name"], call["written"]
     arguments = [take(described, scratch, device) for described in call["args"]]
     before = [a.clone() if isinstance(a, torch.Tensor) and i not in written else a for i, a in enumerate(arguments)]
-    _poison(device)
+    poison(device)
     items, structure = returned(_guarded(function, arguments, device, name))
     items += [arguments[i] for i in written]
     # Written before anything else is called: a later call must not be able to change them.
@@ -66,10 +72,17 @@ def _results(function: Callable[..., Any], call: Mapping[str, Any], device: str,
 
 def _guarded(function: Callable[..., Any], arguments: Sequence[Any], device: str, name: str) -> Any:
     """The entry's result, computed to its end."""
-    try:
+    with blamed(name):
         result = function(*arguments)
         _wait(device)
         return result
+
+
+@contextlib.contextmanager
+def blamed(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside is the candidate's: a JobError with its line and the call's name."""
+    try:
+        yield
     except (JobError, MemoryError):
         raise
     except torch.OutOfMemoryError as error:
@@ -90,7 +103,7 @@ def _timed(function: Callable[..., Any], arguments: Sequence[Any], device: str, 
     return times
 
 
-def _poison(device: str) -> None:
+def poison(device: str) -> None:
     """Leaves NaN in the memory that the next allocations get: fresh memory of a GPU is often zero."""
     torch.full((POISON_BYTES // 4,) if device != "cpu" else (1,), float("nan"), device=device)
     _wait(device)

@@ -16,6 +16,7 @@ import torch
 from evo.records import Case, Verdict
 from fitness import oracle
 from fitness.certification.exchange import ExchangeError, put, take
+from fitness.eager.digest import digests
 from fitness.gpu.bits import same_bits
 from fitness.task import Task
 
@@ -31,12 +32,15 @@ class Match:
     verdict: Verdict = Verdict.OK
     message: str = ""
     max_error: float = 0.0  # in units of the budget, as `evo.records.Check` has it
+    budget: float = 0.0  # absolute, root mean square
     bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
 
 
-def draw(task: Task, case: Case, key: int, path: Path, device: torch.device | str) -> list[dict[str, Any]]:
+def draw(
+    task: Task, case: Case, key: int, path: Path, device: torch.device | str, variant: str = "normal"
+) -> list[dict[str, Any]]:
     """Writes the arguments of a case into files `path`.0, `path`.1, ... and returns their descriptions."""
-    arguments = oracle.make_inputs(task, case, key, device=device)
+    arguments = oracle.make_inputs(task, case, key, variant, device=device)
     return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
 
 
@@ -49,36 +53,41 @@ def judge(
     device: torch.device | str,
     planned: Planned | None = None,
     expect: Expect | None = None,
+    variant: str = "normal",
+    committed: Sequence[str] | None = None,
 ) -> Match:
     """What `fitness.certification.eager.job` answered for the inputs that `draw` made, against oracle and plan.
 
     planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
+    committed: `fitness.eager.digest.digests` that the outputs must have, where their process named them before.
     """
     if "error" in answer:
-        return _raised(case, answer["error"])
+        return raised(case.name, answer["error"])
     try:
         structure, modified = str(answer["structure"]), list(answer["modified"])
         outputs = [take(described, folder, device) for described in answer["outputs"]]
         strides = [tuple(described["strides"]) for described in answer["outputs"]]
     except (ExchangeError, KeyError, TypeError) as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, f"its results cannot be read: {error}")
+    if committed is not None and digests(outputs) != list(committed):
+        return Match(case.name, Verdict.WRONG, "its outputs are not those it had when it said that they were computed")
     if modified:
         return Match(case.name, Verdict.WRONG, f"argument {modified[0]} was modified; copy it instead")
-    expected = oracle.expect(task, case, key, device=device) if expect is None else expect(case, key)
+    expected = oracle.expect(task, case, key, variant, device=device) if expect is None else expect(case, key)
     if expected is None:
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
     distance, wrong = oracle.compare(expected, structure, outputs, strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, wrong, distance)
     if planned is None:
-        return Match(case.name, max_error=distance)
+        return Match(case.name, max_error=distance, budget=expected.rms_budget)
     if _equal(planned(oracle.make_inputs(task, case, key, device=device)), outputs):
         return Match(case.name, max_error=distance, bitwise=True)
     message = "other results than those of the recorded plan on the same inputs"
     return Match(case.name, Verdict.WRONG, message, distance)
 
 
-def _raised(case: Case, error: Any) -> Match:
+def raised(case: str, error: Any) -> Match:
     """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
     try:
         verdict, line, message = Verdict(error["verdict"]), int(error["line"]), str(error["message"])
@@ -86,7 +95,7 @@ def _raised(case: Case, error: Any) -> Match:
         verdict, line, message = Verdict.RUNTIME_ERROR, 0, "its process told of an error that makes no sense"
     if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
         verdict = Verdict.RUNTIME_ERROR
-    return Match(case.name, verdict, f"line {line}: {message}" if line else message)
+    return Match(case, verdict, f"line {line}: {message}" if line else message)
 
 
 def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:

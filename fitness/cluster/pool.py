@@ -31,7 +31,7 @@ from fitness.evaluator import CpuJudge
 from fitness.facts import Estimates, Facts, Recorder, scratch_root
 from fitness.gpu.gpus import Gpus, find_gpus
 from fitness.gpu.runner import Work
-from fitness.gpu_evaluator import GpuJudge
+from fitness.gpu_evaluator import GpuJudge, gpu_judge
 from fitness.pipeline import Evaluator, Judged
 from fitness.profiling.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
@@ -278,7 +278,7 @@ def _make(role: str, job: Job, task: Task) -> Recorder | CpuJudge | GpuJudge:
     if role == "recorder":
         return Recorder(task, job.target, measured=job.measured, limits=job.limits)
     if job.measured:
-        return GpuJudge(task, limits=job.limits)  # Ray shows it the one GPU that is its own
+        return gpu_judge(task, limits=job.limits)  # Ray shows it the one GPU that is its own
     return CpuJudge(task, job.target, limits=job.limits)
 
 

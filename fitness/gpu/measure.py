@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from evo.records import Case, Check, Timing, Verdict
+from evo.records import Case, Timing, Verdict
 from fitness import by_seed, oracle
 from fitness.certification.judge import Match, Planned, draw, judge
 from fitness.gpu.bits import bits, same_bits
@@ -24,13 +24,13 @@ from fitness.gpu.device import DeviceFacts, Watch, disturbance
 from fitness.gpu.launcher import DeviceError, Kernel
 from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
+from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import EQUAL, Ratio, Stopping, counts, noise_floor
 from fitness.plan import PlanError
 from fitness.stages import Stop
 from fitness.task import Task
 from fitness.verification.delegation import Share, check_share, needs_proof
 
-FRESH = 3  # replays on different inputs for every case
 SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
@@ -87,7 +87,7 @@ class Bench:
         """Verifies the seed kernel and times nothing.  Raises Stop where it fails."""
         self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
         self._seed = loaded = self._load(work)
-        tally = _Tally()
+        tally = Tally()
         for case in self.task.cases:
             self._verified(loaded, case, oracle.key_of("seed"), tally)
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
@@ -156,7 +156,7 @@ class Bench:
         return loaded
 
     def _measure(self, loaded: Loaded, seed: str) -> Report:
-        key, tally = oracle.key_of(seed), _Tally()
+        key, tally = oracle.key_of(seed), Tally()
         programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
         timings = tuple(
             self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
@@ -186,7 +186,7 @@ class Bench:
         program.reset()
         torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
 
-    def _verified(self, loaded: Loaded, case: Case, key: int, tally: _Tally) -> Program:
+    def _verified(self, loaded: Loaded, case: Case, key: int, tally: Tally) -> Program:
         """The program of a case, its graph verified and its memory as the last verified replay left it."""
         arguments = oracle.make_inputs(self.task, case, key, device=self.device)
         program = self._program(loaded, case, 1, arguments)
@@ -195,7 +195,7 @@ class Bench:
             if copies > 1:
                 program = self._program(loaded, case, copies, arguments)
         share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
-        for variant, number in self._replays(case):
+        for variant, number in replays(self.task, case):
             self._verify(program, case, variant, key + number, tally)
             if share is not None:
                 share.add(program.authors())
@@ -207,14 +207,7 @@ class Bench:
         program.remember_outputs()
         return program
 
-    def _replays(self, case: Case) -> list[tuple[str, int]]:
-        """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last."""
-        stress = [v for v in oracle.variants(self.task) if v != "normal"]
-        mine = self.task.cases.index(case)
-        chosen = [v for i, v in enumerate(stress) if i % len(self.task.cases) == mine]
-        return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(FRESH)]
-
-    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: _Tally) -> None:
+    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: Tally) -> None:
         """One replay on fresh inputs; the first plain one of a case several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
@@ -269,7 +262,7 @@ class Bench:
             )
             raise Stop("verify", Verdict.WRONG, message)
 
-    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: _Tally) -> None:
+    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: Tally) -> None:
         strides = [ref.strides for ref in program.outputs_of_plan]
         copies = 1 if self.task.deterministic else program.copies
         for copy in range(copies):
@@ -280,7 +273,7 @@ class Bench:
             ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
             if message is not None:
                 raise Stop("verify", Verdict.WRONG, f"{where}: {message}")
-            tally.add(where, ratio, expected)
+            tally.add(where, ratio, expected.rms_budget)
 
     # --- timing ------------------------------------------------------------------------------------------------------
 
@@ -332,7 +325,7 @@ class Bench:
             if self._stopping.decided(ratio):
                 break
         self._check_timed(case, program, key)
-        self._check_roofline(case, statistics.median(own_us))
+        self.check_roofline(case, statistics.median(own_us))
         terms = self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken)
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
@@ -418,13 +411,14 @@ class Bench:
         if not self.task.deterministic:
             expected = self._expect_again(case, key)
             if expected is not None:
-                self._compare(program, expected, f"{case.name}, timed replay", _Tally())
+                self._compare(program, expected, f"{case.name}, timed replay", Tally())
         elif program.mismatches():
             raise Stop(
                 "time", Verdict.WRONG, f"case {case.name}: a timed replay gave other outputs than the verified one"
             )
 
-    def _check_roofline(self, case: Case, time_us: float) -> None:
+    def check_roofline(self, case: Case, time_us: float) -> None:
+        """Raises Stop(REJECTED) where the time is impossible."""
         limit = self._limit_us(case)
         if time_us < ROOFLINE_SHARE * limit:
             message = (
@@ -516,26 +510,3 @@ def _choices(work: Work, chosen: Mapping[tuple[str, int], int]) -> dict[str, lis
         name: [chosen[launch.kernel, len(launch.configs)] for launch in plan.launches]
         for name, plan in work.plans.items()
     }
-
-
-class _Tally:
-    """The worst replay so far."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-        self.own_share = 1.0
-        self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
-
-    def knows(self, case: Case) -> bool:
-        return case.name in self.seen
-
-    def add(self, where: str, ratio: float, expected: oracle.Expected) -> None:
-        self._cases += 1
-        if ratio > self._worst:
-            budget = next((b.rms for b in expected.budgets if b is not None), 0.0)
-            self._worst, self._where, self._budget = ratio, where, budget
-
-    def check(self) -> Check:
-        if not self._cases:
-            raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
-        return Check(self._cases, self._where, self._worst, self._budget, self.own_share)

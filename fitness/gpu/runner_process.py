@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from evo.records import Verdict
+from fitness.eager.bench import Comparison
 from fitness.gpu.device import device_facts
 from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.launcher import DeviceError
@@ -67,7 +70,7 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "judge": bench.judge,
+        "judge": bench.judge, "eager": partial(_eager, bench),
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]
@@ -84,6 +87,11 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     except Exception as error:
         report = _unexpected(error)
     return report if report.fault else _settled(bench, report)
+
+
+def _eager(bench: Bench, folder: str, seed: str, wall_s: float) -> Report:
+    torch.cuda.empty_cache()  # two other processes need the device
+    return Comparison(bench.task, bench.device, Path(folder), wall_s, bench.check_roofline).report(seed)
 
 
 def _unexpected(error: Exception) -> Report:

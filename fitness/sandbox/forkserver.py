@@ -44,6 +44,7 @@ _MODULES = {
     "trace": "fitness.estimation.trace",
     "interpret": "fitness.verification.interpret",
     "eager": "fitness.certification.eager",
+    "serve": "fitness.eager.serve",
 }
 
 RESULT_BYTES = 64 << 20  # a plan of a few hundred launches takes some hundred kilobytes

@@ -115,7 +115,7 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
         if message is not None:
             raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}")
         if ratio >= worst:
-            worst, worst_replay, budget = ratio, run.replay, _rms_budget(expectation)
+            worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
         if run.replay.variant == "normal" and task.deterministic:
             _same_in_both_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
     own = _own_share(task, runs, jobs.scratch)
@@ -193,11 +193,6 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
         if expected is not None:
             found.append((replay, expected))
     return found
-
-
-def _rms_budget(expected: oracle.Expected) -> float:
-    """The budget of the first output that is not compared exactly; 0 where all are."""
-    return next((b.rms for b in expected.budgets if b is not None), 0.0)
 
 
 def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:

@@ -1,0 +1,41 @@
+"""On what a candidate is verified on a GPU, and the worst of what was found."""
+
+from __future__ import annotations
+
+from evo.records import Case, Check, Verdict
+from fitness import oracle
+from fitness.stages import Stop
+from fitness.task import Task
+
+FRESH = 3  # replays on different inputs for every case
+
+
+def replays(task: Task, case: Case) -> list[tuple[str, int]]:
+    """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last."""
+    stress = [v for v in oracle.variants(task) if v != "normal"]
+    mine = task.cases.index(case)
+    chosen = [v for i, v in enumerate(stress) if i % len(task.cases) == mine]
+    return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(FRESH)]
+
+
+class Tally:
+    """The worst replay so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.own_share = 1.0
+        self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
+
+    def knows(self, case: Case) -> bool:
+        return case.name in self.seen
+
+    def add(self, where: str, ratio: float, budget: float) -> None:
+        """ratio: error in units of the budget; budget: absolute, root mean square."""
+        self._cases += 1
+        if ratio > self._worst:
+            self._worst, self._where, self._budget = ratio, where, budget
+
+    def check(self) -> Check:
+        if not self._cases:
+            raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+        return Check(self._cases, self._where, self._worst, self._budget, self.own_share)
