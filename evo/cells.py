@@ -102,7 +102,7 @@ def run_cells(
 class _Bench:
     """The evaluator of a task: opened and prepared by the first cell, closed by the last.
 
-    Entered once by each of its `cells`.  Cells are begun task by task, so two tasks meet only while one ends.
+    Entered once by each of its `cells`.  Cells are begun task by task, so few of them are open at once.
     """
 
     def __init__(self, campaign: Campaign, task: Task, cells: int, open_evaluator: Callable[[Task], Profiler]) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ arms = ["full", "no-islands", "random"]
 trials = 6
 """
 DRAW = figures.draw
+ONE_GPU = SimpleNamespace(count=1, name="H200", problem="")
 FILES = {"tables.md", "tables.tex", "outcomes.json", "curves.pdf", "curves.png", "effects.pdf", "effects.png"}
 
 
@@ -121,13 +123,51 @@ def test_a_task_whose_seed_is_wrong_fails_alone(opened: list[CliEvaluator], caps
 def test_on_a_gpu_evaluations_are_not_shared(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("evo.device.choose", lambda wanted, find: ("gpu", "measuring"))
+    monkeypatch.setattr(parts, "find_gpus", lambda target: ONE_GPU)
     assert ablate() == 0
     assert {e.device for e in opened} == {"gpu"}
     assert not Path("runs/spec/evaluations.sqlite").exists()
     with RunReader(Path("runs/spec/cells/softmax/full/seed-0")) as run:
         assert run.info.config.device == "gpu" and run.info.config.screen_budget == 4
     assert "measured on a GPU" in capsys.readouterr().out
+
+
+def test_several_gpus_and_clusters_evaluate_the_cells_of_all_tasks(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joined, workshops = [], []
+
+    class TwoGpus:
+        def __init__(self, address: str) -> None:
+            joined.append(address)
+
+        def __str__(self) -> str:
+            return "16 CPUs and 2 GPUs of 2 nodes"
+
+        def find_gpus(self, target: Any) -> Any:
+            return SimpleNamespace(count=2, name="H200", problem="")
+
+        def workers(self, gpus: int) -> int:
+            return 5 * gpus
+
+    def open_workshop(cluster: TwoGpus, target: str, gpus: int) -> Any:
+        workshops.append(gpus)
+        return SimpleNamespace(open=lambda task: parts.open_evaluator(task, target, "gpu"), close=lambda: None)
+
+    monkeypatch.setattr(parts, "join", TwoGpus)
+    monkeypatch.setattr(parts, "open_cluster_workshop", open_workshop)
+    monkeypatch.setattr(parts, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
+    assert ablate("--ray-address", "head:1") == 0
+    said = capsys.readouterr().out
+    assert "measuring times on 2 GPUs" in said and "through Ray on 16 CPUs and 2 GPUs of 2 nodes" in said
+    assert "10 at once" in said
+    assert ablate("--gpus", "all", "--out", "local") == 0
+    assert (joined, workshops) == (["head:1", "local"], [2, 2])
+    assert len(opened) == 4 and all(e.closed for e in opened)  # one evaluator a task
+    assert ablate("--gpus", "1", "--out", "local") == 0  # another number of GPUs goes on
+    assert "18 finished" in capsys.readouterr().out
+    assert ablate("--gpus", "3", "--out", "more") == 2
+    assert "--gpus 3: expected at most 2" in capsys.readouterr().err
 
 
 def test_cells_at_equal_gpu_seconds(
@@ -139,7 +179,7 @@ def test_cells_at_equal_gpu_seconds(
     assert "torch sees no CUDA GPU" in captured.out
     assert "a budget of 7.5 GPU seconds: expected a GPU that measures, got estimated times" in captured.err
     assert not Path("runs").exists()
-    monkeypatch.setattr("evo.device.choose", lambda wanted, find: ("gpu", "measuring"))
+    monkeypatch.setattr(parts, "find_gpus", lambda target: ONE_GPU)
     monkeypatch.setattr(figures, "draw", DRAW)
     assert ablate() == 0
     said = capsys.readouterr().out

@@ -124,3 +124,39 @@ def test_closing_ends_the_workers_and_frees_those_that_wait():
     assert hand.fired.is_set()
     with pytest.raises(EvoError, match="closed"):
         workers.call("fine")
+
+
+def test_everyone_is_asked_at_once():
+    gate = threading.Barrier(3)  # opens for three at once
+    answers = crew("a", "b", "c").everyone(lambda worker: (gate.wait(60), worker.ask("name"))[1])
+    assert answers == {"a": "a", "b": "b", "c": "c"}
+    with pytest.raises(Stop) as stop:
+        crew("a", "b").everyone(lambda worker: worker.ask("stop"))
+    assert stop.value.verdict is Verdict.WRONG
+
+
+def test_who_is_lost_among_everyone_is_left_out_and_replaced():
+    workers = crew("a", "b")
+    assert workers.everyone(lambda worker: worker.ask("die", "a") and worker.place) == {"b": "b"}
+    with workers._changed:
+        assert workers._changed.wait_for(lambda: len(workers._members) == 2, 60)
+    assert set(workers.everyone(lambda worker: worker.ask("name"))) == {"a", "b"}
+
+
+def test_everyone_waits_for_who_is_hired_and_says_where_nobody_is_left():
+    hired: list[Hand] = []
+
+    def hire() -> Hand:
+        if len(hired) == 2:
+            raise EvoError("no third")
+        hired.append(Hand("a"))
+        return hired[-1]
+
+    workers = Crew("record", {"a": hire})
+    assert workers.everyone(lambda w: w.ask("die") if w is hired[0] else w.ask("name")) == {"a": "a"}
+    with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: no third"):
+        workers.everyone(lambda worker: worker.ask("die"))
+    closed = crew("a")
+    closed.close()
+    with pytest.raises(EvoError, match="the workers were closed"):
+        closed.everyone(lambda worker: worker.ask("name"))

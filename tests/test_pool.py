@@ -8,35 +8,39 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
-from ray.cluster_utils import Cluster as LocalCluster
 
 from evo.config import RunConfig
 from evo.engine import Engine
-from evo.errors import ConfigError, TaskError
+from evo.errors import ConfigError, EvoError, TaskError
 from evo.records import Candidate, Evaluation, Finding, Trial, Verdict
 from evo.store import RunInfo, Store
 from evo.versions import versions
 from fitness.cluster import pool
 from fitness.cluster.crew import Crew
-from fitness.cluster.pool import Cluster, ClusterEvaluator, Job, Node, Post, posts
+from fitness.cluster.parcel import Parcel, Terms
+from fitness.cluster.pool import Cluster, ClusterEvaluator, Node, Post, posts
 from fitness.compilation.target import get_target
 from fitness.sandbox.jobs import Limits
 from fitness.score import score
 from fitness.stages import Stop
 from fitness.task import load_task
 from operators.registry import get_operators
+from tests.cluster_support import two_nodes
 
 TASK = "vector_sin"
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}  # about the least that Ray takes
+OTHER = "rms_norm"
 TARGET = get_target("sm_90")
 
 
@@ -67,37 +71,72 @@ def test_a_verdict_travels():
     assert stop.findings[0].line == 3
 
 
-def make_job(**changes: Any) -> Job:
-    job = Job.of(load_task(TASK), TARGET, False, Limits(), versions)
-    return pickle.loads(pickle.dumps(Job(**vars(job) | changes)))
-
-
 def test_a_task_travels_with_its_files_and_is_the_same(tmp_path, monkeypatch):
     here = load_task(TASK)
     folder = shutil.copytree(here.folder, tmp_path / TASK)
     (folder / "values.bin").write_bytes(b"\x00\xff")
-    job = pickle.loads(pickle.dumps(Job.of(load_task(folder), TARGET, False, Limits(), versions)))
-    task = job.load_task(tmp_path / "there")
+    parcel = pickle.loads(pickle.dumps(Parcel.of(load_task(folder))))
+    task = parcel.load(tmp_path / "there")
     assert (task.folder / "values.bin").read_bytes() == b"\x00\xff"
     assert (task.name, task.hash, task.seed_source) == (TASK, here.hash, here.seed_source)
     assert task.folder.is_relative_to(tmp_path)
     with pytest.raises(TaskError, match="was changed"):
-        make_job(task_hash="another").load_task(tmp_path / "other")
-    monkeypatch.setattr(pool, "FILES_BYTES", 1000)
+        replace(parcel, hash="another").load(tmp_path / "other")
+    monkeypatch.setattr("fitness.cluster.parcel.FILES_BYTES", 1000)
     with pytest.raises(ConfigError, match="move what the task does not need elsewhere"):
-        make_job()
+        Parcel.of(here)
+
+
+def terms_of(measured: bool = False, **expected: str) -> Terms:
+    return pickle.loads(pickle.dumps(Terms(TARGET, measured, Limits(), versions, {**versions(), **expected})))
 
 
 def test_nodes_must_have_the_drivers_versions():
-    mine = versions()
-    make_job(expected={**mine, "torch": mine["torch"].partition("+")[0] + "+cu128"}).check_versions()
+    terms_of(torch=versions()["torch"].partition("+")[0] + "+cu128").check_versions()
     with pytest.raises(ConfigError, match=r"triton .* instead of 0\.1; install the same on all nodes"):
-        make_job(expected={**mine, "triton": "0.1"}).check_versions()
+        terms_of(triton="0.1").check_versions()
+
+
+class Busy:
+    """A judge of a GPU that notes how many judge at the same time."""
+
+    now = most = asked = 0
+    _count = threading.Lock()
+
+    def __init__(self, task: Any, *, limits: Limits, turn: Any) -> None:
+        self._turn = turn
+
+    def judge(self) -> None:
+        with self._turn:
+            with Busy._count:
+                Busy.now, Busy.asked = Busy.now + 1, Busy.asked + 1
+                Busy.most = max(Busy.most, Busy.now)
+            time.sleep(0.002)  # long enough for another thread to come in, if it may
+            with Busy._count:
+                Busy.now -= 1
+
+    def close(self) -> None:
+        pass
+
+
+def test_judges_of_several_tasks_take_turns_on_their_gpu(monkeypatch):
+    monkeypatch.setattr(pool, "gpu_judge", Busy)
+    actor = pool.Actor()
+    assert actor.start("judge", terms_of(measured=True)) is None
+    for key, name in enumerate(("softmax", "rotary", TASK)):
+        assert actor.open(key, Parcel.of(load_task(name))) is None
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda key: actor.call(key % 3, "judge"), range(60)))
+    assert (Busy.asked, Busy.most) == (60, 1)
+    actor.forget(1)
+    assert str(actor.call(1, "judge")) == "the task was closed" and actor.call(0, "judge") is None
+    actor.close()
+    assert not actor._folder.exists()
 
 
 def test_gpus_of_one_run_are_of_one_model():
-    def found(model: str, uuid: str) -> tuple[Any, dict[str, str]]:
-        return None, {"gpu": model, "uuid": uuid}
+    def found(model: str, uuid: str) -> list[Any]:
+        return [None, {"gpu": model, "uuid": uuid}]
 
     same = {"number 0 on a": found("H200", "u1"), "number 1 on b": found("H200", "u2")}
     assert pool._as_one(same)[1]["gpus"] == {"number 0 on a": "u1", "number 1 on b": "u2"}
@@ -130,7 +169,7 @@ def test_two_gpus_measure_and_killed_processes_cost_nothing():
         assert score(first).speedup == pytest.approx(1, abs=0.02)
         assert len(set(evaluator.environment["gpus"].values())) == 2, "each judge has a GPU of its own"
         sources = [task.seed_source.replace("BLOCK_SIZE=128", f"BLOCK_SIZE={128 << i}") for i in range(1, 5)]
-        crew = evaluator._judge._crew
+        crew = evaluator._judge.staff.crew
         with ThreadPoolExecutor(4) as threads:
             running = [
                 threads.submit(evaluator.evaluate, Candidate(f"{source}\nVERSION = {i}\n"), seed=i, known={})
@@ -139,7 +178,9 @@ def test_two_gpus_measure_and_killed_processes_cost_nothing():
             ]
             wait(running, return_when=FIRST_COMPLETED)
             runner = crew._members[1].worker._actor.__ray_call__
-            ray.get(runner.remote(lambda actor: actor._object._runner._process.stop()))  # SIGKILL, while it measures
+            ray.get(
+                runner.remote(lambda actor: next(iter(actor._tasks.values()))._runner._process.stop())
+            )  # SIGKILL, while it measures
             os.kill(process_of(crew), signal.SIGKILL)  # the first of the judges
             evaluations = [future.result(300) for future in running]
         assert {e.verdict for e in evaluations} == {Verdict.OK}
@@ -155,13 +196,8 @@ def test_two_gpus_measure_and_killed_processes_cost_nothing():
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[SimpleNamespace]:
-    """A cluster that this process has joined: `cluster` and its `second` node."""
-    cluster = LocalCluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    second = cluster.add_node(**NODE)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield SimpleNamespace(cluster=cluster, second=second)
-    ray.shutdown()
-    cluster.shutdown()
+    with two_nodes() as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +249,7 @@ def test_verdicts_are_those_of_one_process(evaluator, evaluators):
 
 @pytest.mark.parametrize("crew_of", ["_recorder", "_judge"])
 def test_what_a_killed_worker_held_is_done_by_another(evaluator, submit, crew_of):
-    crew = getattr(evaluator, crew_of)._crew
+    crew = getattr(evaluator, crew_of).staff.crew
     process, first = process_of(crew), 1 << (5 if crew_of == "_recorder" else 8)
     os.kill(process, signal.SIGSTOP)  # it takes calls and answers none
     running = [submit(first << i) for i in range(2)]  # one with each of the two
@@ -222,6 +258,54 @@ def test_what_a_killed_worker_held_is_done_by_another(evaluator, submit, crew_of
     os.kill(process, signal.SIGKILL)
     assert [future.result(120).verdict for future in running] == [Verdict.OK] * 2
     await_members(crew, 2)
+
+
+def tasks_known(crew: Crew) -> list[int]:
+    """To each of its workers."""
+    return [
+        len(ray.get(member.worker._actor.__ray_call__.remote(lambda actor: list(actor._tasks))))
+        for member in crew._members
+    ]
+
+
+def test_tasks_share_the_workers_and_one_that_is_hired_knows_them_all(evaluator, evaluators):
+    crews = [hand.staff.crew for hand in (evaluator._recorder, evaluator._judge)]
+    judges = crews[1]
+    before = [[member.worker for member in crew._members] for crew in crews]
+    sources = {name: load_task(name).seed_source for name in (TASK, OTHER)}
+    with closing(evaluator.workshop.open(load_task(OTHER))) as other:
+        first = other.prepare()
+        assert first.timings == evaluators(OTHER).prepare().timings
+        assert [[member.worker for member in crew._members] for crew in crews] == before, "no worker is added"
+        assert [tasks_known(crew) for crew in crews] == [[2, 2], [2, 2]]
+        process = process_of(judges)
+        os.kill(process, signal.SIGSTOP)  # what it takes waits
+        with ThreadPoolExecutor(4) as threads:
+            running = [
+                threads.submit(one.evaluate, Candidate(f"{sources[name]}\nVERSION = {i}\n"), seed=i, known={})
+                for i in range(2)
+                for name, one in ((TASK, evaluator), (OTHER, other))
+            ]
+            wait(running, return_when=FIRST_COMPLETED)
+            os.kill(process, signal.SIGKILL)
+            assert {future.result(120).verdict for future in running} == {Verdict.OK}
+        await_members(judges, 2)
+        assert tasks_known(judges) == [2, 2]
+    assert [tasks_known(crew) for crew in crews] == [[1, 1], [1, 1]]
+    with pytest.raises(EvoError, match="the evaluator was closed"):
+        other._judge.certify(sources[OTHER], "0")
+    assert evaluator.evaluate(Candidate(sources[TASK] + "VERSION = 3\n"), seed=3, known={}).verdict is Verdict.OK
+
+
+def test_a_task_whose_seed_is_wrong_leaves_the_others_their_workers(evaluator, tmp_path):
+    folder = shutil.copytree(load_task(TASK).folder, tmp_path / TASK)
+    (folder / "kernel.py").write_text((folder / "kernel.py").read_text().replace("tl.sin(x)", "tl.cos(x)"))
+    with closing(evaluator.workshop.open(load_task(folder))) as wrong, pytest.raises(TaskError, match="found wrong"):
+        wrong.prepare()
+    crews = [evaluator._recorder.staff.crew, evaluator._judge.staff.crew]
+    assert [tasks_known(crew) for crew in crews] == [[1, 1], [1, 1]]
+    again = Candidate(evaluator.task.seed_source + "VERSION = 4\n")
+    assert evaluator.evaluate(again, seed=4, known={}).verdict is Verdict.OK
 
 
 class LosesNode:
@@ -239,7 +323,7 @@ class LosesNode:
 
 def test_a_run_goes_on_where_a_node_is_lost(nodes, evaluator, tmp_path):
     """The last test here: there is one node after it."""
-    task, crews = evaluator.task, (evaluator._recorder._crew, evaluator._judge._crew)
+    task = evaluator.task
     operators = {operator.name: operator for operator in get_operators(("params", "rewrite"))}
     config = RunConfig(task.name, tuple(operators), budget=16, workers=4, screen_budget=0)
     with Store.create(tmp_path / "run", RunInfo(config, task.hash, versions(), evaluator.environment)) as store:
@@ -250,5 +334,8 @@ def test_a_run_goes_on_where_a_node_is_lost(nodes, evaluator, tmp_path):
         assert (outcome.reason, outcome.spent, len(trials)) == ("budget spent", 16, 17)
         assert not store.pending()
     assert Verdict.INFRASTRUCTURE not in {trial.evaluation.verdict for trial in trials}
-    for crew in crews:
+    for hands, attribute in ((evaluator._recorder, "layers"), (evaluator._judge, "environment")):
+        crew, assignment = hands.staff.crew, hands._task
+        # Whoever was idle when the node was lost is missed when it is asked.
+        crew.everyone(lambda worker, name=attribute, task=assignment: worker.ask(name, task))
         await_members(crew, 1)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from evo.profiles import Profiler
     from evo.records import Evaluation
     from evo.store import Store
+    from fitness.cluster.pool import ClusterWorkshop
     from fitness.task import Task
+    from fitness.workshop import Workshop
 
 
 def add(commands: Any) -> None:
@@ -42,10 +44,9 @@ def add(commands: Any) -> None:
         help="what to run (docs/ablations.md); a campaign folder instead: its tables and figures anew, run anywhere",
     )
     ablate.add_argument("--out", type=Path, metavar="DIR", help="campaign folder (default: runs/ and SPEC's name)")
-    ablate.add_argument("--workers", type=int, metavar="W", help="cells at once (default: one a CPU)")
-    ablate.add_argument(
-        "--gpus", metavar="1|none", help="measure on a GPU, or estimate (default: the first GPU, if it is the target)"
-    )
+    ablate.add_argument("--workers", type=int, metavar="W", help="cells at once (default: as the CPUs and GPUs take)")
+    parts.add_gpus(ablate)
+    parts.add_ray(ablate)
     ablate.add_argument("--no-figures", action="store_true", help="tables only, where there is no matplotlib")
     ablate.set_defaults(command=_ablate)
 
@@ -53,11 +54,9 @@ def add(commands: Any) -> None:
 def _ablate(arguments: argparse.Namespace) -> int:
     from evo.campaign import Campaign, read_spec
     from evo.cells import finished
-    from evo.device import choose
     from evo.versions import versions
 
     parts.check_workers(arguments.workers)
-    workers = parts.workers(arguments.workers)
     if not arguments.no_figures:
         _check_figures()
     if arguments.spec.is_dir():
@@ -67,8 +66,9 @@ def _ablate(arguments: argparse.Namespace) -> int:
     spec = read_spec(arguments.spec)
     models.check(spec.models)
     tasks = _tasks(spec)
-    device, line = choose(arguments.gpus, lambda: parts.find_gpus(spec.target))
-    parts.say(line)
+    devices = parts.find_devices(arguments.gpus, arguments.ray_address, spec.target)
+    devices.say()
+    device, workers = devices.choice.device, devices.workers(arguments.workers)
     folder = arguments.out or Path("runs", arguments.spec.stem)
     hashes = {name: task.hash for name, task in tasks.items()}
     campaign = Campaign.open(folder, spec, device, hashes, versions())
@@ -81,7 +81,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     )
     if spec.models:
         models.describe(spec.config("", spec.arms[0], 0, device))
-    failed, interrupted = run_campaign(campaign, tasks, workers)
+    failed, interrupted = run_campaign(campaign, tasks, workers, lambda: devices.open_workshop(spec.target))
     report(folder, figures=not arguments.no_figures)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
@@ -120,7 +120,12 @@ def _tasks(spec: Spec) -> dict[str, Task]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def run_campaign(campaign: Campaign, tasks: dict[str, Task], workers: int) -> tuple[list[Done], bool]:
+def run_campaign(
+    campaign: Campaign,
+    tasks: dict[str, Task],
+    workers: int,
+    open_workshop: Callable[[], Workshop | ClusterWorkshop],
+) -> tuple[list[Done], bool]:
     """Runs what is left and says how it went; what failed, and whether it was interrupted."""
     from evo.cells import finished, run_cells
     from evo.interrupt import Interrupt
@@ -130,7 +135,7 @@ def run_campaign(campaign: Campaign, tasks: dict[str, Task], workers: int) -> tu
     total, before = len(cells), sum(finished(campaign.folder / cell.path) for cell in cells)
     failed: list[Done] = []
     begin, ended = time.monotonic(), 0
-    workshop = parts.open_workshop(campaign.spec.target, campaign.device)
+    workshop = open_workshop()
 
     def open_evaluator(task: Task) -> Profiler:
         parts.say(f"preparing {task.name}: evaluating its seed kernel")

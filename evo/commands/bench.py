@@ -61,7 +61,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     if not tasks:
         return parts.EXIT_NOT_OK
     campaign = _campaign(folder, _spec(arguments, folder, list(tasks)), device, tasks)
-    failed, interrupted = run_campaign(campaign, tasks, workers)
+    failed, interrupted = run_campaign(campaign, tasks, workers, lambda: parts.open_workshop(arguments.target, device))
     _sum_up(folder, campaign, chosen, checked)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")

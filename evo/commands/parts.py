@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evo.device import Choice, Gpus
     from evo.engine import Score
     from evo.profiles import Profiler
-    from fitness.cluster.pool import Cluster
+    from fitness.cluster.pool import Cluster, ClusterWorkshop
     from fitness.task import Task
     from fitness.workshop import Workshop
 
@@ -25,6 +25,10 @@ EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="sm_90", help="GPU to compile for (default: sm_90)")
+    add_gpus(parser)
+
+
+def add_gpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus",
         metavar="N|all|none",
@@ -35,6 +39,10 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_devices(parser: argparse.ArgumentParser) -> None:
     """`add_target` for commands that drive several GPUs."""
     add_target(parser)
+    add_ray(parser)
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address",
         metavar="ADDRESS",
@@ -95,6 +103,12 @@ class Devices:
             return open_evaluator(task, target, self.choice.device)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
 
+    def open_workshop(self, target: str) -> Workshop | ClusterWorkshop:
+        """Opens evaluators of several tasks that are used at the same time."""
+        if self.cluster is None:
+            return open_workshop(target, self.choice.device)
+        return open_cluster_workshop(self.cluster, target, self.choice.gpus)
+
 
 def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
     """What to evaluate with; `gpus` and `address` as given on the command line, `before`: of a run that goes on.
@@ -122,6 +136,14 @@ def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int)
     from fitness.compilation.target import get_target
 
     return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
+
+
+def open_cluster_workshop(cluster: Cluster, target: str, gpus: int) -> ClusterWorkshop:
+    from evo.versions import versions
+    from fitness.cluster.pool import ClusterWorkshop
+    from fitness.compilation.target import get_target
+
+    return ClusterWorkshop(cluster, get_target(target), gpus=gpus, versions=versions)
 
 
 def join(address: str) -> Cluster:

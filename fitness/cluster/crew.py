@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from evo.errors import EvoError
@@ -83,6 +84,37 @@ class Crew:
         message = f"lost with {ATTEMPTS} workers, one after the other: {'; '.join(losses)}"
         raise Stop(self._stage, Verdict.INFRASTRUCTURE, message)
 
+    def everyone(self, do: Callable[[Any], Any]) -> dict[str, Any]:
+        """What `do` makes of each worker, all at once, by the worker's place; one that is lost by it is left out.
+
+        Raises what `do` raises, EvoError where no worker is left.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._members or not self._coming)
+                self._check_there()
+                members = list(self._members)
+            with ThreadPoolExecutor(len(members)) as threads:
+                answers = dict(threads.map(partial(self._done_by, do), members))
+            answers.pop("", None)
+            if answers:
+                return answers
+
+    def _done_by(self, do: Callable[[Any], Any], member: _Member) -> tuple[str, Any]:
+        """Its place with the answer; "" where it is lost."""
+        try:
+            return member.place, do(member.worker)
+        except Lost as loss:
+            self._lose(member, f"{member.place}: {loss}")
+            return "", None
+
+    def _check_there(self) -> None:
+        """Raises EvoError where there will be no worker any more."""
+        if self._closed:
+            raise EvoError("the workers were closed")
+        if not self._members and not self._coming:
+            raise EvoError(f"no worker is left for stage {self._stage}; the last was lost: {self._last_loss}")
+
     def close(self) -> None:
         """Ends all workers; calls under way raise EvoError, and are waited for, CLOSE_S at most."""
         with self._changed:
@@ -101,16 +133,13 @@ class Crew:
         """A worker with room, waited for.  The one with the largest share of its lanes free."""
         with self._changed:
             while True:
-                if self._closed:
-                    raise EvoError("the workers were closed")
+                self._check_there()
                 free = [member for member in self._members if member.free]
                 if free:
                     member = max(free, key=lambda m: m.free / m.worker.lanes)
                     member.free -= 1
                     self._held += 1
                     return member
-                if not self._members and not self._coming:
-                    raise EvoError(f"no worker is left for stage {self._stage}; the last was lost: {self._last_loss}")
                 self._changed.wait()
 
     def _give_back(self, member: _Member) -> None:

@@ -1,15 +1,18 @@
 """Recorders and judges on the machines of a Ray cluster, or on the GPUs of one.  The only module that imports Ray.
 
     cluster = Cluster("local")                                  # or HOST:PORT of one that runs
-    evaluator = ClusterEvaluator(cluster, task, target, gpus=2)     # 0: verified by interpreters, times estimated
+    workshop = ClusterWorkshop(cluster, target, gpus=2, ...)    # 0: verified by interpreters, times estimated
+    evaluators = [workshop.open(task) for task in tasks]        # at the same time, on the same workers
 
-Actors do what `fitness/facts.py`, `fitness/evaluator.py` and `fitness/gpu_evaluator.py` do in one process; this module
-says where they live (`posts`), gets the task to them and keeps two crews (`fitness/cluster/crew.py`), one that compiles
-and one that judges.  Nothing is stored here: whoever calls the evaluator does that.
+Actors do what `fitness/facts.py`, `fitness/evaluator.py` and `fitness/gpu_evaluator.py` do in one process, for as many
+tasks as are open; this module says where they live (`posts`), gets tasks to them and keeps two crews
+(`fitness/cluster/crew.py`), one that compiles and one that judges.  Nothing is stored here: whoever calls an evaluator
+does that.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -20,12 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, cast
 
 from evo.errors import ConfigError, EvoError, TaskError
 from evo.records import Certificate
 from fitness.cluster.crew import Crew, Lost
+from fitness.cluster.parcel import Parcel, Terms
 from fitness.compilation.target import Target
 from fitness.evaluator import CpuJudge
 from fitness.facts import Estimates, Facts, Recorder, scratch_root
@@ -35,8 +38,9 @@ from fitness.gpu_evaluator import GpuJudge, gpu_judge
 from fitness.pipeline import Evaluator, Judged
 from fitness.profiling.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
-from fitness.task import Task, load_task
+from fitness.task import Task
 
 try:
     import ray
@@ -52,7 +56,6 @@ CALL_S = 900.0  # a judge may replace its GPU process twice within one call; a n
 CLOSE_S = 5.0
 STEP_S = 0.5
 KNOCK_S = 10.0
-FILES_BYTES = 64 << 20  # of a task's folder, sent to every actor
 RECORDER_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (docs/gpu.md)
 JUDGE_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
 # One candidate is measured, the next waits at the GPU, so that the driver's round trip costs the GPU no time.
@@ -192,131 +195,149 @@ def _knock(address: str) -> None:
 # --- what runs there -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Job:
-    """All that an actor needs to know; made by the driver, sent to every node."""
-
-    name: str  # of the task
-    files: Mapping[str, bytes]  # its folder, without folders in it
-    task_hash: str
-    target: Target
-    measured: bool
-    limits: Limits
-    versions: Callable[[], Mapping[str, str]]  # of what decides results, on the machine that calls it
-    expected: Mapping[str, str]  # the driver's
-
-    @classmethod
-    def of(
-        cls, task: Task, target: Target, measured: bool, limits: Limits, versions: Callable[[], Mapping[str, str]]
-    ) -> Job:
-        """Raises ConfigError where the task is too large to be sent around."""
-        paths = [path for path in task.folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-        size = sum(path.stat().st_size for path in paths)
-        if size > FILES_BYTES:
-            raise ConfigError(
-                f"{task.folder}: expected at most {FILES_BYTES >> 20} MiB of files, which are sent to all nodes, "
-                f"got {size >> 20} MiB; move what the task does not need elsewhere"
-            )
-        files = {path.name: path.read_bytes() for path in paths}
-        return cls(task.name, files, task.hash, target, measured, limits, versions, versions())
-
-    def check_versions(self) -> None:
-        """Raises ConfigError where this machine would find other results than the driver's."""
-        here = self.versions()
-        differ = [
-            f"{name} {found} instead of {self.expected.get(name)}"
-            for name, found in here.items()
-            if _public(found) != _public(self.expected.get(name, ""))
-        ]
-        if differ:
-            raise ConfigError(f"node {socket.gethostname()} has {', '.join(differ)}; install the same on all nodes")
-
-    def load_task(self, folder: Path) -> Task:
-        """The task, from files written to `folder`.  Raises TaskError where it is not the driver's."""
-        home = folder / "task" / self.name
-        home.mkdir(parents=True)
-        for name, data in self.files.items():
-            (home / name).write_bytes(data)
-        task = load_task(home)
-        if task.hash != self.task_hash:
-            raise TaskError(f"task {self.name!r} was changed while the run started; start it again")
-        return task
-
-
-def _public(version: str) -> str:
-    """Without the local part: nodes with and without a GPU have builds of torch of their own ("2.11.0+cpu")."""
-    return version.partition("+")[0]
-
-
 class Actor:
-    """The process of a worker: a Recorder or a judge.  Whatever ends an evaluation is an answer, not an exception."""
+    """The process of a worker: a Recorder or a judge for each open task.
 
-    def start(self, role: str, job: Job) -> Exception | None:
-        """Makes the object whose methods `call` calls."""
+    Whatever ends an evaluation is an answer, not an exception.  On a GPU the judges take turns: it times one candidate
+    at a time, whatever its task.
+    """
+
+    def start(self, role: str, terms: Terms) -> Exception | None:
+        """Makes what the tasks share."""
         try:
-            job.check_versions()
-            self._folder = scratch_root()
-            self._object = _make(role, job, job.load_task(self._folder))
+            terms.check_versions()
+            self._role, self._terms, self._folder = role, terms, scratch_root()
+            self._turn = threading.Lock()
+            self._tasks: dict[int, Recorder | CpuJudge | GpuJudge] = {}
+            jobs = ("record", "compile", "trace") if role == "recorder" else () if terms.measured else ("interpret",)
+            self._zygote = Zygote(terms.target.name, jobs) if jobs else None
         except (Stop, EvoError) as error:
             return error
         return None
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """What the method answers, or the attribute of that name."""
+    def open(self, key: int, parcel: Parcel) -> Exception | None:
+        """Makes the object whose methods `call` calls under that key."""
         try:
-            found = getattr(self._object, method)
+            self._tasks[key] = self._make(parcel.load(self._folder / str(key)))
+        except (Stop, EvoError) as error:
+            return error
+        return None
+
+    def _make(self, task: Task) -> Recorder | CpuJudge | GpuJudge:
+        target, limits = self._terms.target, self._terms.limits
+        if self._role == "recorder":
+            return Recorder(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
+        if self._terms.measured:
+            return gpu_judge(task, limits=limits, turn=self._turn)  # Ray shows it the one GPU that is its own
+        return CpuJudge(task, target, limits=limits, zygote=self._zygote)
+
+    def call(self, key: int, method: str, *arguments: Any) -> Any:
+        """What the method answers, or the attribute of that name."""
+        if key not in self._tasks:
+            return EvoError("the task was closed")
+        try:
+            found = getattr(self._tasks[key], method)
             return found(*arguments) if callable(found) else found
         except (Stop, EvoError, NoCounters) as error:
             return error
 
+    def forget(self, key: int) -> None:
+        """Closes what `open` made."""
+        if (made := self._tasks.pop(key, None)) is not None:
+            made.close()
+            shutil.rmtree(self._folder / str(key), ignore_errors=True)
+
     def close(self) -> None:
-        self._object.close()
+        for key in list(self._tasks):
+            self.forget(key)
+        if self._zygote is not None:
+            self._zygote.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _make(role: str, job: Job, task: Task) -> Recorder | CpuJudge | GpuJudge:
-    if role == "recorder":
-        return Recorder(task, job.target, measured=job.measured, limits=job.limits)
-    if job.measured:
-        return gpu_judge(task, limits=job.limits)  # Ray shows it the one GPU that is its own
-    return CpuJudge(task, job.target, limits=job.limits)
+class Closed(EvoError):
+    """The task of a call is not worked on any more."""
+
+
+_KEYS = itertools.count()
+
+
+class Assignment:
+    """A task, and how a worker begins with it: `calls` are its first ones, each a method and its arguments."""
+
+    def __init__(self, parcel: Parcel, *calls: tuple[Any, ...]) -> None:
+        self.key, self.parcel, self.calls = next(_KEYS), parcel, calls
+        self.over = threading.Event()
 
 
 class Remote:
-    """An actor as a worker of a crew."""
+    """An actor as a worker of a crew, whose calls begin with their Assignment."""
 
-    def __init__(self, post: Post, role: str, job: Job, closing: threading.Event) -> None:
+    def __init__(self, post: Post, role: str, terms: Terms, closing: threading.Event) -> None:
         """Raises Lost where it does not start, and from all that is waited for once `closing` is set."""
         self._closing = closing
+        self._begun: dict[int, list[Any]] = {}  # by key: answers of the first calls
+        self._beginning = threading.Lock()
         self.lanes = post.lanes
         actor: Any = ray.remote(Actor)
         self._actor = actor.options(
             num_cpus=post.cpus,
             num_gpus=post.gpus,
-            max_concurrency=post.lanes + 1,  # one to be asked to end
+            max_concurrency=post.lanes + 2,  # one to begin with a task, one to be asked to end
             scheduling_strategy=NodeAffinitySchedulingStrategy(post.node.id, soft=False),
         ).remote()
         try:
-            self._get(self._actor.start.remote(role, job), START_S)
+            self._get(self._actor.start.remote(role, terms), START_S)
         except Exception:
             self.fire()
             raise
 
+    def begin(self, assignment: Assignment) -> list[Any]:
+        """The answers of the assignment's first calls, which are made once.  Raises what they raise, and Closed."""
+        if assignment.over.is_set():
+            raise Closed("the evaluator was closed")
+        if assignment.key not in self._begun:
+            with self._beginning:
+                if assignment.key not in self._begun:
+                    opened = self._actor.open.remote(assignment.key, assignment.parcel)
+                    self._get(opened, START_S, assignment.over)
+                    self._begun[assignment.key] = [self._call(assignment, *call) for call in assignment.calls]
+        return self._begun[assignment.key]
+
     def ask(self, method: str, *arguments: Any) -> Any:
-        return self._get(self._actor.call.remote(method, *arguments), CALL_S)
+        assignment: Assignment = arguments[0]
+        try:
+            self.begin(assignment)
+        except Closed:
+            raise
+        except (Stop, EvoError) as error:  # not the call's fault: others could begin with this task
+            raise Lost(f"it cannot begin with task {assignment.parcel.name!r}: {error}") from error
+        return self._call(assignment, method, *arguments[1:])
+
+    def forget(self, assignment: Assignment) -> None:
+        self._begun.pop(assignment.key, None)
+        with suppress(RayError):
+            ray.get(self._actor.forget.remote(assignment.key), timeout=CLOSE_S)
 
     def fire(self) -> None:
         with suppress(RayError):
             ray.get(self._actor.close.remote(), timeout=CLOSE_S)
         ray.kill(self._actor)
 
-    def _get(self, reference: Any, wait_s: float) -> Any:
+    def _call(self, assignment: Assignment, method: str, *arguments: Any) -> Any:
+        answer = self._actor.call.remote(assignment.key, method, *arguments)
+        return self._get(answer, CALL_S, assignment.over)
+
+    def _get(self, reference: Any, wait_s: float, over: threading.Event | None = None) -> Any:
+        """Raises Closed where `over` is set meanwhile."""
         try:
             until = time.monotonic() + wait_s
             # In steps: Ray must not be left while a thread waits for an answer that may never come.
             while not ray.wait([reference], timeout=STEP_S)[0]:
                 if self._closing.is_set():
                     raise Lost("the workers were closed")
+                if over is not None and over.is_set():
+                    raise Closed("the evaluator was closed")
                 if time.monotonic() > until:
                     raise Lost(f"no answer within {wait_s:g} s")
             answer = ray.get(reference)
@@ -327,6 +348,8 @@ class Remote:
         if isinstance(answer, ConfigError | TaskError | Stop | NoCounters):
             raise answer
         if isinstance(answer, EvoError):  # of no use any more: its zygote or its GPU does not start
+            if over is not None and over.is_set():
+                raise Closed("the evaluator was closed") from answer
             raise Lost(str(answer)) from answer
         return answer
 
@@ -338,87 +361,116 @@ def _first_line(error: BaseException) -> str:
 # --- as recorder and judge of an evaluator -------------------------------------------------------------------------
 
 
+class Staff:
+    """The workers of one role, for all tasks."""
+
+    def __init__(self, role: str, stage: str, places: Sequence[Post], terms: Terms) -> None:
+        """`stage`: that their calls are part of.  Raises as Crew does."""
+        self._role, self._terms = role, terms
+        self._closing = threading.Event()
+        self._open: dict[int, Assignment] = {}
+        self.crew = Crew(stage, {_name(i, post): partial(self._hire, post) for i, post in enumerate(places)})
+
+    def _hire(self, post: Post) -> Remote:
+        """A worker that has begun with all that is open, so that one that cannot is not hired."""
+        worker = Remote(post, self._role, self._terms, self._closing)
+        try:
+            for assignment in list(self._open.values()):
+                with suppress(Closed):
+                    worker.begin(assignment)
+        except Exception:
+            worker.fire()
+            raise
+        return worker
+
+    def open(self, assignment: Assignment) -> dict[str, list[Any]]:
+        """Has all workers begin with a task at once; the answers of its first calls, by place.
+
+        Raises what those raise, EvoError where no worker is left.  One that is hired meanwhile begins when it is asked.
+        """
+        begun = self.crew.everyone(lambda worker: cast(Remote, worker).begin(assignment))
+        self._open[assignment.key] = assignment
+        return begun
+
+    def close_task(self, assignment: Assignment) -> None:
+        """Calls of it that are under way raise EvoError."""
+        assignment.over.set()
+        self._open.pop(assignment.key, None)
+        if not self._closing.is_set():
+            with suppress(EvoError):  # nobody is left who could remember it
+                self.crew.everyone(lambda worker: cast(Remote, worker).forget(assignment))
+
+    def close(self) -> None:
+        self._closing.set()
+        self.crew.close()
+
+
 class Recorders:
     """A recorder (`fitness.pipeline.Recorder`) that is many."""
 
-    def __init__(self, places: Sequence[Post], job: Job) -> None:
-        self._closing = threading.Event()
-        hires = {_name(i, post): partial(Remote, post, "recorder", job, self._closing) for i, post in enumerate(places)}
-        self._crew = Crew("record", hires)
+    def __init__(self, staff: Staff, parcel: Parcel) -> None:
+        self.staff, self._task = staff, Assignment(parcel)
+        staff.open(self._task)
 
     @property
     def layers(self) -> Mapping[str, str]:
         """As of every recorder; of one of the nodes, each evaluation tells its own."""
-        return cast("Mapping[str, str]", self._crew.call("layers"))
+        return cast("Mapping[str, str]", self.staff.crew.call("layers", self._task))
 
     def collect(self, source: str) -> Facts:
         """As of every recorder."""
-        return cast(Facts, self._crew.call("collect", source))
+        return cast(Facts, self.staff.crew.call("collect", self._task, source))
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
         """As of every recorder."""
-        return cast("Estimates", self._crew.call("estimates", source, facts))
+        return cast("Estimates", self.staff.crew.call("estimates", self._task, source, facts))
 
     def close(self) -> None:
-        self._closing.set()
-        self._crew.close()
+        self.staff.close_task(self._task)
 
 
 class Judges:
     """A judge (`fitness.pipeline.Judge`) that is many; each compares with the seed on its own GPU."""
 
-    def __init__(self, places: Sequence[Post], job: Job) -> None:
-        self.stage = (GpuJudge if job.measured else CpuJudge).stage
+    def __init__(self, staff: Staff, stage: str, parcel: Parcel) -> None:
+        self.staff, self.stage, self._parcel = staff, stage, parcel
         self.environment: Mapping[str, Any] = {}
-        self._places = {_name(i, post): post for i, post in enumerate(places)}
-        self._job = job
-        self._crew: Crew | None = None
-        self._closing = threading.Event()
+        self._task: Assignment | None = None
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
-        """As of every judge: on all of them, which start now.  Raises ConfigError where their GPUs differ."""
+        """As of every judge: on all of them.  Raises ConfigError where their GPUs differ."""
         self.close()
-        self._closing = closing = threading.Event()
-        prepared: dict[str, tuple[Judged, Mapping[str, Any]]] = {}
-
-        def hire(place: str, post: Post) -> Remote:
-            judge = Remote(post, "judge", self._job, closing)
-            try:
-                prepared[place] = judge.ask("prepare", seed, facts), judge.ask("environment")
-            except Exception:
-                judge.fire()
-                raise
-            return judge
-
-        self._crew = Crew(self.stage, {place: partial(hire, place, post) for place, post in self._places.items()})
-        judged, self.environment = _as_one({place: prepared[place] for place in self._places})
+        self._task = Assignment(self._parcel, ("prepare", seed, facts), ("environment",))
+        judged, self.environment = _as_one(self.staff.open(self._task))
         return judged
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        return cast(Judged, self._prepared().call("judge", source, facts, key))
+        return cast(Judged, self._call("judge", source, facts, key))
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge."""
-        return cast(Certificate, self._prepared().call("certify", source, key))
+        return cast(Certificate, self._call("certify", source, key))
 
     def counters(self, work: Work, case: str) -> Counters:
         """As of every judge."""
-        return cast(Counters, self._prepared().call("counters", work, case))
+        return cast(Counters, self._call("counters", work, case))
 
-    def _prepared(self) -> Crew:
-        if self._crew is None:
+    def _call(self, method: str, *arguments: Any) -> Any:
+        if self._task is None:
             raise EvoError("the judges do not work yet: call prepare() first")
-        return self._crew
+        return self.staff.crew.call(method, self._task, *arguments)
 
     def close(self) -> None:
-        self._closing.set()
-        if self._crew is not None:
-            self._crew.close()
+        if self._task is not None:
+            self.staff.close_task(self._task)
 
 
-def _as_one(prepared: Mapping[str, tuple[Judged, Mapping[str, Any]]]) -> tuple[Judged, Mapping[str, Any]]:
-    """What the first of all judges found, and the GPUs of all.  Raises ConfigError unless they are of one model."""
+def _as_one(prepared: Mapping[str, Sequence[Any]]) -> tuple[Judged, Mapping[str, Any]]:
+    """What the first of all judges found, and the GPUs of all.  Raises ConfigError unless they are of one model.
+
+    prepared: by place, what a judge found of the seed and its environment.
+    """
     judged, environment = next(iter(prepared.values()))
     models = {found["gpu"]: place for place, (_, found) in prepared.items() if found}
     if len(models) > 1:
@@ -432,25 +484,56 @@ def _name(index: int, post: Post) -> str:
     return f"number {index} on {post.node.host}"
 
 
-class ClusterEvaluator(Evaluator):
-    """Evaluates as `GpuEvaluator` does on `gpus` GPUs of a cluster, or, with none, as `CpuEvaluator` on its CPUs."""
+class ClusterWorkshop:
+    """Opens evaluators of several tasks that share the workers of a cluster.
+
+    They evaluate as `GpuEvaluator` does on `gpus` GPUs, or, with none, as `CpuEvaluator` on CPUs.  Every worker takes
+    calls of all tasks, and begins with each once: a GPU's baseline of a task is measured once.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
-        task: Task,
         target: Target,
         *,
         gpus: int,
         versions: Callable[[], Mapping[str, str]],
         limits: Limits | None = None,
     ) -> None:
-        """`versions`: of what decides results, to be the same on all nodes; `cluster` is closed with the evaluator."""
-        self._cluster = cluster
-        job = Job.of(task, target, gpus > 0, limits or Limits(), versions)
+        """`versions`: of what decides results, to be the same on all nodes; `cluster` is closed with the workshop."""
+        self._cluster, self._target = cluster, target
+        terms = Terms(target, gpus > 0, limits or Limits(), versions, versions())
         recorders, judges = posts(cluster.nodes, gpus)
-        super().__init__(task, target, Recorders(recorders, job), Judges(judges, job))
+        self._stage = (GpuJudge if gpus else CpuJudge).stage
+        self._recorders = Staff("recorder", "record", recorders, terms)
+        try:
+            self._judges = Staff("judge", self._stage, judges, terms)
+        except Exception:
+            self._recorders.close()
+            raise
+
+    def open(self, task: Task) -> Evaluator:
+        return Evaluator(task, self._target, *self.hands(task))
+
+    def hands(self, task: Task) -> tuple[Recorders, Judges]:
+        """For an evaluator of that task.  Raises ConfigError where the task cannot be sent to the nodes."""
+        parcel = Parcel.of(task)
+        return Recorders(self._recorders, parcel), Judges(self._judges, self._stage, parcel)
 
     def close(self) -> None:
-        super().close()
+        """Ends all workers, whatever they are doing."""
+        self._judges.close()
+        self._recorders.close()
         self._cluster.close()
+
+
+class ClusterEvaluator(Evaluator):
+    """The evaluator of one task in a workshop of its own."""
+
+    def __init__(self, cluster: Cluster, task: Task, target: Target, **terms: Any) -> None:
+        """As of ClusterWorkshop."""
+        self.workshop = ClusterWorkshop(cluster, target, **terms)
+        super().__init__(task, target, *self.workshop.hands(task))
+
+    def close(self) -> None:
+        self.workshop.close()
