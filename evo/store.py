@@ -615,6 +615,8 @@ def _write_new(folder: Path, info: RunInfo) -> None:
         db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        # Now, not by the first writer: killed while changing the mode, it leaves a journal that no reader can undo.
+        db.execute("PRAGMA journal_mode = WAL")
         db.close()
     except sqlite3.Error as error:
         raise StoreError(f"expected to write {new}, got: {error}; check the disk and its permissions") from error

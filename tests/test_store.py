@@ -149,6 +149,21 @@ def test_a_half_written_run_does_not_exist(tmp_path: Path) -> None:
     assert not (tmp_path / (FILE + ".new")).exists()
 
 
+def test_a_run_can_be_read_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the process that made it was killed before it wrote anything more."""
+
+    def killed(folder: Path) -> sqlite3.Connection:
+        raise SystemExit
+
+    monkeypatch.setattr("evo.store.connect_to_write", killed)
+    with pytest.raises(SystemExit):
+        create(tmp_path)
+    with sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with RunReader(tmp_path) as run:
+        assert run.pending() == []
+
+
 def test_one_writer_many_readers(tmp_path: Path) -> None:
     with create(tmp_path) as store:
         with pytest.raises(StoreError, match=rf"process {os.getpid()} is running"):
