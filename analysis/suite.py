@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scipy import stats as scipy_stats
@@ -23,18 +23,42 @@ FAST = (1.0, 1.2, 2.0)
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """PyTorch beside the kernel that a search starts from.  `error`: why there are no times."""
+
+    us: float
+    seed_us: float
+    ratio: float  # PyTorch over the kernel, of pairs
+    ci95: tuple[float, float]
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """One file.  `reason`: why it was not searched, "" where it was; `outcome` exists where its run is finished."""
+    """One file.  `reason`: why it was not searched, "" where it was; `outcome` exists where its run is finished.
+
+    `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task.
+    """
 
     name: str
     lines: int  # of code, blank ones and comments left out
     reason: str = ""
     outcome: Outcome | None = None
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def speedup(self) -> float:
         """Of the best candidate beyond its interval; 1 without one."""
         return self.outcome.best if self.outcome else 1.0
+
+    def over(self, name: str) -> float | None:
+        """How many times as fast as that baseline the best is, or without a search the kernel itself.
+
+        The product of two measured ratios: the best over the kernel, the kernel over the baseline.
+        """
+        known = self.baselines.get(name)
+        return None if known is None or known.error else self.speedup * known.ratio
 
 
 def code_lines(source: str) -> int:
@@ -42,26 +66,72 @@ def code_lines(source: str) -> int:
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def markdown(kernels: Sequence[Kernel]) -> str:
-    """The summary.  Raises ValueError where nothing was searched."""
+def markdown(kernels: Sequence[Kernel], *, with_pytorch: bool = False) -> str:
+    """The summary; `with_pytorch`: of a suite with references in PyTorch.
+
+    Raises ValueError where nothing was searched and nothing measured.
+    """
     done = [k for k in kernels if k.outcome]
-    if not done:
+    timed = [k for k in kernels if k.baselines]
+    if not done and not timed:
         raise ValueError("no kernel was searched")
-    kind = "estimated by a model of the target" if any(k.outcome and k.outcome.estimated for k in done) else "measured"
     refused = [k for k in kernels if k.reason]
-    waiting = len(kernels) - len(done) - len(refused)
-    unfinished = f", {waiting} not finished" if waiting else ""
-    parts = [
-        f"{len(kernels)} files: {len(done)} searched, {len(refused)} not runnable here{unfinished}. Speedups over the "
-        f"suite's own kernels, {kind}; a gain within its 95% interval counts as none.\n",
-        _table(("figure", "value"), _figures(done)),
-        "By length of the code, shortest quarter first:\n",
-        _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
-        _table(("kernel", "lines", "best", "95% interval", "candidates"), [_row(k) for k in _fastest_first(done)]),
-    ]
+    parts = [_head(kernels, done, refused)]
+    if done:
+        parts += [
+            _table(("figure", "value"), _figures(done)),
+            "By length of the code, shortest quarter first:\n",
+            _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
+            _table(("kernel", "lines", "best", "95% interval", "candidates"), [_row(k) for k in _fastest_first(done)]),
+        ]
+    if timed:
+        parts += _beside_pytorch(timed)
+    elif with_pytorch:
+        parts.append("No times of PyTorch, eager or compiled: PyTorch is timed on a GPU alone, never estimated.\n")
     if refused:
         parts += ["Not runnable here:\n", _table(("kernel", "why"), [(k.name, _cell(k.reason)) for k in refused])]
     return "\n".join(parts)
+
+
+def _head(kernels: Sequence[Kernel], done: Sequence[Kernel], refused: Sequence[Kernel]) -> str:
+    kind = "estimated by a model of the target" if any(k.outcome and k.outcome.estimated for k in done) else "measured"
+    waiting = len(kernels) - len(done) - len(refused)
+    unfinished = f", {waiting} not {'finished' if done else 'searched'}" if waiting else ""
+    said = (
+        f" Speedups over the suite's own kernels (KernelBench: evo's seed kernels), {kind}; a gain within its 95% "
+        "interval counts as none."
+    )
+    counts = f"{len(kernels)} files: {len(done)} searched, {len(refused)} not runnable here{unfinished}."
+    return f"{counts}{said if done else ''}\n"
+
+
+def _beside_pytorch(timed: Sequence[Kernel]) -> list[str]:
+    """fast_p against PyTorch, and its times."""
+    names = sorted({name for k in timed for name in k.baselines})
+    found = {name: [s for k in timed if (s := k.over(name)) is not None] for name in names}
+    rows = [(f"fast_{p:g}", *(_share(sum(s > p for s in found[n]), len(found[n])) for n in names)) for p in FAST]
+    means = ("geometric mean", *(f"{geometric_mean(found[n]):.2f}×" if found[n] else "none" for n in names))
+    what = "the best kernel found" if any(k.outcome for k in timed) else "the seed kernel: nothing was searched"
+    head = ("kernel", "seed, μs", *(f"{n}, μs" for n in names), *(f"seed over {n}" for n in names))
+    searched = [*(f"best over {n}" for n in names)] if any(k.outcome for k in timed) else []
+    return [
+        f"Beside PyTorch, measured afresh on the same GPU; fast_p is the share of kernels more than p times as "
+        f"fast, of {what}:\n",
+        _table(("figure", *names), [*rows, means]),
+        _table((*head, *searched, "size"), [_times(k, names, bool(searched)) for k in timed]),
+    ]
+
+
+def _times(kernel: Kernel, names: Sequence[str], searched: bool) -> tuple[str, ...]:
+    known = [kernel.baselines[n] for n in names if n in kernel.baselines and not kernel.baselines[n].error]
+    seed = f"{known[0].seed_us:.1f}" if known else "none"
+    us, ratios, best = [], [], []
+    for name in names:
+        b, over = kernel.baselines.get(name), kernel.over(name)
+        us.append("none" if b is None else _cell(b.error) if b.error else f"{b.us:.1f}")
+        ratios.append("none" if b is None or b.error else f"{b.ratio:.2f}× [{b.ci95[0]:.2f}, {b.ci95[1]:.2f}]")
+        best.append("none" if over is None else f"{over:.2f}×")
+    return kernel.name, seed, *us, *ratios, *(best if searched else ()), kernel.note or "own"
 
 
 def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
@@ -133,15 +203,23 @@ def _cell(text: str) -> str:
 
 
 def write_parquet(path: Path, kernels: Sequence[Kernel]) -> None:
-    """One row a file: name, lines, reason, and of its run best, ci_low, ci_high, estimated, candidates, seconds."""
+    """One row a file: name, lines, reason, note, of its run best, ci_low, ci_high, estimated, candidates, seconds, and
+    of each baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    """
     import pyarrow as pa
 
     from analysis.formats import parquet
 
+    number = pa.float64()
+    baseline = pa.struct([
+        ("name", pa.string()), ("us", number), ("seed_us", number), ("ratio", number), ("ci_low", number),
+        ("ci_high", number), ("over", number), ("error", pa.string()),
+    ])  # fmt: skip
     schema = pa.schema([
-        ("kernel", pa.string()), ("lines", pa.int32()), ("reason", pa.string()), ("best", pa.float64()),
-        ("ci_low", pa.float64()), ("ci_high", pa.float64()), ("estimated", pa.bool_()), ("candidates", pa.int32()),
-        ("right", pa.int32()), ("seconds", pa.float64()), ("curve", pa.list_(pa.float64())),
+        ("kernel", pa.string()), ("lines", pa.int32()), ("reason", pa.string()), ("best", number),
+        ("ci_low", number), ("ci_high", number), ("estimated", pa.bool_()), ("candidates", pa.int32()),
+        ("right", pa.int32()), ("seconds", number), ("curve", pa.list_(number)), ("note", pa.string()),
+        ("baselines", pa.list_(baseline)),
     ])  # fmt: skip
     rows = []
     for k in kernels:
@@ -149,8 +227,17 @@ def write_parquet(path: Path, kernels: Sequence[Kernel]) -> None:
         run = (
             (o.best, *o.ci95, o.estimated, _count(k), _count(k, "ok", "duplicate"), o.seconds, list(o.curve))
             if o
-            else ()
+            else (None,) * 8
         )
-        rows.append(dict(zip(schema.names, (k.name, k.lines, k.reason, *(run or (None,) * 8)), strict=True)))
+        beside = [_baseline_row(k, name, b) for name, b in k.baselines.items()]
+        rows.append(dict(zip(schema.names, (k.name, k.lines, k.reason, *run, k.note, beside), strict=True)))
     with parquet(path, schema) as write_batch:
         write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+
+
+def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:
+    if b.error:
+        return {"name": name, "error": b.error}
+    low, high = b.ci95
+    times = {"us": b.us, "seed_us": b.seed_us, "ratio": b.ratio, "ci_low": low, "ci_high": high}
+    return {"name": name, **times, "over": kernel.over(name), "error": ""}

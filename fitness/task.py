@@ -14,8 +14,8 @@ seed: read as text, never imported here, since host code of candidates runs in s
 and, where they apply: `writes` (names of parameters of `reference`, or of the entry where the seed is the reference,
 that are written in place; `reference` gets copies and mutates those), `flops(case)`, `bytes(case)`, `tolerance`
 (relative error that widens the budget), `stress = False`, `deterministic = False`, `allow_delegation = True`,
-`min_own_share`, `certify`, `lenient = True` (what the gate finds in the seed kernel, it lets candidates do too: for
-seeds of others, written without these rules in mind), `eager = True`.
+`min_own_share`, `certify`, `baseline`, `lenient = True` (what the gate finds in the seed kernel, it lets candidates do
+too: for seeds of others, written without these rules in mind), `eager = True`.
 
 `eager = True` is for kernels whose host code needs values that the device computed (`.item()`): on a GPU candidates
 are not recorded, their Python is called in a sandbox and judged from outside.  Every result says that it is of this
@@ -28,6 +28,9 @@ began.
 
 `certify` is a list of `Case`: sizes at which the result of a search is tried once more
 (`fitness/certification/certify.py`).  Without it they are derived from the smallest case.
+
+`baseline(*inputs)` returns a function (or module) and its arguments: the reference as PyTorch is timed by it
+(`fitness/gpu/baselines.py`).  Without it that is `reference` on the inputs.
 
 A reference must work in float64 too, so it should not name a dtype: take it from its arguments.
 """
@@ -90,6 +93,7 @@ class Task:
     certify: tuple[Case, ...] = ()
     lenient: bool = False
     eager: bool = False
+    baseline: Callable[..., tuple[Callable[..., Any], Sequence[Any]]] | None = field(default=None, repr=False)
 
     @functools.cached_property
     def written(self) -> tuple[int, ...]:
@@ -245,6 +249,11 @@ def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
             if not callable(names[name]):
                 raise _wrong_type(folder, name, f"a function {name}(case) that returns a number", names[name])
             found[name] = names[name]
+    if names.get("baseline") is not None:
+        if not callable(names["baseline"]):
+            meaning = "a function baseline(*inputs) that returns a function and its arguments"
+            raise _wrong_type(folder, "baseline", meaning, names["baseline"])
+        found["baseline"] = names["baseline"]
     for name, meaning in (
         ("tolerance", "a relative error between 0 and 1, e.g. 1e-3"),
         ("min_own_share", "a share of the work between 0 and 1, e.g. 0.5"),

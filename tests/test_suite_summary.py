@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.outcomes import Outcome
-from analysis.suite import Kernel, code_lines, markdown, write_parquet
+from analysis.suite import Baseline, Kernel, code_lines, markdown, write_parquet
 
 
 def outcome(name: str, best: float, *, estimated: bool = False, right: int = 3, wrong: int = 1) -> Outcome:
@@ -72,3 +72,49 @@ def test_the_figures_of_each_kernel_are_in_parquet(tmp_path: Path) -> None:
 
 def test_lines_of_code_leave_out_comments_and_blank_ones() -> None:
     assert code_lines("a = 1\n\n# b\n  # c\nd = 2  # e\n") == 2
+
+
+def beside(us: float, seed_us: float, error: str = "") -> Baseline:
+    ratio = us / seed_us if not error else 0.0
+    return Baseline(us, seed_us, ratio, (ratio * 0.99, ratio * 1.01), error)
+
+
+TIMED = [
+    Kernel("a", 10, outcome=outcome("a", 1.5), baselines={"eager": beside(100, 50), "torch.compile": beside(35, 50)}),
+    Kernel(
+        "b", 10, outcome=outcome("b", 1.0), baselines={"eager": beside(30, 60), "torch.compile": beside(0, 0, "No")}
+    ),
+    Kernel("c", 10, reason="no seed kernel"),
+]
+
+
+def test_pytorch_is_compared_with_the_best_by_the_product_of_both_ratios() -> None:
+    assert TIMED[0].over("eager") == pytest.approx(3.0)
+    assert TIMED[0].over("torch.compile") == pytest.approx(1.05)
+    assert TIMED[1].over("torch.compile") is None and TIMED[0].over("other") is None
+    text = markdown(TIMED, with_pytorch=True)
+    rows = [line for line in text.splitlines() if line.startswith("| fast_")]
+    assert [line.split(" | ")[1].split(" ")[0] for line in rows[3:]] == ["1/2", "1/2", "1/2"]  # over eager
+    assert [line.split(" | ")[2].split(" ")[0] for line in rows[3:]] == ["1/1", "0/1", "0/1"]
+    assert "| b | 60.0 | 30.0 | No | 0.50× [0.49, 0.51] | none | 0.50× | none | own |" in text
+
+
+def test_seed_kernels_alone_are_compared_where_nothing_was_searched() -> None:
+    text = markdown([Kernel("a", 10, baselines=TIMED[0].baselines, note="reduced to n=4"), TIMED[2]], with_pytorch=True)
+    assert "2 files: 0 searched, 1 not runnable here, 1 not searched" in text
+    assert "of the seed kernel: nothing was searched" in text
+    assert "| a | 50.0 | 100.0 | 35.0 | 2.00× [1.98, 2.02] | 0.70× [0.69, 0.71] | reduced to n=4 |" in text
+
+
+def test_without_a_gpu_pytorch_has_no_times() -> None:
+    assert "PyTorch is timed on a GPU alone" in markdown(KERNELS, with_pytorch=True)
+    assert "PyTorch" not in markdown(KERNELS)
+
+
+def test_baselines_are_in_parquet(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "kernels.parquet", TIMED)
+    rows = pq.read_table(tmp_path / "kernels.parquet").to_pylist()
+    assert [b["name"] for b in rows[0]["baselines"]] == ["eager", "torch.compile"]
+    assert rows[0]["baselines"][0]["over"] == pytest.approx(3.0)
+    assert rows[1]["baselines"][1]["error"] == "No" and rows[1]["baselines"][1]["us"] is None
+    assert rows[2]["baselines"] == [] and rows[2]["reason"] == "no seed kernel"

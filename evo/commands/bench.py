@@ -14,11 +14,13 @@ from evo.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     from analysis.suite import Kernel
     from evo.campaign import Campaign, Spec
+    from evo.commands.suite import Source
     from fitness.suites.check import Outcome
-    from fitness.suites.tritonbench import Source
     from fitness.task import Task
 
-CHECKED = "checked.jsonl"  # in the campaign's folder: how far each file came
+SUITE = "suite.json"  # in the campaign's folder: which files at which sizes
+CHECKED = "checked.jsonl"  # how far each file came
+BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
 ARM = "full"
 
 
@@ -27,14 +29,18 @@ def add(commands: Any) -> None:
         "bench",
         help="search over a whole benchmark suite",
         description="Makes a task of every file of the suite (as `evo suite check` does), runs a search on each that "
-        "can be run here, and sums up. The same command goes on where it was stopped. Exit code 0: all searches are "
-        "finished; 1: some failed; 2: misuse.",
+        "can be run here, and sums up; on a GPU, PyTorch is timed beside KernelBench. The same command goes on "
+        "where it was stopped. Exit code 0: all searches are finished; 1: some failed; 2: misuse.",
     )
-    bench.add_argument("suite", choices=suite.SUITES)
-    bench.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
+    suite.add_suite(bench)
     bench.add_argument("--out", type=Path, metavar="DIR", help="folder of the campaign (default: runs/ and the suite)")
-    bench.add_argument("--only", metavar="A,B", help="these files alone, by name without .py")
-    bench.add_argument("--budget", type=int, default=64, metavar="N", help="candidates a kernel (default: 64)")
+    bench.add_argument(
+        "--budget",
+        type=int,
+        default=64,
+        metavar="N",
+        help="candidates a kernel (default: 64); 0 for KernelBench: its seed kernels beside PyTorch, no search",
+    )
     bench.add_argument("--strategy", default="evolve", help="evolve (default), random or hillclimb")
     bench.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
     bench.add_argument("--workers", type=int, metavar="W", help="files and searches at once (default: one a CPU)")
@@ -45,24 +51,31 @@ def add(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from evo.commands.ablate import run_campaign
     from evo.device import choose
-    from fitness.suites.tritonbench import sources
 
     parts.check_workers(arguments.workers)
     parts.check_seed(arguments.seed)
     workers = parts.workers(arguments.workers)
-    chosen = suite.chosen(sources(arguments.path), arguments.only)
+    chosen = suite.read(arguments)
     folder = (arguments.out or Path("runs", arguments.suite)).resolve()
     _check_settings(arguments)
     device, line = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
     parts.say(line)
-    checked = _checked(chosen, folder, arguments.target, device, workers)
+    if device != "gpu" and not arguments.budget:
+        raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
+    _check_same_files(arguments, folder)
+    checked = _checked(arguments, chosen, folder, device, workers)
     tasks = {s.name: parts.load_task(str(folder / "tasks" / s.name)) for s in chosen if checked[s.name].verified}
     parts.say(f"{len(tasks)} of {len(chosen)} files can be searched")
     if not tasks:
         return parts.EXIT_NOT_OK
+    if device == "gpu" and arguments.suite == suite.KERNELBENCH:
+        _measure_baselines(folder, tasks, arguments.target, workers)
+    if not arguments.budget:
+        _sum_up(arguments, folder, None, chosen, checked)
+        return 0
     campaign = _campaign(folder, _spec(arguments, folder, list(tasks)), device, tasks)
     failed, interrupted = run_campaign(campaign, tasks, workers, lambda: parts.open_workshop(arguments.target, device))
-    _sum_up(folder, campaign, chosen, checked)
+    _sum_up(arguments, folder, campaign, chosen, checked)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
         return parts.EXIT_INTERRUPTED
@@ -76,13 +89,31 @@ def _check_settings(arguments: argparse.Namespace) -> None:
     able = [name for name, strategy in STRATEGIES.items() if not strategy.asks]
     if arguments.strategy not in able:
         raise ConfigError(f"--strategy: expected one of {', '.join(able)}, got {arguments.strategy!r}")
-    if arguments.budget < 1:
-        raise ConfigError(f"--budget: expected a number from 1, got {arguments.budget}")
+    least = 0 if arguments.suite == suite.KERNELBENCH else 1
+    if arguments.budget < least:
+        raise ConfigError(f"--budget: expected a number from {least}, got {arguments.budget}")
 
 
-def _checked(chosen: list[Source], folder: Path, target: str, device: str, workers: int) -> dict[str, Outcome]:
+def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
+    """What was checked is looked up by name, so it must be of the same suite, sizes and seed kernels."""
+    path, seeds = folder / SUITE, arguments.seeds
+    now = {"suite": arguments.suite, "gib": arguments.gib, "seeds": seeds and str(seeds.resolve())}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists() and not (folder / CHECKED).exists():
+            path.write_text(json.dumps(now) + "\n", encoding="utf-8")
+        then = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
+    except OSError as error:
+        raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
+    if then != now:
+        changed = ", ".join(f"{key} was {then[key]}" for key in now if then[key] != now[key])
+        raise StoreError(f"cannot go on in {folder}: {changed}; restore it, or choose another folder by --out")
+
+
+def _checked(
+    arguments: argparse.Namespace, chosen: list[Source], folder: Path, device: str, workers: int
+) -> dict[str, Outcome]:
     """How far each file comes; what an earlier call found out is not done again."""
-    from fitness.compilation.target import get_target
     from fitness.suites.check import Outcome
 
     path = folder / CHECKED
@@ -95,7 +126,7 @@ def _checked(chosen: list[Source], folder: Path, target: str, device: str, worke
         with open(path, "a", encoding="utf-8") as file:
             if lines and not lines[-1].endswith("}"):
                 file.write("\n")
-            for outcome in suite.outcomes(new, folder / "tasks", get_target(target), device, workers) if new else ():
+            for outcome in suite.outcomes(arguments, new, folder / "tasks", device, workers) if new else ():
                 file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
                 file.flush()
                 known[outcome.name] = outcome
@@ -103,6 +134,32 @@ def _checked(chosen: list[Source], folder: Path, target: str, device: str, worke
     except OSError as error:
         raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
     return known
+
+
+def _measure_baselines(folder: Path, tasks: dict[str, Task], target: str, workers: int) -> None:
+    """PyTorch's times beside the seed kernels; what an earlier call measured is not measured again."""
+    from fitness.compilation.target import get_target
+    from fitness.suites.baselines import measure
+
+    known = _baselines(folder)
+    new = [task for name, task in tasks.items() if name not in known]
+    path = folder / BASELINES
+    with open(path, "a", encoding="utf-8") as file:
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):  # cut off by a kill
+            file.write("\n")
+        for task, found in measure(new, get_target(target), workers) if new else ():
+            row = {"kernel": task.name, "hash": task.hash, "baselines": [dataclasses.asdict(b) for b in found]}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            said = (f"{b.name} {b.us:.1f} us, {b.ratio:.2f}x" if not b.error else f"{b.name}: {b.error}" for b in found)
+            parts.say(f"{task.name:30} {found[0].seed_us:.1f} us; {'; '.join(said)}")
+
+
+def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What is known of PyTorch's times, by kernel.  A line that was cut off by a kill is left out."""
+    path = folder / BASELINES
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["kernel"]: row["baselines"] for row in (json.loads(line) for line in lines if line.endswith("]}"))}
 
 
 def _spec(arguments: argparse.Namespace, folder: Path, names: list[str]) -> Spec:
@@ -128,12 +185,19 @@ def _campaign(folder: Path, spec: Spec, device: str, tasks: dict[str, Task]) -> 
     return Campaign.open(folder, spec, device, {name: task.hash for name, task in tasks.items()}, versions())
 
 
-def _sum_up(folder: Path, campaign: Campaign, chosen: list[Source], checked: dict[str, Outcome]) -> None:
+def _sum_up(
+    arguments: argparse.Namespace,
+    folder: Path,
+    campaign: Campaign | None,
+    chosen: list[Source],
+    checked: dict[str, Outcome],
+) -> None:
     from analysis.suite import markdown
 
-    kernels = [_kernel(source, checked[source.name], campaign) for source in chosen]
+    timed = _baselines(folder)
+    kernels = [_kernel(source, checked[source.name], campaign, timed.get(source.name, [])) for source in chosen]
     try:
-        text = markdown(kernels)
+        text = markdown(kernels, with_pytorch=arguments.suite == suite.KERNELBENCH)
     except ValueError as error:
         parts.say(f"nothing to sum up: {error}")
         return
@@ -152,13 +216,16 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
     return ", kernels.parquet"
 
 
-def _kernel(source: Source, outcome: Outcome, campaign: Campaign) -> Kernel:
+def _kernel(source: Source, outcome: Outcome, campaign: Campaign | None, timed: list[dict[str, Any]]) -> Kernel:
     from analysis.outcomes import outcome_of
-    from analysis.suite import Kernel, code_lines
+    from analysis.suite import Baseline, Kernel, code_lines
     from evo.cells import finished
 
-    lines = code_lines(source.kernels)
     if not outcome.verified:
-        return Kernel(source.name, lines, reason=outcome.reason)
+        return Kernel(source.name, code_lines(source.kernels), reason=outcome.reason)
+    baselines = {b["name"]: Baseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed}
+    own = Kernel(source.name, code_lines(source.kernels), baselines=baselines, note=outcome.note)
+    if campaign is None:
+        return own
     runs = [campaign.folder / cell.path for cell in campaign.cells() if cell.task == source.name]
-    return Kernel(source.name, lines, outcome=outcome_of(runs[0], ARM) if finished(runs[0]) else None)
+    return dataclasses.replace(own, outcome=outcome_of(runs[0], ARM) if finished(runs[0]) else None)

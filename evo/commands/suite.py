@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import json
 import sys
 import tempfile
@@ -18,10 +19,16 @@ from evo.commands import parts
 from evo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fitness.suites.check import Outcome
-    from fitness.suites.tritonbench import Source
+    from fitness.compilation.target import Target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.suites.check import Checker, Outcome, Verifier
+    from fitness.suites.kernelbench.checkout import Source as Problem
+    from fitness.suites.tritonbench import Source as File
 
-SUITES = ("tritonbench",)
+    Source = File | Problem
+
+TRITONBENCH, KERNELBENCH = SUITES = ("tritonbench", "kernelbench")
+GIB = 2.0  # of inputs, state and outputs of a KernelBench problem, which has up to 17
 
 
 def add(commands: Any) -> None:
@@ -29,12 +36,10 @@ def add(commands: Any) -> None:
     check = suite.add_subparsers(required=True, metavar="COMMAND").add_parser(
         "check",
         help="take every file through record, compile and verify",
-        description="Makes a task of every file, with inputs from the file's own tests, and verifies it against "
-        "itself: on the GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
+        description="Makes a task of every file and verifies its kernel (KernelBench: a seed kernel for the problem): "
+        "on the GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
     )
-    check.add_argument("suite", choices=SUITES)
-    check.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
-    check.add_argument("--only", metavar="A,B", help="these files alone, by name without .py")
+    add_suite(check)
     check.add_argument("--tasks", type=Path, metavar="DIR", help="keep the task folders here (default: thrown away)")
     check.add_argument("--workers", type=int, metavar="W", help="files at once (default: one a CPU)")
     check.add_argument("--json", action="store_true", help="one JSON object a line and file")
@@ -42,25 +47,63 @@ def add(commands: Any) -> None:
     check.set_defaults(command=_check)
 
 
+def add_suite(parser: argparse.ArgumentParser) -> None:
+    """What says which files of which suite."""
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
+    parser.add_argument("--only", metavar="A,B", help="these files alone, by name without .py; * stands for anything")
+    parser.add_argument(
+        "--seeds", type=Path, metavar="DIR", help="KernelBench: seed kernels NAME.py (go before evo's own)"
+    )
+    parser.add_argument(
+        "--gib",
+        type=float,
+        metavar="G",
+        help=f"KernelBench: problems with more inputs, state and outputs are made smaller (default: {GIB:g})",
+    )
+
+
+def read(arguments: argparse.Namespace) -> list[Source]:
+    """The chosen files.  Raises ConfigError for options of another suite, too."""
+    found: list[Source]
+    if arguments.suite == TRITONBENCH:
+        from fitness.suites.tritonbench import sources
+
+        for option in ("seeds", "gib"):
+            if getattr(arguments, option) is not None:
+                raise ConfigError(f"--{option}: expected for kernelbench, got it for {arguments.suite}; leave it out")
+        found = list(sources(arguments.path))
+    else:
+        from fitness.suites.kernelbench import checkout
+        from fitness.suites.kernelbench.seeds import check_seeds
+
+        problems = checkout.sources(arguments.path)
+        if arguments.seeds is not None:
+            check_seeds(arguments.seeds, problems)
+        if arguments.gib is not None and not arguments.gib > 0:
+            raise ConfigError(f"--gib: expected a number above 0, got {arguments.gib:g}")
+        found = list(problems)
+    return chosen(found, arguments.only)
+
+
 def _check(arguments: argparse.Namespace) -> int:
     from evo.device import choose
     from fitness.compilation.target import get_target
-    from fitness.suites.tritonbench import sources
 
     parts.check_workers(arguments.workers)
     workers = parts.workers(arguments.workers)
     target = get_target(arguments.target)
-    files = chosen(sources(arguments.path), arguments.only)
+    files = read(arguments)
     device, _ = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
     where = "verifying on the GPU" if device == "gpu" else "verifying by Triton's interpreter, no GPU is used"
     print(f"{len(files)} files for {target.name}, {where}", file=sys.stderr, flush=True)
     found = []
     with _tasks_folder(arguments.tasks) as folder:
-        for outcome in outcomes(files, folder, target, device, workers):
+        for outcome in outcomes(arguments, files, folder, device, workers):
             found.append(outcome)
             parts.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
     if not arguments.json:
-        parts.say("\n" + _totals(found))
+        parts.say("\n" + _totals(found, stages(arguments.suite)))
     return 0 if all(outcome.verified for outcome in found) else parts.EXIT_NOT_OK
 
 
@@ -68,10 +111,10 @@ def chosen(sources: Sequence[Source], only: str | None) -> list[Source]:
     if only is None:
         return list(sources)
     wanted = [name.removesuffix(".py") for name in only.split(",") if name]
-    unknown = sorted(set(wanted) - {source.name for source in sources})
+    unknown = sorted(w for w in set(wanted) if not any(fnmatch.fnmatchcase(s.name, w) for s in sources))
     if unknown or not wanted:
         raise ConfigError(f"--only: expected names of files of the suite, got {', '.join(unknown) or 'none'}")
-    return [source for source in sources if source.name in wanted]
+    return [source for source in sources if any(fnmatch.fnmatchcase(source.name, w) for w in wanted)]
 
 
 @contextmanager
@@ -87,14 +130,18 @@ def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
     yield wanted.resolve()
 
 
-def outcomes(files: Sequence[Source], folder: Path, target: Any, device: str, workers: int) -> Iterator[Outcome]:
+def outcomes(
+    arguments: argparse.Namespace, files: Sequence[Source], folder: Path, device: str, workers: int
+) -> Iterator[Outcome]:
     """In the order in which files are finished."""
-    from fitness.suites.check import Checker, gpu_verifier, new_zygote
+    from fitness.compilation.target import get_target
+    from fitness.suites.check import gpu_verifier, new_zygote
 
+    target = get_target(arguments.target)
     with ExitStack() as stack:
         zygote = stack.enter_context(new_zygote(target))
         verifier = stack.enter_context(gpu_verifier()) if device == "gpu" else None
-        checker = Checker(folder, target, zygote, verifier)
+        checker = _checker(arguments, folder, target, zygote, verifier)
         pool = ThreadPoolExecutor(workers)
         try:
             for future in as_completed([pool.submit(checker.check, source) for source in files]):
@@ -103,18 +150,40 @@ def outcomes(files: Sequence[Source], folder: Path, target: Any, device: str, wo
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _checker(
+    arguments: argparse.Namespace, folder: Path, target: Target, zygote: Zygote, verifier: Verifier | None
+) -> Checker:
+    if arguments.suite == TRITONBENCH:
+        from fitness.suites.check import Checker
+
+        return Checker(folder, target, zygote, verifier)
+    from fitness.suites.kernelbench.check import Checker as ProblemChecker
+
+    most = int((GIB if arguments.gib is None else arguments.gib) * 2**30)
+    return ProblemChecker(folder, target, zygote, verifier, seeds=arguments.seeds, most_bytes=most)
+
+
+def stages(suite: str) -> Sequence[str]:
+    """What a file comes through, first to last."""
+    if suite == TRITONBENCH:
+        from fitness.suites.check import STAGES
+
+        return STAGES
+    from fitness.suites.kernelbench.check import STAGES as OF_PROBLEMS
+
+    return OF_PROBLEMS
+
+
 def line(outcome: Outcome) -> str:
     calls = f"{outcome.calls} call{'s' if outcome.calls != 1 else ''}"
     if outcome.verified:
         why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
-        return f"{outcome.name:30} verified, {calls}{why}"
-    reached = f"{outcome.stages[-1]}, {calls}" if outcome.stages else "not captured"
+        return f"{outcome.name:30} verified, {calls}{', ' * bool(outcome.note)}{outcome.note}{why}"
+    reached = ", ".join([outcome.stages[-1], *([calls] if outcome.calls else [])]) if outcome.stages else "not begun"
     return f"{outcome.name:30} {reached}, then: {outcome.reason}"
 
 
-def _totals(outcomes: Sequence[Outcome]) -> str:
-    from fitness.suites.check import STAGES
-
+def _totals(outcomes: Sequence[Outcome], stages: Sequence[str]) -> str:
     count = Counter(stage for outcome in outcomes for stage in outcome.stages)
-    reached = ", ".join(f"{count[stage]} {stage}" for stage in STAGES)
+    reached = ", ".join(f"{count[stage]} {stage}" for stage in stages)
     return f"{len(outcomes)} files: {reached}"

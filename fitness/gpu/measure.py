@@ -19,6 +19,7 @@ import torch
 from evo.records import Case, Timing, Verdict
 from fitness import by_seed, oracle
 from fitness.certification.judge import Match, Planned, draw, judge
+from fitness.gpu.baselines import NAMES, Baseline, Call
 from fitness.gpu.bits import bits, same_bits
 from fitness.gpu.device import DeviceFacts, Watch, disturbance
 from fitness.gpu.launcher import DeviceError, Kernel
@@ -91,6 +92,30 @@ class Bench:
         for case in self.task.cases:
             self._verified(loaded, case, oracle.key_of("seed"), tally)
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
+
+    def baselines(self, work: Work) -> list[Baseline]:
+        """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
+        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
+        loaded = self._load(work)
+        found = []
+        for case in (c for c in self.task.cases if c.role == "tune"):
+            arguments = oracle.make_inputs(self.task, case, oracle.key_of("seed"), device=self.device)
+            program = self._sized(loaded, case, arguments)
+            program.reset()
+            program.replay()
+            program.remember_outputs()
+            found += [self._beside_pytorch(name, case, program, arguments) for name in NAMES]
+        return found
+
+    def _beside_pytorch(self, name: str, case: Case, program: Program, arguments: Sequence[Any]) -> Baseline:
+        try:
+            call = Call(self.task, name, arguments, program.copies)
+        except Exception as error:  # compilers and captures raise all kinds
+            torch.cuda.synchronize()  # raises where the context is lost
+            return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        ratio, seed_us, us, _ = self._against(program, call)
+        medians = statistics.median(us), statistics.median(seed_us)
+        return Baseline(name, case.name, *medians, ratio.ratio, (ratio.low, ratio.high))
 
     def evaluate(self, work: Work, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
@@ -181,7 +206,13 @@ class Bench:
         program.build()
         return program
 
-    def _reset_cold(self, program: Program) -> None:
+    def _sized(self, loaded: Loaded, case: Case, arguments: Sequence[Any]) -> Program:
+        """The program of a case; of a tune case with as many copies as a sample takes."""
+        program = self._program(loaded, case, 1, arguments)
+        copies = self._copies(case, program) if case.role == "tune" else 1
+        return self._program(loaded, case, copies, arguments) if copies > 1 else program
+
+    def _reset_cold(self, program: Program | Call) -> None:
         """Enqueues: the program's memory as before its first replay, the caches full of something else."""
         program.reset()
         torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
@@ -189,11 +220,7 @@ class Bench:
     def _verified(self, loaded: Loaded, case: Case, key: int, tally: Tally) -> Program:
         """The program of a case, its graph verified and its memory as the last verified replay left it."""
         arguments = oracle.make_inputs(self.task, case, key, device=self.device)
-        program = self._program(loaded, case, 1, arguments)
-        if case.role == "tune":
-            copies = self._copies(case, program)
-            if copies > 1:
-                program = self._program(loaded, case, copies, arguments)
+        program = self._sized(loaded, case, arguments)
         share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
         for variant, number in replays(self.task, case):
             self._verify(program, case, variant, key + number, tally)
@@ -313,17 +340,7 @@ class Bench:
     def _timed(self, case: Case, program: Program, key: int) -> Timing:
         baseline = self._baseline(case, program.copies, program.arguments())
         floor = self._floor(case, baseline)
-        own_us: list[float] = []
-        seed_us: list[float] = []
-        retaken = 0
-        for look in self._stopping.looks:
-            own, seed, again = self._block(program, baseline, look - len(own_us))
-            own_us += own
-            seed_us += seed
-            retaken += again
-            ratio = self._stopping.ratio(own_us, seed_us)
-            if self._stopping.decided(ratio):
-                break
+        ratio, own_us, seed_us, retaken = self._against(program, baseline)
         self._check_timed(case, program, key)
         self.check_roofline(case, statistics.median(own_us))
         terms = self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken)
@@ -338,6 +355,21 @@ class Bench:
             estimated=False,
             terms=terms,
         )
+
+    def _against(self, program: Program, baseline: Program | Call) -> tuple[Ratio, list[float], list[float], int]:
+        """(baseline over program, times of both, blocks thrown away), of as many pairs as decide it."""
+        own_us: list[float] = []
+        seed_us: list[float] = []
+        retaken = 0
+        for look in self._stopping.looks:
+            own, seed, again = self._block(program, baseline, look - len(own_us))
+            own_us += own
+            seed_us += seed
+            retaken += again
+            ratio = self._stopping.ratio(own_us, seed_us)
+            if self._stopping.decided(ratio):
+                break
+        return ratio, own_us, seed_us, retaken
 
     def _own_time(self, case: Case, program: Program) -> float:
         """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
@@ -358,7 +390,7 @@ class Bench:
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 
-    def _block(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float], int]:
+    def _block(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float], int]:
         """(times of the candidate, of the baseline, blocks thrown away), taken between equal states of the clocks."""
         retaken = 0
         while True:
@@ -368,12 +400,12 @@ class Bench:
                 return own, seed, retaken
             retaken += 1
 
-    def _pairs(self, program: Program, baseline: Program, pairs: int) -> tuple[list[float], list[float]]:
+    def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Microseconds of one execution of the plan, for `pairs` pairs in alternating order."""
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
-                chosen = program if is_candidate else baseline
+                chosen: Program | Call = program if is_candidate else baseline
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self._reset_cold(chosen)
                 begin.record()

@@ -197,16 +197,16 @@ class Program:
         own, others = (
             [(n, s) for n, s in self._numbered() if isinstance(s, Launch) is launches] for launches in (True, False)
         )
-        return _captured(lambda: self._steps(own)), _captured(lambda: self._steps(others))
+        return captured(lambda: self._steps(own)), captured(lambda: self._steps(others))
 
     def build(self) -> None:
         """Executes the plan once, which finds what cannot be launched, then captures the graphs."""
         self._reset()
         self.execute()
         torch.cuda.current_stream().synchronize()
-        self._reset_graph = _captured(self._reset)
-        self._graph = _captured(self.execute)
-        self._sum_graph = _captured(self._sum)
+        self._reset_graph = captured(self._reset)
+        self._graph = captured(self.execute)
+        self._sum_graph = captured(self._sum)
 
     def reset(self) -> None:
         """Enqueues: the plan's own memory poisoned, written arguments restored."""
@@ -309,7 +309,7 @@ def _pool() -> Any:
 _keepers: list[torch.cuda.CUDAGraph] = []
 
 
-def _captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """`work` as a graph.  (`torch.cuda.graph` would empty PyTorch's cache of memory each time: milliseconds.)"""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")

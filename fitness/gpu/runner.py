@@ -20,13 +20,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evo.errors import EvoError
 from evo.records import Case, Check, Timing, Verdict
 from fitness.certification.judge import Match
 from fitness.gpu.timing import LOOKS
 from fitness.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from fitness.gpu.baselines import Baseline
 
 START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
 ATTEMPTS = 2  # of a candidate whose kernels bring the process down
@@ -149,15 +152,24 @@ class Runner:
     def verify(self, task: str | os.PathLike[str], work: Work) -> Report:
         """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
         with self._lock:
-            self._baseline = None
-            try:
-                self._living().ask(("task", os.fspath(task)), START_S)
-            except (TimeoutError, EOFError, OSError) as error:
-                said = self._process.last_words() if self._process else ""
-                self._end()
-                message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
-                return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
-            return self._ask("verify", work, wall_s=self._wall_s)
+            return self._turn_to(task) or self._ask("verify", work, wall_s=self._wall_s)  # type: ignore[no-any-return]
+
+    def baselines(self, task: str | os.PathLike[str], work: Work) -> list[Baseline] | Report:
+        """PyTorch's times beside those of the seed kernel of another task; a Report where there are none."""
+        with self._lock:
+            return self._turn_to(task) or self._ask("baselines", work, wall_s=START_S)  # type: ignore[no-any-return]
+
+    def _turn_to(self, task: str | os.PathLike[str]) -> Report | None:
+        """Has the process load another task; a Report where that fails."""
+        self._baseline = None
+        try:
+            self._living().ask(("task", os.fspath(task)), START_S)
+            return None
+        except (TimeoutError, EOFError, OSError) as error:
+            said = self._process.last_words() if self._process else ""
+            self._end()
+            message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
+            return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -70,7 +70,7 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "judge": bench.judge, "eager": partial(_eager, bench),
+        "judge": bench.judge, "eager": partial(_eager, bench), "baselines": bench.baselines,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]

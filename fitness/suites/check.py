@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, Protocol
 
 from evo.errors import EvoError, TaskError
 from evo.records import Verdict
@@ -52,6 +52,7 @@ class Outcome:
     left_out: int = 0  # calls that do not go through, or with nothing to draw afresh
     why_left_out: str = ""  # of the first of those that do not go through
     rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
+    note: str = ""  # what is to be known of one that was verified
 
     @property
     def verified(self) -> bool:
@@ -85,15 +86,22 @@ def new_zygote(target: Target) -> Zygote:
     return Zygote(target.name, (*JOBS, CAPTURE))
 
 
+class Named(Protocol):
+    """A file of a suite."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Checker:
-    """Checks files, several at once where several threads call it."""
+    """Checks files, several at once where several threads call it.  Here: those of TritonBench."""
 
     def __init__(self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None) -> None:
         """`root`: where task folders are written; `verifier`: of a GPU; without one, kernels are interpreted."""
         self._root, self._target, self._zygote = root, target, zygote
         self._verifier = verifier or self._interpreted
 
-    def check(self, source: Source) -> Outcome:
+    def check(self, source: Named) -> Outcome:
         """How far the file comes.  Raises EvoError where nothing can be checked at all."""
         outcome = Outcome(source.name)
         try:
@@ -109,7 +117,7 @@ class Checker:
             outcome.reason = f"fault of evo: {type(error).__name__}: {_first_line(str(error))}"
         return outcome
 
-    def _through(self, source: Source, scratch: Path, outcome: Outcome) -> None:
+    def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
         captured = self._capture(source, scratch)
         task = self._task(source, captured, scratch)
         outcome.stages.append("captured")

@@ -1,0 +1,48 @@
+"""PyTorch's times beside the seed kernels of a suite's tasks, on the first GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fitness.compilation.target import Target
+from fitness.facts import Recorder
+from fitness.gpu.baselines import NAMES, Baseline
+from fitness.gpu.runner import Report, Runner, Work
+from fitness.sandbox.zygote import Zygote
+from fitness.stages import Stop
+from fitness.suites.check import LIMITS
+from fitness.task import Task
+
+
+def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tuple[Task, list[Baseline]]]:
+    """Task by task in one process on the GPU; `workers` at once are recorded and compiled meanwhile.
+
+    Raises EvoError where no runner can be had.
+    """
+    with (
+        Zygote(target.name, ("record", "compile")) as zygote,
+        Runner("softmax", wall_s=LIMITS.wall_s) as runner,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        for task, work in zip(tasks, pool.map(_maker(target, zygote), tasks), strict=True):
+            found = work if isinstance(work, Stop) else runner.baselines(task.folder, work)
+            yield task, _failed(task, found.message) if isinstance(found, (Stop, Report)) else found
+
+
+def _maker(target: Target, zygote: Zygote) -> Callable[[Task], Work | Stop]:
+    def make(task: Task) -> Work | Stop:
+        recorder = Recorder(task, target, measured=True, limits=LIMITS, zygote=zygote)
+        try:
+            facts = recorder.collect(task.seed_source)
+        except Stop as stop:
+            return stop
+        finally:
+            recorder.close()
+        return Work(facts.plans, facts.builds, facts.cubins)
+
+    return make
+
+
+def _failed(task: Task, message: str) -> list[Baseline]:
+    return [Baseline(n, c.name, error=message) for n in NAMES for c in task.cases if c.role == "tune"]

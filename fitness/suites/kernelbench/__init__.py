@@ -1,0 +1,1 @@
+"""KernelBench, levels 1 to 3, as tasks (`docs/suites.md`)."""

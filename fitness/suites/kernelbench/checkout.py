@@ -1,0 +1,44 @@
+"""Files of KernelBench (Ouyang et al. 2025, arXiv:2502.10517; github.com/ScalingIntelligence/KernelBench)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo.errors import ConfigError
+
+LEVELS = (1, 2, 3)
+TITLE = "KernelBench"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One problem: `level1_19_ReLU` and the text of its file."""
+
+    name: str
+    kernels: str
+
+    @property
+    def family(self) -> str:
+        """The name without level, number and case: what a seed kernel is for."""
+        return self.name.partition("_")[2].partition("_")[2].strip("_").lower()
+
+
+def sources(checkout: Path) -> list[Source]:
+    """The problems of a checkout, level by level and by number.  Raises ConfigError where it is none."""
+    found = []
+    for level in LEVELS:
+        for root in (checkout, checkout / TITLE):
+            files = sorted((root / f"level{level}").glob("*.py"), key=_number)
+            found += [Source(f"level{level}_{f.stem}", f.read_text(encoding="utf-8")) for f in files]
+    if not found:
+        raise ConfigError(
+            f"expected a checkout of KernelBench with {TITLE}/level1/*.py, found none in {checkout}; "
+            "git clone https://github.com/ScalingIntelligence/KernelBench, and give its path"
+        )
+    return found
+
+
+def _number(path: Path) -> tuple[int, str]:
+    number = path.stem.partition("_")[0]
+    return int(number) if number.isdigit() else 0, path.stem

@@ -1,0 +1,183 @@
+"""Task folders of problems: task.py is the problem's own text with a few lines below, kernel.py the seed kernel."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evo.errors import TaskError
+from fitness.suites.kernelbench.checkout import TITLE, Source
+from fitness.suites.kernelbench.problem import MARK, Problem, state, top_level
+from fitness.suites.kernelbench.sizes import Sizes, sizes_of
+
+# Two results are the same within this share of the largest element, or within this much.
+CLOSE, NOTHING = 1e-5, 1e-6
+
+_TASK = '''"""{title}.  Generated."""
+
+{problem}
+
+{mark}
+
+from fitness import Case
+from fitness.suites.kernelbench.problem import Problem
+
+problem = Problem.of_task(__file__, state={state!r}, signed={signed})
+entry = "entry"
+cases = [
+    Case("{own}", {sizes.own!r}, cpu_axes={sizes.own_cpu!r}),
+    Case("other", {sizes.other!r}, role="holdout", cpu_axes={sizes.other_cpu!r}),
+]
+certify = [Case("small", {sizes.other_cpu!r}), Case("own, small", {sizes.own_cpu!r})]
+stress = {stress}
+
+
+def inputs(case, generator):
+    return problem.inputs(case.axes, generator)
+
+
+def reference({parameters}):
+    return problem.reference({parameters})
+
+
+def baseline({parameters}):
+    return problem.call({parameters})
+'''
+
+
+def write_folder(folder: Path, source: Source, kernel: str | None, most_bytes: int) -> Sizes:
+    """Makes `folder` (emptied before); without a `kernel` it has a task.py alone.
+
+    `most_bytes`: of inputs, state and outputs together.  Raises TaskError where the problem is none for a kernel.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    sizes = sizes_of(source.kernels, most_bytes)
+    facts = _facts(source.kernels, sizes)
+    text = _TASK.format(
+        title=f"{TITLE}, {source.name}.py", problem=_kept(source.kernels), mark=MARK, sizes=sizes,
+        own="reduced" if sizes.reduced else "own", **facts,
+    )  # fmt: skip
+    (folder / "task.py").write_text(text, encoding="utf-8")
+    if kernel is not None:
+        (folder / "kernel.py").write_text(kernel, encoding="utf-8")
+    return sizes
+
+
+def _kept(text: str) -> str:
+    """What of a file is executed, as it is written there."""
+    lines = text.splitlines()
+    parts = []
+    for node in top_level(text).body:
+        decorators = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(d.lineno for d in decorators)])
+        parts.append("\n".join(lines[first - 1 : node.end_lineno]))
+    return "\n".join(parts)
+
+
+def _facts(text: str, sizes: Sizes) -> dict[str, Any]:
+    """What is known by running it at the sizes for a CPU: names of arguments, state, signs, whether stress is valid."""
+    device = torch.device("cpu")
+    try:
+        given, model, plain = Problem(text).drawn(sizes.own_cpu, 1, device)
+        kept = _state_read(model, given)
+        _check_repeatable(model, given)
+        if _ignores_inputs(model, given, Problem(text).given(sizes.own_cpu, 2, device)[0]):
+            at = ", ".join(f"{name}={size}" for name, size in sizes.own_cpu.items())
+            raise TaskError(f"its result is the same whatever the inputs (tried at {at}): a kernel need not read them")
+        signed = _finite(model(*given)) or not _finite(_unsigned(text, sizes))
+    except TaskError:
+        raise
+    except Exception as error:  # the file's own code
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise TaskError(f"its model does not run here: {type(error).__name__}: {said}") from error
+    floating = [a for a in given if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    return {
+        "state": tuple(kept),
+        "signed": signed,
+        "stress": all(any(a is one for one in plain) for a in floating),
+        "parameters": ", ".join(_parameters(model, given, kept)),
+    }
+
+
+def _state_read(model: torch.nn.Module, given: Sequence[Any]) -> list[str]:
+    """Paths of the state, without buffers that a call writes: statistics that training mode keeps and does not read."""
+    buffers = {path: value.clone() for path, value in model.named_buffers()}
+    with torch.no_grad():
+        model(*given)
+    after = dict(model.named_buffers())
+    written = {path for path, value in buffers.items() if not torch.equal(value, after[path])}
+    return [path for path, _ in state(model) if path not in written and not _statistics(path, written)]
+
+
+def _statistics(path: str, written: set[str]) -> bool:
+    """Beside a count that was written, statistics that happened to stay as they were."""
+    prefix, _, name = path.rpartition(".")
+    return name.startswith("running_") and f"{prefix}.num_batches_tracked".lstrip(".") in written
+
+
+def _check_repeatable(model: torch.nn.Module, given: Sequence[Any]) -> None:
+    values = dict(state(model))
+    kept = {path: value.clone() for path, value in values.items()}
+    results = []
+    for _ in range(2):
+        for path, value in kept.items():
+            values[path].copy_(value)
+        with torch.no_grad():
+            results.append(_tensors(model(*given)))
+    if not all(_same(a, b) for a, b in zip(*results, strict=True)):
+        raise TaskError("its forward gives other results for the same arguments: it draws random numbers or counts")
+
+
+def _ignores_inputs(model: torch.nn.Module, given: Sequence[Any], others: Sequence[Any]) -> bool:
+    with torch.no_grad():
+        results = zip(_tensors(model(*given)), _tensors(model(*others)), strict=True)
+    return all(_same(a, b) for a, b in results)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    largest = a[torch.isfinite(a)].abs().max().item() if bool(torch.isfinite(a).any()) else 0.0
+    return torch.allclose(a, b, rtol=0.0, atol=max(CLOSE * largest, NOTHING), equal_nan=True)
+
+
+def _unsigned(text: str, sizes: Sizes) -> Any:
+    given, model, _ = Problem(text, signed=False).drawn(sizes.own_cpu, 1, torch.device("cpu"))
+    with torch.no_grad():
+        return model(*given)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    found = [result] if isinstance(result, torch.Tensor) else result
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _finite(result: Any) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in _tensors(result))
+
+
+def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str]) -> list[str]:
+    """Names of the arguments: those of forward, then the state's with dots replaced."""
+    names = list(inspect.signature(model.forward).parameters)[: len(given)]
+    if len(names) < len(given):  # forward(*inputs)
+        names = [f"x{i}" for i in range(len(given))]
+    for path in kept:
+        name = path.replace(".", "_")
+        while name in names or not name.isidentifier():
+            name = f"p_{name}"
+        names.append(name)
+    return names
+
+
+def parameters_of(folder: Path) -> list[str]:
+    """Names of the arguments of an entry, as the folder's task.py has them."""
+    tree = ast.parse((folder / "task.py").read_text(encoding="utf-8"))
+    reference = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "reference")
+    return [argument.arg for argument in reference.args.args]

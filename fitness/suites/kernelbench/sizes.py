@@ -1,0 +1,146 @@
+"""Sizes of a problem: those that fit a GPU and an interpreter, and others beside them.
+
+A size is tried on PyTorch's meta device: shapes alone, no memory.  What the model does not take is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from evo.errors import TaskError
+from fitness.suites.kernelbench.problem import Problem, axes_of, state
+
+LEAST = 8  # sizes are not halved below: a kernel with one row and one column shows little
+CPU_ELEMENTS = 1 << 14  # of a case under the interpreter
+
+Axes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Of inputs, state and outputs at some sizes."""
+
+    inputs: tuple[tuple[int, ...], ...]  # shapes
+    elements: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`own`: as the file says, or halved to fit; `other`: about three quarters of it, odd where that can be."""
+
+    own: Axes
+    own_cpu: Axes
+    other: Axes
+    other_cpu: Axes
+    reduced: bool  # `own` is not what the file says
+
+
+def sizes_of(text: str, most_bytes: int) -> Sizes:
+    """Raises TaskError where the problem does not run on shapes alone at its own size."""
+    problem, axes = Problem(text), axes_of(text)
+    try:
+        first = extent(problem, axes)
+    except Exception as error:  # the file's own code
+        raise TaskError(f"its model does not run on shapes alone: {_said(error)}") from error
+    steering = _steering(problem, axes)
+    own = _halved(problem, axes, steering, first, lambda e: e.nbytes <= most_bytes)
+    found = extent(problem, own)
+    if found.nbytes > most_bytes:
+        raise TaskError(
+            f"takes {found.nbytes / 2**30:.1f} GiB at the least size that its model takes, more than the "
+            f"{most_bytes / 2**30:.1f} GiB that are allowed"
+        )
+    small = _halved(problem, own, steering, found, lambda e: e.elements <= CPU_ELEMENTS)
+    other, other_small = _other(problem, own, steering), _other(problem, small, steering)
+    kept = [{n: sizes[n] for n in steering} for sizes in (own, small, other, other_small)]
+    return Sizes(kept[0], kept[1], kept[2], kept[3], reduced=own != axes)
+
+
+def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
+    """Raises whatever the file's own code raises."""
+    given, model, _ = problem.drawn(axes, 0, torch.device("meta"))
+    with torch.no_grad():
+        result = model(*given)
+    inputs = [a for a in given if isinstance(a, torch.Tensor)]
+    outputs = [result] if isinstance(result, torch.Tensor) else [r for r in result if isinstance(r, torch.Tensor)]
+    tensors = [*inputs, *(value for _, value in state(model)), *outputs]
+    return Extent(
+        tuple(tuple(a.shape) for a in inputs),
+        sum(t.numel() for t in tensors),
+        sum(t.numel() * t.element_size() for t in tensors),
+    )
+
+
+def _steering(problem: Problem, axes: Axes) -> list[str]:
+    """Names of the integers that inputs take their shapes from; kernel sizes and the like are left as they are."""
+    shapes, found = _shapes(problem, axes), []
+    for name in (name for name, value in axes.items() if value > 1):
+        try:
+            if _shapes(problem, axes | {name: axes[name] // 2}) != shapes:
+                found.append(name)
+        except Exception:  # the file's own code: inputs of this size do not agree
+            found.append(name)
+    return found
+
+
+def _shapes(problem: Problem, axes: Axes) -> list[torch.Size]:
+    return [a.shape for a in problem.given(axes, 0, torch.device("meta"))[0] if isinstance(a, torch.Tensor)]
+
+
+def _halved(
+    problem: Problem, axes: Axes, steering: Sequence[str], found: Extent, fits: Callable[[Extent], bool]
+) -> Axes:
+    """The largest steering sizes, halved in turns until it fits or nothing can be halved."""
+    free = [name for name in steering if axes[name] >= 2 * LEAST]
+    while free and not fits(found):
+        name = max(free, key=lambda n: axes[n])
+        twins = [n for n in free if axes[n] == axes[name]]
+        for group in ([name], twins) if len(twins) > 1 else ([name],):
+            smaller = axes | {n: axes[n] // 2 for n in group}
+            there = _smaller(problem, smaller, found)
+            if there is not None:
+                axes, found = smaller, there
+                break
+        else:
+            free.remove(name)
+        free = [n for n in free if axes[n] >= 2 * LEAST]
+    return axes
+
+
+def _other(problem: Problem, axes: Axes, steering: Sequence[str]) -> Axes:
+    """Each steering size at three quarters, made odd; sizes that must agree change together."""
+    found = extent(problem, axes)
+    done: set[str] = set()
+    for name in steering:
+        twins = [n for n in steering if axes[n] == axes[name]]
+        if name in done or axes[name] < 4:
+            continue
+        for group in ([name], twins) if len(twins) > 1 else ([name],):
+            smaller = axes | {n: axes[n] * 3 // 4 | 1 for n in group}
+            there = _smaller(problem, smaller, found)
+            if there is not None:
+                axes, found = smaller, there
+                done |= set(group)
+                break
+    return axes
+
+
+def _smaller(problem: Problem, axes: Axes, than: Extent) -> Extent | None:
+    """The extent at `axes` where the model takes them and the inputs are smaller."""
+    try:
+        there = extent(problem, axes)
+    except Exception:  # the file's own code: these sizes do not agree
+        return None
+    return there if _count(there.inputs) < _count(than.inputs) else None
+
+
+def _count(shapes: Sequence[Sequence[int]]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
