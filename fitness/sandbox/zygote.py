@@ -33,7 +33,8 @@ from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.layers import clean_environment
 
 JOBS = ("record", "compile", "interpret", "trace")
-PROFILES = {"compile": "compiler", "eager": "gpu", "serve": "gpu"}  # of the sandbox; every other job runs in "strict"
+# Of the sandbox; every other job runs in "strict".  A backward pass starts threads where torch is built for CUDA.
+PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager": "gpu", "serve": "gpu"}
 START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
 GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
 
