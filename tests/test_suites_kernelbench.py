@@ -200,6 +200,14 @@ def test_parameters_are_shared_with_the_kernel_and_none_is_a_constant(checked):
     assert double.dtype is torch.float64
 
 
+def test_a_tensor_that_a_call_replaces_is_an_argument(tmp_path):
+    text = problem("self.step(x)", DRAWN, more="        self.hidden = torch.zeros(512)")
+    step = "    def step(self, x):\n        self.hidden = self.hidden + x.mean(0)\n        return x + self.hidden\n\n"
+    step += "    def forward"
+    write_folder(tmp_path / "step", Source("level3_1_Step", text.replace("    def forward", step)), None, 1 << 30)
+    assert "def reference(x, hidden):" in (tmp_path / "step" / "task.py").read_text()
+
+
 def test_a_prompt_shows_the_model_and_not_what_measures_it(checked):
     from fitness.briefing import reference_source
 

@@ -13,7 +13,7 @@ import torch
 
 from evo.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, Source
-from fitness.suites.kernelbench.problem import MARK, Problem, state, top_level
+from fitness.suites.kernelbench.problem import MARK, Problem, put, state, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of
 
 # Two results are the same within this share of the largest element, or within this much.
@@ -123,12 +123,11 @@ def _statistics(path: str, written: set[str]) -> bool:
 
 
 def _check_repeatable(model: torch.nn.Module, given: Sequence[Any]) -> None:
-    values = dict(state(model))
-    kept = {path: value.clone() for path, value in values.items()}
+    kept = {path: value.clone() for path, value in state(model)}
     results = []
     for _ in range(2):
         for path, value in kept.items():
-            values[path].copy_(value)
+            put(model, path, value.clone())
         with torch.no_grad():
             results.append(_tensors(model(*given)))
     if not all(_same(a, b) for a, b in zip(*results, strict=True)):

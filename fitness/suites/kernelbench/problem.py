@@ -195,7 +195,7 @@ class Problem:
             self._models[key] = self._model(axes, first.device).to(first.dtype)
         model, count = self._models[key], len(arguments) - len(self.state)
         for path, value in zip(self.state, arguments[count:], strict=True):
-            _put(model, path, value)
+            put(model, path, value)
         return model, arguments[:count]
 
     def drawn(
@@ -241,7 +241,8 @@ def state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}".lstrip("."), value
 
 
-def _put(model: torch.nn.Module, path: str, value: torch.Tensor) -> None:
+def put(model: torch.nn.Module, path: str, value: torch.Tensor) -> None:
+    """Puts `value` in the place of what `state` names so."""
     prefix, _, name = path.rpartition(".")
     module = model.get_submodule(prefix)
     if name in module._parameters:
