@@ -49,6 +49,17 @@ class Judged:
     builds: tuple[Build, ...] = ()  # where there are none among the facts
 
 
+class SeedError(TaskError):
+    """The seed kernel of a task does not pass it; `verdict` is what it was found."""
+
+    def __init__(self, task: Task, verdict: Verdict, stage: str, message: str) -> None:
+        super().__init__(
+            f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found "
+            f"{verdict} at stage {stage}: {message}. Mend kernel.py, the reference or the tolerance."
+        )
+        self.verdict = verdict
+
+
 class Recorder(Protocol):
     """What `fitness.facts.Recorder` does, here or elsewhere.  Called from several threads at once."""
 
@@ -106,16 +117,16 @@ class Evaluator:
     def prepare(self) -> Evaluation:
         """Evaluates the seed kernel, against which all others are compared.
 
-        Raises TaskError where the seed does not pass its own task: nothing could be learnt from such a search.
+        Raises SeedError where the seed does not pass its own task: nothing could be learnt from such a search.
         Raises EvoError where there is nothing to judge with.
         """
         seed = Candidate(self.task.seed_source)
         facts = self._facts(seed.source)
         if isinstance(facts, Stop):
-            raise TaskError(_seed_message(self.task, facts.verdict, facts.stage, facts.message))
+            raise SeedError(self.task, facts.verdict, facts.stage, facts.message)
         evaluation = self._judged(seed, facts, lambda: self._judge.prepare(seed.source, facts))
         if evaluation.verdict is not Verdict.OK:
-            raise TaskError(_seed_message(self.task, evaluation.verdict, evaluation.stage, evaluation.message))
+            raise SeedError(self.task, evaluation.verdict, evaluation.stage, evaluation.message)
         return evaluation
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
@@ -320,13 +331,6 @@ def _estimated_speedup(baseline: Estimates | None, estimates: Estimates | None) 
         return None
     ratios = [baseline[case].total_us / estimate.total_us for case, estimate in estimates.items()]
     return math.exp(math.fsum(math.log(r) for r in ratios) / len(ratios))
-
-
-def _seed_message(task: Task, verdict: Verdict, stage: str, message: str) -> str:
-    return (
-        f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found "
-        f"{verdict} at stage {stage}: {message}. Mend kernel.py, the reference or the tolerance."
-    )
 
 
 def _versions() -> dict[str, str]:

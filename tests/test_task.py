@@ -196,7 +196,8 @@ def test_names_and_titles_need_no_torch() -> None:
 def test_skeleton_is_a_task_that_lacks_its_reference(tmp_path: Path) -> None:
     source = task_skeleton(KERNEL)
     assert 'entry = "scale"' in source and "EDIT:" in source and "def reference(x, factor):" in source
-    assert "block" not in source  # has a default
+    assert "def scale" not in source and "Left out: block=64." in source and "block =" not in source
+    assert "factor = 1.0  # EDIT: value" in source
     with pytest.raises(TaskError, match=r"reference failed.*EDIT: write the reference"):
         load_task(make(tmp_path, source))
     done = source.replace('raise NotImplementedError("EDIT: write the reference in task.py")', "return x * factor")
@@ -208,6 +209,35 @@ def test_skeleton_needs_a_host_function() -> None:
         task_skeleton("import triton\n@triton.jit\ndef k(x): pass\ndef helper(n): return n\n")
     with pytest.raises(TaskError, match="not Python"):
         task_skeleton("def f(:\n")
+
+
+def test_skeleton_traces_shapes_and_asks_for_the_rest(tmp_path: Path) -> None:
+    source = """
+def product(a, b, bias: torch.Tensor, rows, name: str, scale: float | None, _eps=1e-5):
+    M, K = a.shape
+    N = b.shape[1]
+    if rows > 3:
+        name = str(rows)
+    kernel[(M, N)](a, b, bias, K)
+"""
+    text = task_skeleton(source)
+    names = ("a", "b", "bias", "rows", "name", "scale")
+    drawn = dict(line.strip().split(" = ", 1) for line in text.splitlines() if line.strip().startswith(names))
+    given = "generator=generator, device=device, dtype=dtype)  # EDIT: "
+    assert drawn["a"] == f"torch.randn(M, K, {given}values"
+    assert drawn["b"] == f"torch.randn(b_0, N, {given}shape, values"
+    assert drawn["bias"] == f"torch.randn(M, K, b_0, N, {given}shape, values"
+    assert (drawn["rows"], drawn["scale"]) == ("1  # EDIT: value", "1.0  # EDIT: value")
+    assert drawn["name"] == '""  # EDIT: value'
+    assert "Left out: _eps=1e-05." in text and '"M": 8, "K": 8, "b_0": 4096, "N": 4096' in text
+
+
+def test_skeleton_says_what_the_source_decides() -> None:
+    source = KERNEL.replace("tl.store(", "tl.atomic_add(").replace("return y", "return torch.relu(y)")
+    text = task_skeleton(source)
+    assert "\nallow_delegation = True  #" in text and "\ndeterministic = False  #" in text
+    plain = task_skeleton(KERNEL.replace('raise RuntimeError("a seed must never be imported")', ""))
+    assert "\nallow_delegation" not in plain and "\ndeterministic" not in plain and "\nlenient" not in plain
 
 
 def test_skeleton_takes_the_outer_function() -> None:

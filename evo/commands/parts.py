@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--target", default="sm_90", help="GPU to compile for (default: sm_90)")
     add_gpus(parser)
 
@@ -51,9 +52,14 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def load_task(name_or_folder: str) -> Task:
+    """The task; says so where it was changed since it was frozen."""
+    from fitness.frozen import changed
     from fitness.task import load_task as load
 
-    return load(name_or_folder)
+    task = load(name_or_folder)
+    if warning := changed(task.folder):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    return task
 
 
 def find_gpus(target: str) -> Gpus:

@@ -6,16 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from evo.commands import parts
+from evo.commands import parts, task_by_model
 from evo.errors import ConfigError
 
 
 def add(commands: Any) -> None:
     tasks = commands.add_parser("tasks", help="list the built-in tasks, or start a new one")
     tasks.set_defaults(command=_tasks)
-    new = tasks.add_subparsers(metavar="COMMAND").add_parser("new", help="make a task folder from a kernel")
+    new = tasks.add_subparsers(metavar="COMMAND").add_parser(
+        "new",
+        help="make a task folder from a kernel",
+        description="Writes DIR/kernel.py and DIR/task.py, with EDIT where you have to decide; or has a model write "
+        "task.py, validates it and freezes it (docs/llm.md). Exit code 0: done; 1: no answer of the model could be "
+        "used; 2: misuse.",
+    )
     new.add_argument("folder", type=Path, metavar="DIR")
     new.add_argument("kernel", type=Path, metavar="KERNEL.py")
+    task_by_model.add_options(new)
     new.set_defaults(command=_new_task)
 
 
@@ -31,20 +38,16 @@ def _tasks(arguments: argparse.Namespace) -> int:
 
 
 def _new_task(arguments: argparse.Namespace) -> int:
-    from fitness.task import task_skeleton
-
     source = parts.read_kernel(arguments.kernel)
     folder: Path = arguments.folder
-    texts = {"task.py": task_skeleton(source), "kernel.py": source}
-    taken = [name for name in texts if (folder / name).exists()]
+    taken = [name for name in task_by_model.NAMES if (folder / name).exists()]
     if taken:
         raise ConfigError(f"expected a new folder, but {folder} has {' and '.join(taken)}; choose another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"expected to write to {folder}, got: {error}; choose another folder") from error
+    if arguments.model is not None:
+        return task_by_model.make(arguments, source)
+    from fitness.task import task_skeleton
+
+    task_by_model.write(folder, {"task.py": task_skeleton(source), "kernel.py": source})
     parts.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; mend what is marked EDIT in task.py, then")
     parts.say(f"evo run {folder}")
     return 0

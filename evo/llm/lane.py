@@ -174,7 +174,7 @@ class Lane:
                     break
             self._log.sending(call.number)
             try:
-                answer = await self._attempt(provider, request, model)
+                answer = await ask_once(provider, request, model)
             except Failed as failure:
                 self._settle(call.number, reserved, failure.bill)
                 self._wait(model.name, failure.wait_s)
@@ -187,14 +187,6 @@ class Lane:
             reserved = None
         self._log.failed(call.number, error)
         return dataclasses.replace(call, error=error, limited=limited)
-
-    async def _attempt(self, provider: Provider, request: Request, model: Model) -> Answer:
-        if not provider.paid:
-            return await provider.ask(request)
-        try:
-            return await asyncio.wait_for(provider.ask(request), model.timeout_s)
-        except TimeoutError:  # the endpoint sent something now and then, but never all of it
-            raise Failed(f"no whole answer within {model.timeout_s:g} s") from None
 
     def _answered(self, call: Call, reserved: Bill, answer: Answer, seconds: float) -> Call:
         self._log.answered(call.number, answer, seconds)
@@ -217,16 +209,28 @@ class Lane:
 
     async def _pause(self, name: str, attempt: int) -> None:
         """Waits until the next attempt is due.  Raises _Closing where the lane ends first."""
-        backoff = (
-            min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * self._chance.uniform(0.5, 1.0) if attempt else 0.0
-        )
         asked = self._not_before.get(name, 0.0) - time.monotonic()
-        wait_s = max(backoff, asked)
+        wait_s = max(backoff_s(attempt, self._chance), asked)
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), wait_s)
         if self._closing.is_set():
             raise _Closing
+
+
+async def ask_once(provider: Provider, request: Request, model: Model) -> Answer:
+    """One attempt.  Raises Failed also where a paid one takes longer than the model's time-out."""
+    if not provider.paid:
+        return await provider.ask(request)
+    try:
+        return await asyncio.wait_for(provider.ask(request), model.timeout_s)
+    except TimeoutError:  # the endpoint sent something now and then, but never all of it
+        raise Failed(f"no whole answer within {model.timeout_s:g} s") from None
+
+
+def backoff_s(attempt: int, chance: random.Random) -> float:
+    """Seconds to wait before an attempt, the first of which is 0."""
+    return min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * chance.uniform(0.5, 1.0) if attempt else 0.0
 
 
 class _Closing(Exception):

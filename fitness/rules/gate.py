@@ -37,7 +37,7 @@ def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
     `entry` is the host function that the task calls; `allow_delegation` permits torch operators on the host.  Rules are
     the keys of RULES.
     """
-    early = _check_text(source)
+    early = check_text(source)
     if early:
         return early
     try:
@@ -73,7 +73,8 @@ def not_inherited(findings: Sequence[Finding], seed: Sequence[Finding]) -> list[
     return [f for f in findings if (f.rule, f.message) not in known and not (launches and f.rule == "no-launch")]
 
 
-def _check_text(source: str) -> list[Finding]:
+def check_text(source: str) -> list[Finding]:
+    """What makes a source unreadable, before it is parsed; at most one finding."""
     if len(source) > MAX_CHARACTERS:
         return [Finding("size", 0, f"{len(source)} characters, at most {MAX_CHARACTERS} are read; shorten the source")]
     lines = source.replace("\r\n", "\n").split("\n")

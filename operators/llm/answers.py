@@ -55,8 +55,8 @@ class Answer:
     code_span: Span
 
 
-def take_apart(text: str) -> Answer | Unreadable:
-    """Plan and code of an answer that was to hold a whole file."""
+def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> Answer | Unreadable:
+    """Plan and code of an answer that was to hold a whole file; `wanted` is what tells that file from other code."""
     body = body_of(text)
     if isinstance(body, Unreadable):
         return body
@@ -64,7 +64,7 @@ def take_apart(text: str) -> Answer | Unreadable:
     found = blocks(text, body)
     if isinstance(found, Unreadable):
         return found
-    chosen = _chosen(found, text, body)
+    chosen = _chosen(found, text, body, wanted)
     if isinstance(chosen, Unreadable):
         return chosen
     start = _line_before(text, chosen.span[0]) if found else chosen.span[0]
@@ -125,16 +125,16 @@ def hint_of(plan: str) -> str:
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _chosen(found: list[Block], text: str, body: Span) -> Block | Unreadable:
+def _chosen(found: list[Block], text: str, body: Span, wanted: re.Pattern[str]) -> Block | Unreadable:
     python = [b for b in found if b.language in _PYTHON and b.text.strip()]
     if python:
-        return next((b for b in reversed(python) if _KERNEL.search(b.text)), python[-1])
+        return next((b for b in reversed(python) if wanted.search(b.text)), python[-1])
     if found:
         languages = ", ".join(sorted({b.language or "none" for b in found}))
         return Unreadable(f"no block of Python code among the blocks of the answer (languages: {languages})")
     span = _stripped(text, body)
     code = _normal(text[slice(*span)])
-    if _KERNEL.search(code) and _parses(code):
+    if wanted.search(code) and _parses(code):
         return Block("", code, span)
     return Unreadable("no block of code in the answer; put the code between ```python and ```")
 

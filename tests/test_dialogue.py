@@ -1,0 +1,66 @@
+"""evo.llm.dialogue: attempts, bills and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.benchmarks.endpoint import Endpoint, Reply
+from evo.llm import lane as lane_module
+from evo.llm.dialogue import Dialogue
+from evo.llm.limits import Limits
+from evo.llm.models import Model
+from evo.llm.providers import LlmError
+from operators.llm.base import Message, Prompt
+from tests.llm_endpoint import error, in_turn
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "BACKOFF_S", 0.01)
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt("task", (Message("user", text),))
+
+
+def test_failures_that_pass_are_tried_again_and_answers_are_kept_as_they_come(tmp_path: Path) -> None:
+    limits = Limits()
+    replies = in_turn(error(500, "oops"), Reply(text=" "), Reply(text="one"), Reply(text="two"))
+    with Endpoint(replies) as endpoint:
+        model = Model("m", endpoint.url, max_tokens=100, usd_in=1.0, usd_out=1.0)
+        with Dialogue(model, {}, limits, tmp_path / "answers.jsonl") as dialogue:
+            texts = [found.text for text in ("a", "b") if (found := dialogue.ask(prompt(text)))]
+    assert texts == ["one", "two"] and len(endpoint.requests) == 4
+    assert limits.tokens == endpoint.billed == 90
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [(r["prompt_hash"], r["answer"], r["tokens_in"], r["tokens_out"]) for r in rows] == [
+        (prompt("a").hash, "one", 10, 20),
+        (prompt("b").hash, "two", 10, 20),
+    ]
+    assert rows[0]["messages"] == [{"role": "user", "text": "a"}]
+    replayed = Model("m", f"replay:{tmp_path / 'answers.jsonl'}")
+    with Dialogue(replayed, {}, Limits(), tmp_path / "again.jsonl") as dialogue:
+        assert dialogue.ask(prompt("b")).text == "two"  # type: ignore[union-attr]
+        with pytest.raises(LlmError, match="other prompts"):
+            dialogue.ask(prompt("c"))
+
+
+def test_what_was_not_billed_stays_charged_until_nothing_fits(tmp_path: Path) -> None:
+    limits = Limits(max_tokens=600)
+    with Endpoint(in_turn(Reply(drop=True))) as endpoint:
+        model = Model("m", endpoint.url, max_tokens=100, attempts=6)
+        with Dialogue(model, {}, limits, tmp_path / "answers.jsonl") as dialogue:
+            assert dialogue.ask(prompt("a")) is None
+    assert len(endpoint.requests) == 1 and 350 < limits.tokens <= 600
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_no_answer_in_any_attempt_is_an_error(tmp_path: Path) -> None:
+    with Endpoint(in_turn(error(500, "oops"))) as endpoint:
+        model = Model("m", endpoint.url, attempts=2)
+        wrong = pytest.raises(LlmError, match=r"got none in 2 attempts: .*oops")
+        with Dialogue(model, {}, Limits(), tmp_path / "answers.jsonl") as dialogue, wrong:
+            dialogue.ask(prompt("a"))
