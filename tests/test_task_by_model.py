@@ -140,3 +140,11 @@ def test_a_kernel_that_nothing_launches_is_not_asked_about(make: Make, capsys: p
     assert make("mine", "me@mailbox:box") == 2
     assert "expected a host function" in capsys.readouterr().err
     assert not Path("box").exists()
+
+
+@pytest.mark.gpu
+def test_a_gpu_validates_the_task(make: Make) -> None:
+    with scripted(answer(WRONG), answer(TASK)) as endpoint:
+        assert make("mine", f"m@{endpoint.url}", "--gpus", "1") == 0
+    assert "was found wrong at stage" in Path("mine/drafts/1.reason.txt").read_text()
+    assert json.loads(Path("mine/task.json").read_text())["validated"] == "measured on a GPU"
