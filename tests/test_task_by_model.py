@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
 from evo.cli import main
@@ -143,6 +144,7 @@ def test_a_kernel_that_nothing_launches_is_not_asked_about(make: Make, capsys: p
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_gpu_validates_the_task(make: Make) -> None:
     with scripted(answer(WRONG), answer(TASK)) as endpoint:
         assert make("mine", f"m@{endpoint.url}", "--gpus", "1") == 0

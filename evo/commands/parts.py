@@ -29,7 +29,7 @@ def add_target(parser: argparse._ActionsContainer) -> None:
     add_gpus(parser)
 
 
-def add_gpus(parser: argparse.ArgumentParser) -> None:
+def add_gpus(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--gpus",
         metavar="N|all|none",

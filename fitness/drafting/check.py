@@ -21,7 +21,7 @@ from fitness.pipeline import Evaluator, SeedError
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.skeleton import waivers
-from fitness.task import Task, load_task
+from fitness.task import MIN_OWN_SHARE, Task, load_task
 
 REHEARSAL = "fitness.drafting.rehearsal"
 LEAST_CASES, MOST_CASES = 2, 5
@@ -121,11 +121,15 @@ class Checker:
 
 def weakened(task: Task) -> list[str]:
     """The settings of a task that let candidates do more, as task.py says them."""
-    given = {
-        name: getattr(task, name) for name in ("tolerance", "stress", "deterministic", "allow_delegation", "lenient")
+    usual: dict[str, Any] = {
+        "tolerance": None,
+        "stress": True,
+        "deterministic": True,
+        "allow_delegation": False,
+        "min_own_share": MIN_OWN_SHARE,
+        "lenient": False,
     }
-    usual: dict[str, Any] = {"tolerance": None, "stress": True, "deterministic": True}
-    return [f"{name} = {value}" for name, value in given.items() if value != usual.get(name, False)]
+    return [f"{name} = {value}" for name in usual if (value := getattr(task, name)) != usual[name]]
 
 
 def _only(source: str, names: list[str]) -> str:
@@ -150,6 +154,6 @@ def _check_settings(task: Task) -> None:
             "function needs less"
         )
     needed = waivers(task.seed_source, task.entry)
-    for name in ("allow_delegation", "lenient"):
+    for name in ("allow_delegation", "lenient", "eager"):  # the last is for the user to say
         if getattr(task, name) != (name in needed):
             raise Refused(f"expected {name} = {name in needed}: so it is by what the rules find in kernel.py")
