@@ -1,8 +1,10 @@
 """The tunable parameters ("genes") of a candidate: integer literals that shape a launch, and how to set them.
 
 A gene is a literal given to a launch (`BLOCK=128`, `num_warps=4`), a variable that holds a literal and flows to a
-launch or a grid, an entry of a literal `triton.Config`, the `num_stages` of a `tl.range`, or an option a launch does
-not name yet.  Expressions (`triton.next_power_of_2(n)`) are structure, not genes.
+launch or a grid, an entry of a `triton.Config`, the `num_stages` of a `tl.range`, or an option a launch does not name
+yet.  Warps and stages that the host computes are genes too, and so are blocks that it computes and that something is
+cut into: their value is COMPUTED until a number takes the expression's place.  A block that has to cover a whole row
+(`triton.next_power_of_2(n)`) is structure, not a gene.
 """
 
 from __future__ import annotations
@@ -11,14 +13,32 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import libcst as cst
 
 from operators.dataflow import lanes_compared
-from operators.source import Kernel, Launch, Source, add_argument, called, integer, names, parse, replace, walk
+from operators.overrides import Override, divisor, find_override, hint, is_tiled
+from operators.source import (
+    Kernel,
+    Launch,
+    Source,
+    add_argument,
+    bindings,
+    called,
+    code,
+    integer,
+    names,
+    parameters,
+    parse,
+    replace,
+    walk,
+)
 
 # What Triton takes where a launch does not say.
 OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3}
+
+COMPUTED = 0  # the value of a gene that the host computes
 
 _POWERS = tuple(2**k for k in range(14))  # 1..8192, the largest block along one axis
 _VALUES: Mapping[str, tuple[int, ...]] = {
@@ -45,7 +65,7 @@ class Gene:
 
     name: str  # "softmax_kernel.BLOCK"; a second launch of a kernel is "softmax_kernel@2.BLOCK"
     location: str  # where it stands, e.g. "softmax/launch/BLOCK"
-    value: int
+    value: int  # COMPUTED where an expression stands there
     values: tuple[int, ...]  # legal ones, ascending, the current one among them
     kind: str  # block | dot | warps | stages | group | registers | unroll | other
 
@@ -61,9 +81,17 @@ Edit = Callable[[int], list[tuple[cst.CSTNode, object]]]
 @dataclass(frozen=True, eq=False)
 class _Site:
     gene: Gene
-    literals: tuple[cst.Integer, ...]  # all change together; none where the option is to be added
-    call: cst.Call | None = None  # the launch that gets the missing option
+    literals: tuple[cst.BaseExpression, ...]  # all change together; none where the option is to be added
+    call: cst.Call | None = None  # the launch (or configuration) that gets the missing option
     option: str = ""
+    override: Override | None = None  # where the variable gets its number
+    default: cst.Integer | None = None  # the literal that this takes the place of
+
+    @property
+    def owns(self) -> set[object]:
+        """What no other gene may change."""
+        settled = {(self.override.variable, id(self.override.anchor))} if self.override else set()
+        return {id(n) for n in (*self.literals, self.default) if n is not None} | settled
 
 
 def get_genes(source: str) -> tuple[Gene, ...]:
@@ -79,21 +107,37 @@ def set_genes(source: str, values: Mapping[str, int]) -> str:
     parsed, sites = _sites(source)
     edits: list[tuple[cst.CSTNode, object]] = []
     added: dict[int, tuple[cst.Call, list[str]]] = {}
+    beside: dict[int, list[tuple[Override, int]]] = {}
     for name, value in values.items():
         if name not in sites:
             raise ValueError(f"no gene {name!r} in this source; it has: {', '.join(sites) or 'none'}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"gene {name!r} takes a positive integer, got {value!r}")
         site = sites[name]
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if not number or (value < 1 and value != site.gene.value):
+            raise ValueError(f"gene {name!r} takes a positive integer, got {value!r}")
         if value == site.gene.value:
             continue
-        edits += [(n, n.with_changes(value=str(value))) for n in site.literals]
+        edits += [(n, _numbered(n, value)) for n in site.literals]
         if site.call is not None:
             added.setdefault(id(site.call), (site.call, []))[1].append(f"{site.option}={value}")
+        if site.override is not None:
+            beside.setdefault(id(site.override.anchor), []).append((site.override, value))
     edits += [(call, _adder(texts)) for call, texts in added.values()]
+    edits += [(settled[0][0].anchor, _settler(settled)) for settled in beside.values()]
     if not edits or parsed is None:
         return source
     return str(replace(parsed.module, edits).code)
+
+
+def _numbered(node: cst.BaseExpression, value: int) -> cst.BaseExpression:
+    return node.with_changes(value=str(value)) if isinstance(node, cst.Integer) else cst.Integer(str(value))
+
+
+def _settler(settled: list[tuple[Override, int]]) -> Callable[[cst.BaseStatement], cst.FlattenSentinel[Any]]:
+    """An edit that puts `variable = number` before or after a statement."""
+    before = [o.statement(v) for o, v in settled if not o.after]
+    after = [o.statement(v) for o, v in settled if o.after]
+    return lambda anchor: cst.FlattenSentinel([*before, anchor, *after])
 
 
 def _adder(texts: list[str]) -> Callable[[cst.Call], cst.Call]:
@@ -110,12 +154,12 @@ def _sites(text: str) -> tuple[Source | None, Mapping[str, _Site]]:
     """The genes of a source by name, with the one tree whose nodes they are."""
     source = parse(text)
     found: dict[str, _Site] = {}
-    taken: set[int] = set()  # ids of literals that belong to a gene already
+    taken: set[object] = set()  # what belongs to a gene already
     if source is None:
         return None, found
     for site in _all_sites(source):
-        if taken.isdisjoint(id(n) for n in site.literals):
-            taken |= {id(n) for n in site.literals}
+        if taken.isdisjoint(site.owns):
+            taken |= site.owns
             found.setdefault(site.gene.name, site)
     return source, found
 
@@ -130,7 +174,7 @@ def _all_sites(source: Source) -> Iterator[_Site]:
         yield from _launch_sites(source, launch, prefix)
         yield from _grid_sites(source, launch)
     for kernel in source.kernels.values():
-        yield from _config_sites(kernel)
+        yield from _config_sites(source, kernel)
         yield from _range_sites(kernel)
 
 
@@ -138,36 +182,142 @@ def _launch_sites(source: Source, launch: Launch, prefix: str) -> Iterator[_Site
     place = f"{launch.host.name.value if launch.host else 'module'}/launch"
     ambiguous = _shared_literals(source, launch)
     given = {k: a for k, a in launch.arguments.items() if k in launch.kernel.constexpr}
+    options = OPTION_DEFAULTS if has_loops(source, launch.kernel) else {"num_warps"}
     for name, arg in {**given, **launch.options}.items():
+        if name in OPTION_DEFAULTS and name not in options:
+            continue
         literal = source.resolve(arg.value, launch.host)
         if not isinstance(literal, cst.Integer):
+            site = _computed_site(launch, name, arg.value, f"{prefix}.{name}", f"{place}/{name}")
+            if site is not None:
+                yield site
             continue
+        if _is_default(launch, literal):
+            site = _given_site(launch, name, arg.value, literal, f"{prefix}.{name}", f"{place}/{name}")
+            if site is not None:
+                yield site
+                continue
         if literal is arg.value and integer(literal) in ambiguous:
             continue  # the grid repeats this number and it cannot be told for which parameter
         twins = _grid_literals(launch, int(literal.value, 0)) if literal is arg.value and name in given else ()
         site = _site(launch.kernel, name, f"{prefix}.{name}", f"{place}/{name}", (literal, *twins))
-        if site is not None:
+        if site is not None and (site.gene.kind != "other" or _is_work(launch, name, arg.value)):
             yield site
     if launch.kernel.autotuned or launch.opaque:
         return
-    for option, default in OPTION_DEFAULTS.items():
+    for option in options:
         if option not in launch.options:
-            kind = _KIND_BY_NAME[option]
-            gene = Gene(f"{prefix}.{option}", f"{place}/{option}", default, _VALUES[kind], kind)
-            yield _Site(gene, (), launch.call, option)
+            yield _missing(launch.call, option, f"{prefix}.{option}", f"{place}/{option}")
+
+
+def _missing(call: cst.Call, option: str, name: str, location: str) -> _Site:
+    """An option that a launch or a configuration does not name, at what Triton takes then."""
+    kind = _KIND_BY_NAME[option]
+    return _Site(Gene(name, location, OPTION_DEFAULTS[option], _VALUES[kind], kind), (), call, option)
+
+
+def has_loops(source: Source, kernel: Kernel) -> bool:
+    """The kernel, or a function it calls, has a loop: without one there is nothing to pipeline in stages."""
+    reached, todo = set(), [kernel]
+    while todo:
+        one = todo.pop()
+        if one.name in reached:
+            continue
+        reached.add(one.name)
+        if any(isinstance(n, (cst.For, cst.While)) for n in walk(one.node.body)):
+            return True
+        todo += [source.kernels[n] for n in names(one.node.body) if n in source.kernels]
+    return False
+
+
+def _computed_site(launch: Launch, parameter: str, value: cst.BaseExpression, name: str, place: str) -> _Site | None:
+    """An option, or a block that something is cut into, whose value the host computes.
+
+    A number takes the place of an option's expression.  A block is a variable that the grid is made with too, so it is
+    set once more after its last assignment; where that has been done the number there is the gene.
+    """
+    if parameter in _KIND_BY_NAME:
+        kind = _KIND_BY_NAME[parameter]
+        return _Site(Gene(name, place, COMPUTED, (COMPUTED, *_VALUES[kind]), kind), (value,))
+    kind = _kind(launch.kernel, parameter) or ""
+    variable = value.value if isinstance(value, cst.Name) else ""
+    if kind not in ("block", "dot") and not (kind == "other" and _is_shape(launch.kernel, parameter)):
+        return None
+    if _is_flag(value) or not is_tiled(launch, parameter, variable):
+        return None
+    if not variable:
+        legal = _computed_values(launch.kernel, kind, hint([value]))
+        return _Site(Gene(name, place, COMPUTED, legal, kind), (value,)) if _by_meta(launch, parameter) else None
+    override = find_override(launch, variable)
+    if override is None:
+        return None
+    if override.literal is not None:
+        return _site(launch.kernel, parameter, name, place, (override.literal,))
+    legal = _computed_values(launch.kernel, kind, hint(override.values))
+    return _Site(Gene(name, place, COMPUTED, legal, kind), (), override=override)
+
+
+def _is_default(launch: Launch, literal: cst.Integer) -> bool:
+    return launch.host is not None and any(p.default is literal for p in parameters(launch.host))
+
+
+def _given_site(
+    launch: Launch, parameter: str, value: cst.BaseExpression, default: cst.Integer, name: str, place: str
+) -> _Site | None:
+    """A parameter of the host with a default, which callers may give themselves: its number is set in the body."""
+    plain = _site(launch.kernel, parameter, name, place, (default,))
+    if plain is None or not isinstance(value, cst.Name):
+        return None
+    if parameter in _KIND_BY_NAME:
+        return _Site(plain.gene, (value,), default=default)
+    override = find_override(launch, value.value) if is_tiled(launch, parameter, value.value) else None
+    tile = plain.gene.kind in ("block", "dot")
+    if not tile or override is None or override.after:
+        return None
+    return _Site(plain.gene, (), override=override, default=default)
+
+
+def _is_work(launch: Launch, parameter: str, value: cst.BaseExpression) -> bool:
+    """The number of another kind is one of lanes, of pieces, or of turns of a loop, and not one to compute with."""
+    variable = value.value if isinstance(value, cst.Name) else ""
+    loops = launch.kernel.calls("range", "tl.range", "tl.static_range")
+    counted = any(parameter in names(a.value) for c in loops for a in c.args)
+    return counted or _is_shape(launch.kernel, parameter) or is_tiled(launch, parameter, variable)
+
+
+def _is_shape(kernel: Kernel, parameter: str) -> bool:
+    """Some tile of the kernel has this many elements along an axis."""
+    makers = kernel.calls("tl.arange", "tl.zeros", "tl.full", "tl.make_block_ptr")
+    shapes = [a for c in makers for a in (c.args if called(c) != "tl.make_block_ptr" else c.args[-2:])]
+    return any(parameter in names(a.value) for a in shapes)
+
+
+def _is_flag(value: cst.BaseExpression) -> bool:
+    """Something that is true or false, or a text."""
+    kinds = (cst.Comparison, cst.BooleanOperation, cst.SimpleString)
+    return isinstance(value, kinds) or (isinstance(value, cst.Name) and value.value in ("True", "False", "None"))
+
+
+def _by_meta(launch: Launch, parameter: str) -> bool:
+    """The host asks for the block by the parameter's name only (`meta["BLOCK"]`), or not at all."""
+    text = code(launch.arguments[parameter].value)
+    return not any(code(d) == text for n in walk(launch.host or launch.grid) if (d := divisor(n)) is not None)
+
+
+def _computed_values(kernel: Kernel, kind: str, near: int | None) -> tuple[int, ...]:
+    """Legal numbers for a block that is computed: within a factor of 8 of what its expression names."""
+    legal = _VALUES["dot" if kernel.calls("tl.dot") else "block"]
+    low, high = (near / 8, near * 8) if near else (16, 1024)
+    return (COMPUTED, *(v for v in legal if low <= v <= high))
 
 
 def _grid_literals(launch: Launch, value: int) -> tuple[cst.Integer, ...]:
     """Literals of the host that divide a size by the block: `triton.cdiv(n, 128)`, `n // 128`."""
     found: list[cst.Integer] = []
     for node in walk(launch.host or launch.grid):
-        divisor: cst.CSTNode | None = None
-        if isinstance(node, cst.Call) and called(node).endswith("cdiv") and len(node.args) == 2:
-            divisor = node.args[1].value
-        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.FloorDivide):
-            divisor = node.right
-        if isinstance(divisor, cst.Integer) and integer(divisor) == value:
-            found.append(divisor)
+        piece = divisor(node)
+        if isinstance(piece, cst.Integer) and integer(piece) == value:
+            found.append(piece)
     return tuple(found)
 
 
@@ -199,20 +349,45 @@ def _grid_sites(source: Source, launch: Launch) -> Iterator[_Site]:
                 yield site
 
 
-def _config_sites(kernel: Kernel) -> Iterator[_Site]:
-    """Literals of the `triton.Config` entries above a kernel."""
-    configs = [
-        n for d in kernel.node.decorators for n in walk(d) if isinstance(n, cst.Call) and called(n).endswith("Config")
-    ]
+def config_calls(source: Source, kernel: Kernel) -> list[cst.Call]:
+    """The calls of `triton.Config` above a kernel, or in the lists and functions that its decorators name."""
+    found: list[cst.Call] = []
+    seen: set[str] = set()
+    todo: list[cst.CSTNode] = [d for d in kernel.node.decorators if called(d.decorator).endswith("autotune")]
+    while todo:
+        node = todo.pop(0)
+        found += [n for n in walk(node) if isinstance(n, cst.Call) and called(n).endswith("Config")]
+        for name in sorted(names(node) - seen):
+            seen.add(name)
+            bound = bindings(source.module).get(name, [])
+            todo += [v for v in bound if v is not None] if name not in source.hosts else [source.hosts[name].body]
+    return found
+
+
+def _config_sites(source: Source, kernel: Kernel) -> Iterator[_Site]:
+    """Literals of the configurations of a kernel, and the options that they do not name."""
+    options = OPTION_DEFAULTS if has_loops(source, kernel) else {"num_warps"}
+    configs = config_calls(source, kernel)
+    values: dict[str, set[int | None]] = {}
+    for name, literal in (entry for config in configs for entry in config_entries(config)):
+        values.setdefault(name, set()).add(integer(literal))
     for index, config in enumerate(configs):
-        for name, literal in _config_entries(config):
-            place = f"{kernel.name}/config{index}/{name}"
-            site = _site(kernel, name, f"{kernel.name}.config{index}.{name}", place, (literal,))
-            if site is not None:
+        prefix, place = f"{kernel.name}.config{index}", f"{kernel.name}/config{index}"
+        for name, literal in config_entries(config):
+            site = _site(kernel, name, f"{prefix}.{name}", f"{place}/{name}", (literal,))
+            free = name in options or (name not in OPTION_DEFAULTS and (name in _KIND_BY_NAME or len(values[name]) > 1))
+            if site is not None and (free or site.gene.kind in ("block", "dot", "group")):
                 yield site
+        given = {a.keyword.value for a in config.args if a.keyword is not None}
+        if any(a.star for a in config.args) or sum(a.keyword is None for a in config.args) > 1:
+            continue
+        for option in options:
+            if option not in given:
+                yield _missing(config, option, f"{prefix}.{option}", f"{place}/{option}")
 
 
-def _config_entries(config: cst.Call) -> Iterator[tuple[str, cst.Integer]]:
+def config_entries(config: cst.Call) -> Iterator[tuple[str, cst.Integer]]:
+    """Name and number of everything that a configuration gives as a literal."""
     for arg in config.args:
         if isinstance(arg.value, cst.Dict):
             for element in arg.value.elements:

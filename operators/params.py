@@ -11,7 +11,7 @@ from typing import Any
 
 from evo.records import candidate_id
 from operators.base import Context, Draft, Parent, Screen
-from operators.genes import Gene, get_genes, set_genes
+from operators.genes import COMPUTED, Gene, get_genes, set_genes
 
 Setting = tuple[int, ...]  # one value per gene, in the order of get_genes
 
@@ -124,9 +124,11 @@ def _neighbour(genes: Sequence[Gene], setting: Setting, rng: random.Random) -> S
         legal = genes[at].values
         here = legal.index(moved[at])
         steps = [legal[i] for i in (here - 2, here - 1, here - 1, here + 1, here + 1, here + 2) if 0 <= i < len(legal)]
+        steps = [v for v in steps if v != COMPUTED]  # it is next to no number
         others = [v for v in legal if v != moved[at]]
         if others:
-            moved[at] = rng.choice(others if rng.random() < 0.2 else steps)
+            far = rng.random() < 0.2 or moved[at] == COMPUTED or not steps
+            moved[at] = rng.choice(others if far else steps)
     return tuple(moved)
 
 
@@ -135,8 +137,8 @@ def _random_setting(genes: Sequence[Gene], rng: random.Random) -> Setting:
 
 
 def _describe(genes: Sequence[Gene], setting: Setting) -> str:
-    changed = [f"{g.name} {g.value}→{v}" for g, v in zip(genes, setting, strict=True) if v != g.value]
-    return ", ".join(changed)
+    changed = [(g.name, g.value or "computed", v or "computed") for g, v in zip(genes, setting, strict=True)]
+    return ", ".join(f"{name} {old}→{new}" for name, old, new in changed if old != new)
 
 
 class Params:

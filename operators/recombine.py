@@ -38,11 +38,11 @@ def _exchange_genes(base: str, donor: str, rng: random.Random) -> tuple[str, str
     """Some of the genes that both have and in which they differ, at the donor's values."""
     legal = {g.name: g for g in get_genes(base)}
     given = {g.name: g.value for g in get_genes(donor)}
-    differ = [n for n, g in legal.items() if n in given and given[n] != g.value and given[n] in g.values]
+    differ = [n for n, g in legal.items() if n in given and given[n] != g.value and given[n] and given[n] in g.values]
     if not differ:
         return None
     chosen = [n for n in differ if rng.random() < 0.5] or [rng.choice(differ)]
-    note = ", ".join(f"{n} {legal[n].value}→{given[n]}" for n in chosen)
+    note = ", ".join(f"{n} {legal[n].value or 'computed'}→{given[n]}" for n in chosen)
     return set_genes(base, {n: given[n] for n in chosen}), f"parameters of the other parent: {note}"
 
 

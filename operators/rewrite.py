@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from operators.base import Context, Draft, Parent
-from operators.rewrites import arithmetic, grid, launch, loops, memory, reduction, rows, stream
+from operators.rewrites import arithmetic, configs, grid, launch, loops, memory, reduction, rows, stream
 from operators.rewrites.base import Rewrite
 
-REWRITES: Mapping[str, Rewrite] = {
-    r.name: r for family in (launch, loops, reduction, stream, memory, arithmetic, grid, rows) for r in family.REWRITES
-}
+_FAMILIES = (launch, configs, loops, reduction, stream, memory, arithmetic, grid, rows)
+REWRITES: Mapping[str, Rewrite] = {r.name: r for family in _FAMILIES for r in family.REWRITES}
 
 
 class RewriteOperator:

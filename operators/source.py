@@ -159,6 +159,8 @@ def keyword(call: cst.Call, name: str) -> cst.Arg | None:
     return next((a for a in call.args if a.keyword is not None and a.keyword.value == name), None)
 
 
+_MAX_CHAIN = 4  # names that stand for a name
+
 Binding = cst.BaseExpression | None  # None: bound by something that is no plain value (loop, augmented, unpacked)
 
 
@@ -207,7 +209,7 @@ class Launch:
     call: cst.Call
     kernel: Kernel
     grid: cst.BaseExpression
-    host: cst.FunctionDef | None  # the module-level function it stands in
+    host: cst.FunctionDef | None  # the outermost function it stands in, perhaps a method
     line: cst.SimpleStatementLine | None  # the statement, where the launch is one by itself
     arguments: Mapping[str, cst.Arg]  # by parameter of the kernel
     options: Mapping[str, cst.Arg]
@@ -238,13 +240,12 @@ class Source:
 
     def resolve(self, node: cst.BaseExpression, host: cst.FunctionDef | None) -> cst.BaseExpression | None:
         """The expression itself, or for a name the one expression it is bound to; None where that is not certain."""
-        if not isinstance(node, cst.Name):
-            return node
-        for scope in (host, self.module):
-            if scope is not None:
-                bound = bindings(scope).get(node.value)
-                if bound is not None:
-                    return bound[0] if len(bound) == 1 else None
+        value: Binding = node
+        for _ in range(_MAX_CHAIN):  # `BLOCK_N = BLOCK_M`: a name may stand for another
+            if not isinstance(value, cst.Name):
+                return value
+            found = [b[value.value] for s in (host, self.module) if s is not None and value.value in (b := bindings(s))]
+            value = found[0][0] if found and len(found[0]) == 1 else None
         return None
 
 
@@ -336,28 +337,35 @@ def _decorators(function: cst.FunctionDef) -> tuple[str, ...]:
     return tuple(called(d.decorator) or dotted(d.decorator) for d in function.decorators)
 
 
+def _is_constexpr(annotation: cst.BaseExpression) -> bool:
+    text = annotation.value.strip("\"'") if isinstance(annotation, cst.SimpleString) else dotted(annotation)
+    return text.endswith("constexpr")
+
+
 def _kernel(node: cst.FunctionDef) -> Kernel:
     params = parameters(node)
-    constexpr = {p.name.value for p in params if p.annotation and dotted(p.annotation.annotation).endswith("constexpr")}
+    constexpr = {p.name.value for p in params if p.annotation and _is_constexpr(p.annotation.annotation)}
     defaults = {p.name.value for p in params if p.default is not None}
     order = tuple(p.name.value for p in params)
     return Kernel(node, node.name.value, order, frozenset(constexpr), frozenset(defaults), _decorators(node))
 
 
 def _launches(top: cst.CSTNode, kernels: Mapping[str, Kernel]) -> Iterator[Launch]:
-    host = top if isinstance(top, cst.FunctionDef) else None
+    Line = cst.SimpleStatementLine | None
 
-    def visit(node: cst.CSTNode, line: cst.SimpleStatementLine | None) -> Iterator[Launch]:
+    def visit(node: cst.CSTNode, host: cst.FunctionDef | None, line: Line) -> Iterator[Launch]:
         if isinstance(node, cst.SimpleStatementLine):
             line = node
+        if isinstance(node, cst.FunctionDef) and host is None:
+            host = node
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript):
             kernel = kernels.get(dotted(node.func.value))
             if kernel is not None:
                 yield _launch(node, node.func, kernel, host, line)
         for child in children(node):
-            yield from visit(child, line)
+            yield from visit(child, host, line)
 
-    yield from visit(top, None)
+    yield from visit(top, None, None)
 
 
 def _launch(
@@ -387,10 +395,53 @@ def _launch(
 
 def grid_tuple(source: Source, launch: Launch) -> tuple[cst.Tuple | None, bool]:
     """The tuple that makes the grid, and whether it is the body of a lambda; None where there is no such tuple."""
-    grid = source.resolve(launch.grid, launch.host)
+    grid = _grid(source, launch)
     if isinstance(grid, cst.Lambda):
         return (grid.body, True) if isinstance(grid.body, cst.Tuple) else (None, True)
     return (grid, False) if isinstance(grid, cst.Tuple) else (None, False)
+
+
+def _grid(source: Source, launch: Launch) -> cst.BaseExpression | None:
+    """What the grid is; of a variable that the host assigns anew for each launch, what it is at this one."""
+    grid = source.resolve(launch.grid, launch.host)
+    if grid is not None or launch.host is None or not isinstance(launch.grid, cst.Name):
+        return grid
+    for statement in launch.host.body.body:
+        bound = bindings(cst.Module([cast(Any, statement)])).get(launch.grid.value, [])
+        if any(n is launch.call for n in walk(statement)):
+            return None if bound else grid
+        if bound:
+            plain = isinstance(statement, cst.SimpleStatementLine) and len(bound) == 1
+            grid = bound[0] if plain else None
+    return None
+
+
+def grid_values(source: Source, launch: Launch) -> list[str] | None:
+    """The elements of the grid as text to put before the launch; None where they are not known there.
+
+    A grid that is a function of the launch's own arguments (`lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`) is written
+    out with what the launch gives.
+    """
+    shape, is_lambda = grid_tuple(source, launch)
+    if shape is None or not all(isinstance(e, cst.Element) for e in shape.elements):
+        return None
+    if not is_lambda:
+        name = launch.grid.value if isinstance(launch.grid, cst.Name) else None
+        return [f"{name}[{i}]" if name else code(e.value) for i, e in enumerate(shape.elements)]
+    grid = cast(cst.Lambda, _grid(source, launch))
+    if len(grid.params.params) != 1:
+        return None
+    meta = grid.params.params[0].name.value
+    pairs = []
+    for node in walk(shape):
+        if isinstance(node, cst.Subscript) and dotted(node.value) == meta:
+            match node.slice[0].slice:
+                case cst.Index(cst.SimpleString() as key) if key.evaluated_value in launch.arguments:
+                    pairs.append((node, bracketed(launch.arguments[str(key.evaluated_value)].value)))
+                case _:
+                    return None
+    written: cst.Tuple = replace(shape, pairs)
+    return [code(e.value) for e in written.elements] if meta not in names(written) else None
 
 
 def fresh(source: Source, stem: str) -> str:

@@ -118,6 +118,30 @@ def scale(x, factor):
 """
 )
 
+TUNED = (
+    HEADER
+    + """@triton.autotune(
+    configs=[
+        triton.Config({"BLOCK": 32}, num_warps=1),
+        triton.Config({"BLOCK": 64}),
+    ],
+    key=["n"],
+)
+@triton.jit
+def halve_kernel(x_ptr, y_ptr, n, PARTS: "tl.constexpr", BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(y_ptr + offsets, x / PARTS, mask=offsets < n)
+
+
+def halve(x):
+    y = torch.empty_like(x)
+    n = x.numel()
+    halve_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n, PARTS=2)
+    return y
+"""
+)
+
 # name -> (entry, source, inputs of two sizes: a list is the shape of a tensor)
 SOURCES = {
     "one_pass_softmax": ("softmax", ONE_PASS_SOFTMAX, [[[5, 37]], [[3, 1500]]]),
@@ -125,6 +149,7 @@ SOURCES = {
     "flat_tiles": ("outer", FLAT_TILES, [[[13], [45]], [[64], [64]]]),
     "column_sum": ("column_sum", COLUMN_SUM, [[[7, 45]], [[4, 64]]]),
     "in_place": ("scale", IN_PLACE, [[[97], 2.0], [[128], 0.5]]),
+    "tuned": ("halve", TUNED, [[[97]], [[128]]]),
 }
 
 # Sources that no operator may stumble over: it returns None or a source that parses.

@@ -3,7 +3,7 @@ import ast
 import pytest
 
 from fitness.task import task_names
-from operators.genes import get_genes, set_genes
+from operators.genes import COMPUTED, get_genes, set_genes
 from operators.source import parse
 from tests.operators_sources import COLUMN_SUM, FLAT_TILES, HEADER, IN_PLACE, ODD_SOURCES, SOURCES
 from tests.operators_tasks import seed
@@ -20,7 +20,6 @@ def test_literals_variables_and_missing_options() -> None:
         "outer_kernel.BLOCK_M": 8,
         "outer_kernel.BLOCK_N": 16,
         "outer_kernel.num_warps": 4,
-        "outer_kernel.num_stages": 3,
     }
     assert values(COLUMN_SUM)["column_sum_kernel.BLOCK"] == 16
 
@@ -37,7 +36,8 @@ def test_a_literal_and_its_copy_in_the_grid_change_together() -> None:
 
 def test_a_literal_of_the_grid_that_could_belong_to_two_parameters_is_no_gene() -> None:
     source = HEADER + (
-        "@triton.jit\ndef k(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):\n    pass\n\n"
+        "@triton.jit\ndef k(x_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):\n"
+        "    for i in range(2):\n        pass\n\n"
         "def f(x):\n    k[(triton.cdiv(x.shape[0], 32), 1)](x, BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2)\n"
     )
     assert set(values(source)) == {"k.num_warps", "k.num_stages"}
@@ -45,9 +45,17 @@ def test_a_literal_of_the_grid_that_could_belong_to_two_parameters_is_no_gene() 
 
 def test_a_missing_option_is_added_and_only_when_it_is_not_the_default() -> None:
     assert set_genes(FLAT_TILES, {"outer_kernel.num_warps": 4}) == FLAT_TILES
-    new = set_genes(FLAT_TILES, {"outer_kernel.num_warps": 8, "outer_kernel.num_stages": 2})
-    assert "BLOCK_N=16, num_warps=8, num_stages=2)" in new
-    assert values(new)["outer_kernel.num_warps"] == 8
+    new = set_genes(COLUMN_SUM, {"column_sum_kernel.num_warps": 8, "column_sum_kernel.num_stages": 2})
+    assert "BLOCK=BLOCK, num_warps=8, num_stages=2)" in new
+    assert values(new)["column_sum_kernel.num_warps"] == 8
+
+
+def test_only_a_kernel_with_a_loop_has_stages() -> None:
+    assert "outer_kernel.num_stages" not in values(FLAT_TILES)
+    assert "outer_kernel.num_stages" not in values(FLAT_TILES.replace("BLOCK_N=16", "BLOCK_N=16, num_stages=2"))
+    helper = "@triton.jit\ndef helper(x_ptr):\n    for i in range(4):\n        tl.store(x_ptr + i, 0.0)\n\n\n"
+    kernel = "@triton.jit\ndef k(x_ptr):\n    helper(x_ptr)\n\n\ndef f(x):\n    k[(1,)](x)\n"
+    assert values(HEADER + helper + kernel) == {"k.num_warps": 4, "k.num_stages": 3}
 
 
 def test_a_trailing_comma_and_line_breaks_stay() -> None:
@@ -64,7 +72,7 @@ def test_expressions_flags_and_sizes_are_no_genes() -> None:
         "    d = tl.arange(0, HEAD_DIM) + tl.arange(0, ORDER)\n\n"
         "def f(x):\n    k[(1,)](x, CAUSAL=1, HEAD_DIM=64, ORDER=4)\n"
     )
-    assert set(values(source)) == {"k.num_warps", "k.num_stages"}
+    assert set(values(source)) == {"k.num_warps"}
 
 
 def test_entries_of_autotune_and_options_of_loops() -> None:
@@ -74,9 +82,88 @@ def test_entries_of_autotune_and_options_of_loops() -> None:
         "    for i in tl.range(0, n, BLOCK, num_stages=3):\n        pass\n\n"
         'def f(x):\n    k[lambda meta: (triton.cdiv(4, meta["BLOCK"]),)](x, 4)\n'
     )
-    expected = {"k.config0.BLOCK": 64, "k.config0.num_warps": 2, "k.config1.BLOCK": 128, "k.range0.num_stages": 3}
-    assert values(source) == expected
+    given = {"k.config0.BLOCK": 64, "k.config0.num_warps": 2, "k.config1.BLOCK": 128, "k.range0.num_stages": 3}
+    missing = {"k.config0.num_stages": 3, "k.config1.num_stages": 3, "k.config1.num_warps": 4}
+    assert values(source) == given | missing
     assert '{"BLOCK": 256}' in set_genes(source, {"k.config1.BLOCK": 256})
+    assert '{"BLOCK": 128}, num_warps=8)' in set_genes(source, {"k.config1.num_warps": 8})
+
+
+COMPUTED_BLOCK = (
+    HEADER
+    + """@triton.jit
+def k(x_ptr, n, BLOCK: tl.constexpr, LANES: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    for i in range(2):
+        tl.store(x_ptr + offsets, 1.0, mask=offsets < n)
+
+
+class Ones(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        n = x.numel()
+        BLOCK = min(64, triton.next_power_of_2(n))
+        if n > 4096:
+            BLOCK = BLOCK * 2
+        num_warps = 4 if BLOCK < 64 else 8
+        LANES = triton.next_power_of_2(n)
+        k[(triton.cdiv(n, BLOCK),)](x, n, BLOCK, LANES, num_warps=num_warps)
+        return x
+"""
+)
+
+
+def test_what_the_host_computes_is_a_gene_until_it_is_a_number() -> None:
+    assert values(COMPUTED_BLOCK) == {"k.BLOCK": COMPUTED, "k.num_warps": COMPUTED, "k.num_stages": 3}
+    block = next(g for g in get_genes(COMPUTED_BLOCK) if g.name == "k.BLOCK")
+    assert block.values == (COMPUTED, 8, 16, 32, 64, 128, 256, 512)  # around the 64 of its expression
+    new = set_genes(COMPUTED_BLOCK, {"k.BLOCK": 256, "k.num_warps": 2})
+    settled = "            BLOCK = BLOCK * 2\n        BLOCK = 256\n"
+    assert new == COMPUTED_BLOCK.replace("            BLOCK = BLOCK * 2\n", settled).replace("=num_warps)", "=2)")
+    assert values(new) == {"k.BLOCK": 256, "k.num_warps": 2, "k.num_stages": 3}
+    assert set_genes(new, {"k.BLOCK": 32}) == new.replace("BLOCK = 256", "BLOCK = 32")
+
+
+def test_a_block_that_is_used_before_its_last_value_is_no_gene() -> None:
+    used = COMPUTED_BLOCK.replace("        if n >", "        programs = triton.cdiv(n, BLOCK)\n        if n >")
+    assert set(values(used)) == {"k.num_warps", "k.num_stages"}
+
+
+def test_a_block_that_a_caller_gives_is_set_where_the_host_begins() -> None:
+    source = IN_PLACE.replace("scale(x, factor):", "scale(x, factor, BLOCK):").replace("=32", "=BLOCK")
+    source = source.replace("cdiv(n, 32)", "cdiv(n, BLOCK)")
+    assert values(source)["scale_kernel.BLOCK"] == COMPUTED
+    new = set_genes(source, {"scale_kernel.BLOCK": 128})
+    assert "def scale(x, factor, BLOCK):\n    BLOCK = 128\n    n = x.numel()\n" in new
+
+
+def test_a_default_that_callers_may_override_is_set_in_the_body() -> None:
+    source = IN_PLACE.replace("BLOCK=32, num", "BLOCK=BLOCK, num").replace("num_warps=2", "num_warps=warps")
+    source = source.replace("scale(x, factor):", "scale(x, factor, BLOCK=32, warps=2):")
+    source = source.replace("cdiv(n, 32)", "cdiv(n, BLOCK)")
+    assert values(source) == {"scale_kernel.BLOCK": 32, "scale_kernel.num_warps": 2}
+    new = set_genes(source, {"scale_kernel.BLOCK": 128, "scale_kernel.num_warps": 8})
+    assert "BLOCK=32, warps=2):\n    BLOCK = 128\n" in new and "num_warps=8)" in new
+    assert values(new) == {"scale_kernel.BLOCK": 128, "scale_kernel.num_warps": 8}
+
+
+def test_numbers_to_compute_with_are_no_genes() -> None:
+    source = HEADER + (
+        "@triton.jit\ndef k(x_ptr, BIAS: tl.constexpr, TURNS: tl.constexpr):\n"
+        "    for i in range(TURNS):\n        tl.store(x_ptr + i, BIAS)\n\n\n"
+        "def f(x):\n    k[(1,)](x, BIAS=4, TURNS=8, num_ctas=2)\n"
+    )
+    assert values(source) == {"k.TURNS": 8, "k.num_warps": 4, "k.num_stages": 3}
+
+
+def test_a_name_that_stands_for_a_name_and_configurations_made_by_a_function() -> None:
+    source = FLAT_TILES.replace("    BLOCK_M = 8\n", "    SIZE = 8\n    BLOCK_M = SIZE\n")
+    assert set_genes(source, {"outer_kernel.BLOCK_M": 64}) == source.replace("SIZE = 8", "SIZE = 64")
+    source = HEADER + (
+        'def configs():\n    return [triton.Config({"BLOCK": 64}, num_warps=2)]\n\n\n'
+        "@triton.autotune(configs=configs(), key=[])\n@triton.jit\ndef k(x_ptr, BLOCK: tl.constexpr):\n    pass\n"
+    )
+    assert values(source) == {"k.config0.BLOCK": 64, "k.config0.num_warps": 2}
 
 
 def test_two_launches_of_a_kernel_have_their_own_genes() -> None:

@@ -12,8 +12,9 @@ import pytest
 from fitness.rules.gate import gate
 from fitness.task import task_names
 from operators.base import Context, Parent
+from operators.genes import get_genes
 from operators.rewrite import REWRITES, RewriteOperator
-from tests.operators_sources import FLAT_TILES, HEADER, IN_PLACE, ONE_PASS_SOFTMAX, SOURCES
+from tests.operators_sources import FLAT_TILES, HEADER, IN_PLACE, ONE_PASS_SOFTMAX, SOURCES, TUNED
 from tests.operators_tasks import seed
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +94,7 @@ def test_each_rewrite_compiles_for_the_target(families: dict[str, dict[str, str]
         "one_pass_softmax",
         "one_pass_layer_norm",
         "flat_tiles",
+        "tuned",
         "softmax",
         "matmul",
     )
@@ -164,6 +166,38 @@ def test_early_returns_and_locks_keep_a_kernel_out_of_loops() -> None:
     early = source.replace("    mask = offsets < n\n", "    if n < 1:\n        return\n    mask = offsets < n\n")
     for rewrite in ("persistent", "tiles_per_program"):
         assert not applies(rewrite, early)
+
+
+def test_a_grid_that_is_a_function_is_written_out_with_what_the_launch_gives() -> None:
+    for rewrite in ("persistent", "tiles_per_program"):
+        made = REWRITES[rewrite].apply(FLAT_TILES, random.Random(0))
+        assert made is not None and "tiles_0 = triton.cdiv(M, BLOCK_M) * triton.cdiv(N, 16)\n" in made
+        assert not applies(rewrite, FLAT_TILES.replace('meta["BLOCK_N"]', 'meta["OTHER"]'))
+        assert not applies(rewrite, FLAT_TILES.replace('meta["BLOCK_N"]', "len(meta)"))
+
+
+def test_a_grid_that_each_launch_assigns_anew_is_what_it_is_there() -> None:
+    source = IN_PLACE.replace(
+        "    scale_kernel[(triton.cdiv(n, 32),)]", "    grid = (triton.cdiv(n, 32),)\n    scale_kernel[grid]"
+    )
+    again = source.replace("    return x\n", "    grid = (1,)\n    return x\n")
+    assert applies("tiles_per_program", source) and applies("tiles_per_program", again)
+    unsure = again.replace("    scale_kernel[", "    if n < 8:\n        grid = (2,)\n    scale_kernel[")
+    assert not applies("tiles_per_program", unsure)
+
+
+def test_new_configurations_differ_in_what_the_list_varies_already() -> None:
+    for number in range(5):
+        made = REWRITES["more_configs"].apply(TUNED, random.Random(number))
+        assert made is not None
+        genes = {g.name: g.value for g in get_genes(made)}
+        configs = {n.split(".")[1] for n in genes if ".config" in n}
+        assert len(configs) == 6 and {genes[f"halve_kernel.{c}.BLOCK"] for c in configs} <= {16, 32, 64, 128}
+        settings = {(genes[f"halve_kernel.{c}.BLOCK"], genes[f"halve_kernel.{c}.num_warps"]) for c in configs}
+        assert len(settings) == 6
+        fixed = REWRITES["more_configs"].apply(TUNED.replace('"BLOCK": 32', '"BLOCK": 64'), random.Random(number))
+        assert fixed is not None and {g.value for g in get_genes(fixed) if g.name.endswith("BLOCK")} == {64}
+    assert not applies("more_configs", seed("softmax"))
 
 
 def test_programs_are_renumbered_once() -> None:

@@ -131,7 +131,8 @@ def with_arguments(launch: Launch, *texts: str, grid: str | None = None) -> Call
 ATOMICS = tuple(f"tl.atomic_{k}" for k in ("add", "and", "cas", "max", "min", "or", "xchg", "xor"))
 
 # Functions of triton.language whose result at one element depends on their arguments at that element only.
-ELEMENTWISE = {
+_ELEMENTWISE = {
     "tl.load", "tl.exp", "tl.exp2", "tl.log", "tl.log2", "tl.sqrt", "tl.rsqrt", "tl.sin", "tl.cos", "tl.abs",
     "tl.where", "tl.maximum", "tl.minimum", "tl.sigmoid", "tl.erf", "tl.floor", "tl.ceil", "tl.fma", "tl.cast",
 }  # fmt: skip
+ELEMENTWISE = _ELEMENTWISE | {n.replace("tl.", "tl.math.") for n in _ELEMENTWISE - {"tl.load", "tl.where", "tl.cast"}}

@@ -33,6 +33,7 @@ from operators.source import (
     expr,
     fresh,
     grid_tuple,
+    grid_values,
     names,
     replace,
     stmts,
@@ -204,18 +205,17 @@ def _tiles_per_program(source: Source, rng: random.Random) -> str | None:
 def loopable(source: Source, kernel: Kernel) -> bool:
     """The whole body can become the body of a loop over tiles, and the launches can be given its length."""
     launches = source.launches_of(kernel)
-    grids = [grid_tuple(source, n) for n in launches]
     if not extendable(kernel) or kernel.calls("tl.atomic_cas") or helpers_ask_position(source, kernel):
         return False
     if any(isinstance(n, (cst.Return, cst.Global, cst.Nonlocal, cst.FunctionDef)) for n in walk(kernel.node.body)):
         return False
     if len(launches) != 1 or launches[0].line is None or launches[0].host is None or kernel.autotuned:
         return False
-    grid, is_lambda = grids[0]
-    if grid is None or is_lambda or not all(isinstance(e, cst.Element) for e in grid.elements):
+    grid = grid_values(source, launches[0])
+    if grid is None:
         return False
     axes = {axis_of(c) for c in program_ids(kernel)}
-    plain = all(a is not None and a < len(grid.elements) for a in axes)
+    plain = all(a is not None and a < len(grid) for a in axes)
     return (
         plain
         and 0 in axes
@@ -243,8 +243,8 @@ def constants_of_body(kernel: Kernel) -> list[cst.BaseStatement] | None:
 def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str, constant: str | None) -> str:
     """The kernel's body in `loop`, launched on `grid`; `{total}` in both stands for the number of tiles."""
     (launch,) = source.launches_of(kernel)
-    shape = cast(cst.Tuple, grid_tuple(source, launch)[0])
-    tiles = [fresh(source, f"tiles_{axis}") for axis in range(len(shape.elements))]
+    values = cast(list[str], grid_values(source, launch))
+    tiles = [fresh(source, f"tiles_{axis}") for axis in range(len(values))]
     total = " * ".join(tiles)
     body = _body_of_tile(source, kernel, tiles)
     constants = constants_of_body(kernel) or []
@@ -255,8 +255,6 @@ def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str,
         new = with_parameter(new, name, constexpr=False)
     if constant:
         new = with_parameter(new, constant, constexpr=True)
-    base = launch.grid.value if isinstance(launch.grid, cst.Name) else None
-    values = [f"{base}[{i}]" if base else code(e.value) for i, e in enumerate(shape.elements)]
     setup += "".join(f"{name} = {value}\n" for name, value in zip(tiles, values, strict=True))
     texts = [f"{name}={name}" for name in (*tiles, *([constant] if constant else []))]
     call = with_arguments(launch, *texts, grid=grid.format(total=total))

@@ -34,19 +34,23 @@ _PRESETS = ((1, 1), (2, 2), (4, 1), (4, 4), (8, 2), (8, 4), (16, 3))
 def _preset(source: Source, rng: random.Random) -> str | None:
     """Number of warps and of pipeline stages say how a program is executed, not what it computes."""
     genes = {g.name: g for g in get_genes(source.text)}
-    launches = sorted({n.rpartition(".")[0] for n in genes if n.endswith((".num_warps", ".num_stages"))})
-    prefix = pick(rng, [p for p in launches if {f"{p}.num_warps", f"{p}.num_stages"} <= set(genes)])
+    prefix = pick(rng, sorted(n.rpartition(".")[0] for n in genes if n.endswith(".num_warps")))
     if prefix is None:
         return None
-    now = (genes[f"{prefix}.num_warps"].value, genes[f"{prefix}.num_stages"].value)
-    warps, stages = rng.choice([p for p in _PRESETS if p != now])
-    return set_genes(source.text, {f"{prefix}.num_warps": warps, f"{prefix}.num_stages": stages})
+    both = [n for n in (f"{prefix}.num_warps", f"{prefix}.num_stages") if n in genes]  # stages are those of a loop
+    presets = sorted({p[: len(both)] for p in _PRESETS} - {tuple(genes[n].value for n in both)})
+    return set_genes(source.text, dict(zip(both, rng.choice(presets), strict=True)))
 
 
 def _widen(source: Source, rng: random.Random) -> str | None:
-    """A block literal that flows to the launch and the grid may be any power of two; 64 lanes are few."""
-    gene = pick(rng, [g for g in get_genes(source.text) if g.kind == "block" and g.value <= 64])
-    return set_genes(source.text, {gene.name: gene.value * rng.choice((8, 16, 32))}) if gene else None
+    """A block literal that flows to the launch and the grid may be any power of two; 64 lanes are few, as is a 16-wide
+    operand of tl.dot."""
+    few = {"block": 64, "dot": 32}
+    gene = pick(rng, [g for g in get_genes(source.text) if 0 < g.value <= few.get(g.kind, 0)])
+    if gene is None:
+        return None
+    factor = rng.choice((8, 16, 32) if gene.kind == "block" else (2, 4))
+    return set_genes(source.text, {gene.name: gene.value * factor})
 
 
 def _cap_registers(source: Source, rng: random.Random) -> str | None:
@@ -110,7 +114,7 @@ def _movable_blocks(source: Source, launch: Launch) -> dict[str, tuple[Gene, cst
     found: dict[str, tuple[Gene, cst.CSTNode | None]] = {}
     for name, arg in launch.arguments.items():
         gene = genes.get(name)
-        if arg.keyword is None or gene is None or gene.kind not in ("block", "dot", "group"):
+        if arg.keyword is None or gene is None or not gene.value or gene.kind not in ("block", "dot", "group"):
             continue
         if isinstance(arg.value, cst.Integer):
             if gene.value not in {integer(n) for n in walk(launch.host) if n is not arg.value}:
@@ -201,7 +205,7 @@ def _keys(kernel: Kernel) -> str:
 
 REWRITES = (
     Rewrite("launch_preset", "warps and stages that go together", _preset),
-    Rewrite("widen_block", "a tiny block made 8 to 32 times as wide", _widen),
+    Rewrite("widen_block", "a tiny block made several times as wide", _widen),
     Rewrite("cap_registers", "at most so many registers a thread (maxnreg)", _cap_registers),
     Rewrite("add_autotune", "block sizes, warps and stages chosen by triton.autotune", _add_autotune),
 )

@@ -18,7 +18,7 @@ from operators.source import (
     code,
     expr,
     fresh,
-    grid_tuple,
+    grid_values,
     integer,
     keyword,
     names,
@@ -47,8 +47,7 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
     rows, total = fresh(source, "BLOCK_ROWS"), fresh(source, "total_rows")
     new = replace(kernel.node, _as_tile(kernel, rows, total))
     new = with_parameter(with_parameter(new, total, constexpr=False), rows, constexpr=True)
-    shape = cast(cst.Tuple, grid_tuple(source, launch)[0])
-    count = f"{launch.grid.value}[0]" if isinstance(launch.grid, cst.Name) else code(shape.elements[0].value)
+    count = cast(list[str], grid_values(source, launch))[0]
     grid = f"(triton.cdiv({count}, {rows}),)"
     call = with_arguments(launch, f"{total}={count}", f"{rows}={rows}", grid=grid)
     line = cast(cst.SimpleStatementLine, launch.line)

@@ -61,7 +61,7 @@ def _stream(source: Source, rng: random.Random) -> str | None:
 
 
 def _covers(source: Source, launch: Launch, block: str, size: str) -> bool:
-    """The host makes the block the next power of two of the size, or larger."""
+    """The host makes the block the next power of two of the size, or larger, up to the most that it can take."""
     if size not in launch.arguments:
         return False
     value = source.resolve(launch.arguments[block].value, launch.host)
@@ -69,13 +69,14 @@ def _covers(source: Source, launch: Launch, block: str, size: str) -> bool:
     if value is None:
         return False
     return code(value) == whole or (
-        called(value) == "max" and whole in {code(a.value) for a in cast(cst.Call, value).args}
+        called(value) in ("max", "min") and whole in {code(a.value) for a in cast(cst.Call, value).args}
     )
 
 
 def _row_blocks(source: Source, kernel: Kernel, launch: Launch) -> list[str]:
     """Blocks that the host chooses to cover a whole row: not a literal."""
-    names_ = {n.name.rpartition(".")[2] for n in get_genes(source.text) if n.name.startswith(f"{kernel.name}.")}
+    genes = [g for g in get_genes(source.text) if g.value and g.name.startswith(f"{kernel.name}.")]
+    names_ = {g.name.rpartition(".")[2] for g in genes}
     return [p for p in kernel.parameters if p in kernel.constexpr and p in launch.arguments and p not in names_]
 
 
