@@ -142,6 +142,26 @@ def halve(x):
 """
 )
 
+EARLY_RETURN = (
+    HEADER
+    + """@triton.jit
+def head_kernel(x_ptr, y_ptr, n, kept, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * BLOCK
+    if start >= kept:
+        return
+    offsets = start + tl.arange(0, BLOCK)
+    inside = (offsets < n) & (offsets < kept)
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, mask=inside), mask=inside)
+
+
+def head(x, kept):
+    y = torch.zeros_like(x)
+    n = x.numel()
+    head_kernel[(triton.cdiv(n, 16),)](x, y, n, kept, BLOCK=16)
+    return y
+"""
+)
+
 # name -> (entry, source, inputs of two sizes: a list is the shape of a tensor)
 SOURCES = {
     "one_pass_softmax": ("softmax", ONE_PASS_SOFTMAX, [[[5, 37]], [[3, 1500]]]),
@@ -149,6 +169,7 @@ SOURCES = {
     "flat_tiles": ("outer", FLAT_TILES, [[[13], [45]], [[64], [64]]]),
     "column_sum": ("column_sum", COLUMN_SUM, [[[7, 45]], [[4, 64]]]),
     "in_place": ("scale", IN_PLACE, [[[97], 2.0], [[128], 0.5]]),
+    "early_return": ("head", EARLY_RETURN, [[[97], 40], [[128], 16]]),
     "tuned": ("halve", TUNED, [[[97]], [[128]]]),
 }
 

@@ -14,7 +14,7 @@ from fitness.task import task_names
 from operators.base import Context, Parent
 from operators.genes import get_genes
 from operators.rewrite import REWRITES, RewriteOperator
-from tests.operators_sources import FLAT_TILES, HEADER, IN_PLACE, ONE_PASS_SOFTMAX, SOURCES, TUNED
+from tests.operators_sources import EARLY_RETURN, FLAT_TILES, HEADER, IN_PLACE, ONE_PASS_SOFTMAX, SOURCES, TUNED
 from tests.operators_tasks import seed
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +94,7 @@ def test_each_rewrite_compiles_for_the_target(families: dict[str, dict[str, str]
         "one_pass_softmax",
         "one_pass_layer_norm",
         "flat_tiles",
+        "early_return",
         "tuned",
         "softmax",
         "matmul",
@@ -160,12 +161,16 @@ def test_masks_go_only_where_the_grid_covers_whole_blocks() -> None:
     assert not applies("even_masks", source.replace("offsets < n", "offsets < n - 1"))
 
 
-def test_early_returns_and_locks_keep_a_kernel_out_of_loops() -> None:
+def test_only_an_early_return_of_the_whole_body_becomes_a_condition_in_a_loop() -> None:
     source = seed("vector_sin")
     assert applies("persistent", source) and applies("tiles_per_program", source)
-    early = source.replace("    mask = offsets < n\n", "    if n < 1:\n        return\n    mask = offsets < n\n")
+    inner = EARLY_RETURN.replace("        return\n", "        if n > 4:\n            return\n")
+    value = EARLY_RETURN.replace("        return\n", "        return 1\n")
     for rewrite in ("persistent", "tiles_per_program"):
-        assert not applies(rewrite, early)
+        assert not applies(rewrite, inner) and not applies(rewrite, value)
+        made = REWRITES[rewrite].apply(EARLY_RETURN, random.Random(0))
+        assert made is not None and "return\n" not in made.partition("def head(")[0]
+        assert "        if not (start >= kept):\n            offsets = start" in made
 
 
 def test_a_grid_that_is_a_function_is_written_out_with_what_the_launch_gives() -> None:

@@ -207,7 +207,9 @@ def loopable(source: Source, kernel: Kernel) -> bool:
     launches = source.launches_of(kernel)
     if not extendable(kernel) or kernel.calls("tl.atomic_cas") or helpers_ask_position(source, kernel):
         return False
-    if any(isinstance(n, (cst.Return, cst.Global, cst.Nonlocal, cst.FunctionDef)) for n in walk(kernel.node.body)):
+    if any(isinstance(n, (cst.Global, cst.Nonlocal, cst.FunctionDef)) for n in walk(kernel.node.body)):
+        return False
+    if sum(isinstance(n, cst.Return) for n in walk(kernel.node.body)) != sum(map(_leaves, kernel.body)):
         return False
     if len(launches) != 1 or launches[0].line is None or launches[0].host is None or kernel.autotuned:
         return False
@@ -274,7 +276,7 @@ _TILE = "tile"
 
 def _body_of_tile(source: Source, kernel: Kernel, tiles: Sequence[str]) -> list[cst.BaseStatement]:
     """The statements for one tile: the position of the program becomes that of the tile."""
-    body = [s for s in kernel.body if s not in (constants_of_body(kernel) or [])]
+    body = _without_returns([s for s in kernel.body if s not in (constants_of_body(kernel) or [])])
     pid = [fresh(source, f"tile_{axis}") for axis in range(len(tiles))] if len(tiles) > 1 else [_TILE]
     text, rest = "", _TILE
     for axis, name in enumerate(pid):
@@ -297,6 +299,27 @@ def _body_of_tile(source: Source, kernel: Kernel, tiles: Sequence[str]) -> list[
         pairs += [(n, cst.Name(new)) for n in _variables(block, old)]
     replaced = replace(block, pairs)
     return [*stmts(text), *replaced.body]
+
+
+def _leaves(statement: cst.BaseStatement) -> bool:
+    """`if condition: return`, and nothing else."""
+    if not isinstance(statement, cst.If) or statement.orelse is not None:
+        return False
+    lines = list(statement.body.body)
+    if len(lines) == 1 and isinstance(lines[0], cst.SimpleStatementLine):
+        lines = list(lines[0].body)
+    return len(lines) == 1 and isinstance(lines[0], cst.Return) and lines[0].value is None
+
+
+def _without_returns(body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    """The statements with what follows an early return put under its opposite condition: a loop goes on there."""
+    for at, statement in enumerate(body):
+        if _leaves(statement):
+            early = cast(cst.If, statement)
+            stay = cst.UnaryOperation(cst.Not(), bracketed(early.test))
+            rest = _without_returns(body[at + 1 :]) or stmts("pass\n")
+            return [*body[:at], early.with_changes(test=stay, body=cst.IndentedBlock(rest))]
+    return list(body)
 
 
 def _variables(node: cst.CSTNode, name: str) -> list[cst.Name]:
