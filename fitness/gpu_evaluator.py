@@ -31,8 +31,8 @@ from fitness.task import Task
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
 
 # Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by where
-# their memory lies, and by what the host does.
-LEAST_FLOOR = 1.02
+# their memory lies, and by what the host does (0.89 and 1.22 were seen on an H200).
+LEAST_FLOOR = 1.4
 # How much slower the seed may be beside a candidate than it was beside itself; beyond, somebody disturbed it.
 DISTURBED = 1.5
 
