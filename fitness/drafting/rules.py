@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from evo.records import Finding
 from fitness.plan import ITEMSIZE
-from fitness.rules.gate import check_text
+from fitness.rules.gate import check_depth, check_text
 from fitness.rules.names import words
 
 CASE = "fitness.Case"
@@ -68,11 +68,9 @@ def check_task(source: str) -> list[Finding]:
         return [Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")]
     except (RecursionError, MemoryError):
         return [Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")]
-    try:
-        found = set(_Reading(tree).findings())
-    except RecursionError:
-        return [Finding("size", 0, "nested too deeply; flatten the expressions")]
-    return sorted(found, key=lambda f: (f.line, f.rule, f.message))
+    if deep := check_depth(tree):
+        return deep
+    return sorted(set(_Reading(tree).findings()), key=lambda f: (f.line, f.rule, f.message))
 
 
 class _Reading:

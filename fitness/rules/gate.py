@@ -46,10 +46,8 @@ def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
         return [Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")]
     except (RecursionError, MemoryError):  # the parser's own limits
         return [Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")]
-    if (depth := _depth(tree)) > MAX_DEPTH:
-        return [
-            Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")
-        ]
+    if deep := check_depth(tree):
+        return deep
 
     findings: list[Finding] = []
 
@@ -85,6 +83,13 @@ def check_text(source: str) -> list[Finding]:
         if coding and coding.group(1).lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
             return [Finding("encoding", number, f"coding {coding.group(1)!r}: sources are UTF-8; remove the line")]
     return []
+
+
+def check_depth(tree: ast.AST) -> list[Finding]:
+    """What reads the tree recurses, and Python's versions differ in how deep they can."""
+    if (depth := _depth(tree)) <= MAX_DEPTH:
+        return []
+    return [Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")]
 
 
 def _depth(tree: ast.AST) -> int:
