@@ -6,6 +6,7 @@ records without paying for a compiler.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
@@ -13,6 +14,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import tokenize
 from collections import Counter
 from collections.abc import Mapping
@@ -89,12 +91,25 @@ class Case:
         return self if self.cpu_axes is None else dataclasses.replace(self, axes=self.cpu_axes, cpu_axes=None)
 
 
+# Lines that do not end at "\n", escapes, and f-strings, which have code in them: there only tokens tell what is what.
+_TRICKY = re.compile("[\\\\\0\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|(?<!\\w)[rR]?[fF][rR]?[\"']")
+_STRING_OR_COMMENT = re.compile("\"\"\".*?\"\"\"|'''.*?'''|\"[^\"\n]*\"|'[^'\n]*'|#[^\n]*", re.DOTALL)
+
+
 @functools.lru_cache(maxsize=128)  # a source is named when it is drafted, screened, proposed and read again
 def candidate_id(source: str) -> str:
     """16 hex digits of the source without comments, blank lines and trailing space: the name of a candidate.
 
     Of the text, not of its tokens: those differ between versions of Python.
     """
+    text = _bare_at_a_glance(source)
+    if text is None:
+        text = _bare(source)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _bare(source: str) -> str:
+    """The source without comments, blank lines and trailing space; all of it where it is not Python."""
     lines = source.splitlines()
     ends: dict[int, int] = {}  # row of a comment or of the end of a line -> column where its code ends
     try:
@@ -102,11 +117,34 @@ def candidate_id(source: str) -> str:
             if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE):
                 row, column = token.start
                 ends[row] = min(column, ends.get(row, column))
-        code = [line[: ends[row]].rstrip() if row in ends else line for row, line in enumerate(lines, 1)]
-        text = "\n".join(line for row, line in enumerate(code, 1) if line or row not in ends)
-    except (tokenize.TokenError, SyntaxError):  # not Python: the text itself is its name
-        text = source
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    except (tokenize.TokenError, SyntaxError):
+        return source
+    code = [line[: ends[row]].rstrip() if row in ends else line for row, line in enumerate(lines, 1)]
+    return "\n".join(line for row, line in enumerate(code, 1) if line or row not in ends)
+
+
+def _bare_at_a_glance(source: str) -> str | None:
+    """The same without Python's slow tokenizer, for most kernels; None for all others."""
+    if _TRICKY.search(source):
+        return None
+    try:
+        compile(source, "", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    texts: list[str] = []  # strings of several lines, whose lines are left as they are
+
+    def replaced(match: re.Match[str]) -> str:
+        found = match[0]
+        if found[0] == "#":
+            return ""
+        if "\n" not in found:
+            return found
+        texts.append(found)
+        return "\0"
+
+    lines = _STRING_OR_COMMENT.sub(replaced, source).split("\n")
+    kept = "\n".join(filter(None, map(str.rstrip, lines)))
+    return re.sub("\0", lambda _: texts.pop(0), kept) if texts else kept
 
 
 @dataclass(frozen=True)

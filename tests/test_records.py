@@ -1,7 +1,10 @@
 """Records refuse to be inconsistent; a candidate's name depends on its code alone."""
 
+from pathlib import Path
+
 import pytest
 
+from evo import records
 from evo.records import (
     Candidate,
     Evaluation,
@@ -32,6 +35,27 @@ def test_everything_else_counts(old, new):
 
 def test_the_name_is_the_same_in_every_version_of_python():
     assert candidate_id(SOURCE) == "980c88cc82ad2f02"
+
+
+PLAIN = (
+    '"""Of one line."""\nimport os  # why\n\n\ndef f(x):   \n    """Of\n    several  \n\n    # lines"""  # not this\n'
+    '    y = (\'#\', x,   # one\n\n         \'"""\', -float("inf"))\n    return y\n'
+)
+
+
+def test_most_sources_need_no_tokens_to_be_named():
+    root = Path(__file__).parent.parent
+    files = [path for top in ("fitness", "operators", "tests") for path in sorted((root / top).rglob("*.py"))]
+    sources = [PLAIN, *(path.read_text(errors="replace") for path in files)]
+    quick = {source: text for source in sources if (text := records._bare_at_a_glance(source)) is not None}
+    assert PLAIN in quick and len(quick) > len(sources) / 4
+    for source, text in quick.items():
+        assert text == records._bare(source), source
+
+
+@pytest.mark.parametrize("source", ["x = f'{y}#'\n", "x = 1 \\\n# 2\n", "x = 1\r# 2\n", "x = (\n", "x = '''\n"])
+def test_where_a_glance_is_not_enough_tokens_are_asked(source):
+    assert records._bare_at_a_glance(source) is None
 
 
 def test_what_is_not_python_is_named_by_its_text():
