@@ -411,7 +411,12 @@ def certificate_from_dict(raw: Mapping[str, Any]) -> Certificate:
 
 
 def evaluation_to_json(evaluation: Evaluation) -> str:
-    return json.dumps(dataclasses.asdict(evaluation), sort_keys=True, default=dict)
+    return json.dumps(evaluation, sort_keys=True, default=_fields)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Of a record, or of a mapping that is no dict.  `dataclasses.asdict` would copy every number."""
+    return vars(value) if dataclasses.is_dataclass(value) else dict(value)
 
 
 def evaluation_from_json(text: str) -> Evaluation:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from evo.archive import Elite
 from operators.params import GLOBAL_RANDOM
@@ -22,6 +22,13 @@ class _Individual:
 
     elite: Elite
     fitness: Any
+
+
+class _Scores(NamedTuple):
+    """A `fitness` that is only read, which lexicase selection does often: DEAP's own computes its values each time."""
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
 
 
 @lru_cache(maxsize=64)
@@ -55,7 +62,8 @@ def lexicase(elites: Sequence[Elite], count: int, rng: random.Random) -> list[El
     """
     from deap import tools
 
-    pool = _individuals(elites, [tuple(e.per_case.values()) for e in elites]) if elites else []
+    weights = (1.0,) * len(elites[0].per_case) if elites else ()
+    pool = [_Individual(e, _Scores(tuple(e.per_case.values()), weights)) for e in elites]
     chosen: list[Elite] = []
     with _lent_random(rng):
         while pool and len(chosen) < count:
