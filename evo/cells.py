@@ -49,6 +49,10 @@ def finished(folder: Path) -> bool:
     return ends not in ([], ["interrupted"], [SILENT])
 
 
+def count_finished(campaign: Campaign) -> int:
+    return sum(finished(campaign.folder / cell.path) for cell in campaign.cells())
+
+
 def run_cells(
     campaign: Campaign,
     tasks: Mapping[str, Task],

@@ -87,7 +87,7 @@ class RunConfig:
             raise ConfigError(f"operators: expected each name once, got {', '.join(twice)} twice; drop the repetition")
         if self.guidance not in GUIDANCE:
             raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
-        _check_limit("--gpu-seconds", self.gpu_seconds)
+        check_limit("--gpu-seconds", self.gpu_seconds)
         self._check_models()
         self._check_strategy()
 
@@ -109,7 +109,7 @@ class RunConfig:
                 f"operators: expected models among {', '.join(names) or 'none'}, got {', '.join(unknown)}"
             )
         for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
-            _check_limit(name, limit)
+            check_limit(name, limit)
         priceless = [m.name for m in self.models if m.provider == "openai" and m.usd_in is None]
         if self.max_usd is not None and priceless:
             raise ConfigError(
@@ -148,7 +148,8 @@ class RunConfig:
         return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models})
 
 
-def _check_limit(name: str, limit: Any) -> None:
+def check_limit(name: str, limit: Any) -> None:
+    """Raises ConfigError unless it is a number above 0, or None for no limit."""
     number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if limit is not None and not (number and 0 < limit < math.inf):
         raise ConfigError(f"{name}: expected a number above 0, got {limit!r}; leave it out for no limit")

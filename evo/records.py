@@ -382,7 +382,12 @@ class Fitness:
     @property
     def kind(self) -> str:
         """What it rests on: "measured", "eager" or "estimated"."""
-        return "estimated" if self.estimated else "eager" if self.eager else "measured"
+        return kind_of(self.estimated, self.eager)
+
+
+def kind_of(estimated: bool | None, eager: bool) -> str:
+    """What times rest on: "measured", "eager" or "estimated"."""
+    return "estimated" if estimated else "eager" if eager else "measured"
 
 
 @dataclass(frozen=True)
@@ -432,7 +437,7 @@ def evaluation_from_json(text: str) -> Evaluation:
 
 
 def profile_to_json(profile: Profile) -> str:
-    return json.dumps(dataclasses.asdict(profile), default=dict)  # in order: the most telling number is the first
+    return json.dumps(profile, default=_fields)  # in order: the most telling number is the first
 
 
 def profile_from_json(text: str) -> Profile:

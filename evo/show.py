@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.budget import SEED_OPERATOR, gpu_seconds
-from evo.records import Evaluation, Profile, Proposal, Timing, Trial
+from evo.records import Evaluation, Profile, Proposal, Timing, Trial, kind_of
 from evo.result import best_source, diff, read_result, speedup_text
 from evo.store import ModelUse, OperatorCredit, RunReader
 
@@ -103,7 +103,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
     if evaluation.builds:
         _print_builds(evaluation, console)
     for timing in evaluation.timings:
-        _print_timing(timing, "estimated" if timing.estimated else "eager" if evaluation.eager else "measured", console)
+        _print_timing(timing, kind_of(timing.estimated, evaluation.eager), console)
     _print_facts(console, "seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()})
     _print_facts(console, "environment", evaluation.environment)
 

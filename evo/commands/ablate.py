@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
 
 def _ablate(arguments: argparse.Namespace) -> int:
     from evo.campaign import Campaign, read_spec
-    from evo.cells import finished
+    from evo.cells import count_finished
     from evo.versions import versions
 
     parts.check_workers(arguments.workers)
@@ -74,14 +74,14 @@ def _ablate(arguments: argparse.Namespace) -> int:
     campaign = Campaign.open(folder, spec, device, hashes, versions())
     shutil.copyfile(arguments.spec, folder / "spec.toml")
     cells = campaign.cells()
-    before = sum(finished(folder / cell.path) for cell in cells)
+    before = count_finished(campaign)
     parts.say(
         f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
         f"of {in_words(spec.trials, spec.gpu_seconds)}; {before} finished; {workers} at once"
     )
     if spec.models:
         models.describe(spec.config("", spec.arms[0], 0, device))
-    failed, interrupted = run_campaign(campaign, tasks, workers, lambda: devices.open_workshop(spec.target))
+    failed, interrupted = run_campaign(campaign, tasks, workers, before, lambda: devices.open_workshop(spec.target))
     report(folder, figures=not arguments.no_figures)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
@@ -124,15 +124,18 @@ def run_campaign(
     campaign: Campaign,
     tasks: dict[str, Task],
     workers: int,
+    before: int,
     open_workshop: Callable[[], Workshop | ClusterWorkshop],
 ) -> tuple[list[Done], bool]:
-    """Runs what is left and says how it went; what failed, and whether it was interrupted."""
-    from evo.cells import finished, run_cells
+    """Runs what is left and says how it went; what failed, and whether it was interrupted.
+
+    before: cells that are finished already.
+    """
+    from evo.cells import run_cells
     from evo.interrupt import Interrupt
     from evo.versions import versions
 
-    cells = campaign.cells()
-    total, before = len(cells), sum(finished(campaign.folder / cell.path) for cell in cells)
+    total = len(campaign.cells())
     failed: list[Done] = []
     begin, ended = time.monotonic(), 0
     workshop = open_workshop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,7 @@ def add(commands: Any) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    from evo.cells import count_finished
     from evo.commands.ablate import run_campaign
     from evo.device import choose
 
@@ -74,7 +77,10 @@ def _bench(arguments: argparse.Namespace) -> int:
         _sum_up(arguments, folder, None, chosen, checked)
         return 0
     campaign = _campaign(folder, _spec(arguments, folder, list(tasks)), device, tasks)
-    failed, interrupted = run_campaign(campaign, tasks, workers, lambda: parts.open_workshop(arguments.target, device))
+    before = count_finished(campaign)
+    failed, interrupted = run_campaign(
+        campaign, tasks, workers, before, lambda: parts.open_workshop(arguments.target, device)
+    )
     _sum_up(arguments, folder, campaign, chosen, checked)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
@@ -119,16 +125,11 @@ def _checked(
     path = folder / CHECKED
     try:
         (folder / "tasks").mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        # A line that was cut off by a kill is of a file that is checked again.
-        known = {o.name: o for o in (Outcome(**json.loads(line)) for line in lines if line.endswith("}"))}
+        known = {row["name"]: Outcome(**row) for row in _rows(path)}
         new = [source for source in chosen if source.name not in known]
-        with open(path, "a", encoding="utf-8") as file:
-            if lines and not lines[-1].endswith("}"):
-                file.write("\n")
+        with _adding(path) as add:
             for outcome in suite.outcomes(arguments, new, folder / "tasks", device, workers) if new else ():
-                file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
-                file.flush()
+                add(dataclasses.asdict(outcome))
                 known[outcome.name] = outcome
                 parts.say(suite.line(outcome))
     except OSError as error:
@@ -143,23 +144,37 @@ def _measure_baselines(folder: Path, tasks: dict[str, Task], target: str, worker
 
     known = _baselines(folder)
     new = [task for name, task in tasks.items() if name not in known]
-    path = folder / BASELINES
-    with open(path, "a", encoding="utf-8") as file:
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):  # cut off by a kill
-            file.write("\n")
+    with _adding(folder / BASELINES) as add:
         for task, found in measure(new, get_target(target), workers) if new else ():
-            row = {"kernel": task.name, "hash": task.hash, "baselines": [dataclasses.asdict(b) for b in found]}
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+            add({"kernel": task.name, "hash": task.hash, "baselines": [dataclasses.asdict(b) for b in found]})
             said = (f"{b.name} {b.us:.1f} us, {b.ratio:.2f}x" if not b.error else f"{b.name}: {b.error}" for b in found)
             parts.say(f"{task.name:30} {found[0].seed_us:.1f} us; {'; '.join(said)}")
 
 
 def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What is known of PyTorch's times, by kernel.  A line that was cut off by a kill is left out."""
-    path = folder / BASELINES
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {row["kernel"]: row["baselines"] for row in (json.loads(line) for line in lines if line.endswith("]}"))}
+    """What is known of PyTorch's times, by kernel."""
+    return {row["kernel"]: row["baselines"] for row in _rows(folder / BASELINES)}
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """What `_adding` added.  A line that was cut off by a kill is left out: what it was of is done again."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
+@contextmanager
+def _adding(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A function that adds a row to the file, at once."""
+    with open(path, "a", encoding="utf-8") as file:
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):  # cut off by a kill
+            file.write("\n")
+
+        def add(row: Mapping[str, Any]) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        yield add
 
 
 def _spec(arguments: argparse.Namespace, folder: Path, names: list[str]) -> Spec:

@@ -77,6 +77,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 def _model(arguments: argparse.Namespace) -> Model:
     """The one model to ask.  Raises ConfigError where there are several, or the limits cannot be kept."""
+    from evo.config import check_limit
     from evo.llm.models import read_models
 
     models = read_models([arguments.model], arguments.models)
@@ -84,8 +85,7 @@ def _model(arguments: argparse.Namespace) -> Model:
         raise ConfigError(f"--model: expected one model, got {', '.join(m.name for m in models)}; name one of them")
     (model,) = models
     for name, limit in (("--max-tokens", arguments.max_tokens), ("--max-usd", arguments.max_usd)):
-        if limit is not None and limit <= 0:
-            raise ConfigError(f"{name}: expected a number above 0, got {limit}")
+        check_limit(name, limit)
     if arguments.max_usd is not None and model.provider == "openai" and model.usd_in is None:
         raise ConfigError(
             f"--max-usd: expected a price of {model.name}, got none; give usd_in and usd_out in --models FILE "

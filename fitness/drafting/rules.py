@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from evo.records import Finding
 from fitness.plan import ITEMSIZE
-from fitness.rules.gate import check_depth, check_text
+from fitness.rules.gate import read_tree
 from fitness.rules.names import words
 
 CASE = "fitness.Case"
@@ -59,17 +59,9 @@ _OF_OTHERS = words("""
 
 def check_task(source: str) -> list[Finding]:
     """Broken rules of the text of a task.py, by line; empty where there are none.  Nothing of it is executed."""
-    early = check_text(source)
-    if early:
-        return early
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        return [Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")]
-    except (RecursionError, MemoryError):
-        return [Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")]
-    if deep := check_depth(tree):
-        return deep
+    tree = read_tree(source)
+    if isinstance(tree, Finding):
+        return [tree]
     return sorted(set(_Reading(tree).findings()), key=lambda f: (f.line, f.rule, f.message))
 
 

@@ -66,6 +66,10 @@ class Bench:
         # Read, not written: what a read evicts needs no write-back while the next kernel runs.
         self._evict = torch.zeros(2 * facts.l2_bytes // 8, dtype=torch.int64, device=self.device)
         self._evicted = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Forgets the seed kernel and what was measured beside it."""
         self._seed: Loaded | None = None
         self._baselines: dict[tuple[str, int], Program] = {}
         self._floors: dict[tuple[str, int], float] = {}
@@ -75,7 +79,7 @@ class Bench:
 
     def prepare(self, work: Work) -> Report:
         """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
-        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
+        self._start_over()
         loaded = self._load(work)
         self._seed = loaded
         try:
@@ -86,7 +90,7 @@ class Bench:
 
     def verify(self, work: Work) -> Report:
         """Verifies the seed kernel and times nothing.  Raises Stop where it fails."""
-        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
+        self._start_over()
         self._seed = loaded = self._load(work)
         tally = Tally()
         for case in self.task.cases:
@@ -95,7 +99,7 @@ class Bench:
 
     def baselines(self, work: Work) -> list[Baseline]:
         """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
-        self._seed, self._baselines, self._floors, self._seed_us = None, {}, {}, {}
+        self._start_over()
         loaded = self._load(work)
         found = []
         for case in (c for c in self.task.cases if c.role == "tune"):

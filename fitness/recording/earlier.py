@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 from fitness.compilation.kernels import EARLIER
 
@@ -34,5 +33,11 @@ def earlier_modules() -> Iterator[None]:
     package.__path__ = []
     model.early_config_prune, model.estimate_matmul_time = early_config_prune, estimate_matmul_time  # type: ignore
     package.matmul_perf_model = model  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {package.__name__: package, model.__name__: model}):
+    # Put in and taken out by name: restoring all of sys.modules would have each call import anew what the last one did.
+    found = {package.__name__: package, model.__name__: model}
+    sys.modules.update(found)
+    try:
         yield
+    finally:
+        for name in found:
+            sys.modules.pop(name, None)

@@ -37,17 +37,9 @@ def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
     `entry` is the host function that the task calls; `allow_delegation` permits torch operators on the host.  Rules are
     the keys of RULES.
     """
-    early = check_text(source)
-    if early:
-        return early
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        return [Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")]
-    except (RecursionError, MemoryError):  # the parser's own limits
-        return [Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")]
-    if deep := check_depth(tree):
-        return deep
+    tree = read_tree(source)
+    if isinstance(tree, Finding):
+        return [tree]
 
     findings: list[Finding] = []
 
@@ -71,25 +63,34 @@ def not_inherited(findings: Sequence[Finding], seed: Sequence[Finding]) -> list[
     return [f for f in findings if (f.rule, f.message) not in known and not (launches and f.rule == "no-launch")]
 
 
-def check_text(source: str) -> list[Finding]:
-    """What makes a source unreadable, before it is parsed; at most one finding."""
+def read_tree(source: str) -> ast.Module | Finding:
+    """The syntax tree of an untrusted source, or why nobody reads it."""
+    if unreadable := _check_text(source):
+        return unreadable
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")
+    except (RecursionError, MemoryError):  # the parser's own limits
+        return Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")
+    # What reads the tree recurses, and Python's versions differ in how deep they can.
+    if (depth := _depth(tree)) > MAX_DEPTH:
+        return Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")
+    return tree
+
+
+def _check_text(source: str) -> Finding | None:
+    """What makes a source unreadable, before it is parsed."""
     if len(source) > MAX_CHARACTERS:
-        return [Finding("size", 0, f"{len(source)} characters, at most {MAX_CHARACTERS} are read; shorten the source")]
+        return Finding("size", 0, f"{len(source)} characters, at most {MAX_CHARACTERS} are read; shorten the source")
     lines = source.replace("\r\n", "\n").split("\n")
     for number, line in enumerate(lines, start=1):
         if found := _ODD.search(line):
-            return [Finding("encoding", number, f"the character {found.group()!a} is not allowed; remove it")]
+            return Finding("encoding", number, f"the character {found.group()!a} is not allowed; remove it")
         coding = _CODING.match(line) if number <= 2 else None
         if coding and coding.group(1).lower().replace("_", "-") not in ("utf-8", "utf8", "ascii"):
-            return [Finding("encoding", number, f"coding {coding.group(1)!r}: sources are UTF-8; remove the line")]
-    return []
-
-
-def check_depth(tree: ast.AST) -> list[Finding]:
-    """What reads the tree recurses, and Python's versions differ in how deep they can."""
-    if (depth := _depth(tree)) <= MAX_DEPTH:
-        return []
-    return [Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")]
+            return Finding("encoding", number, f"coding {coding.group(1)!r}: sources are UTF-8; remove the line")
+    return None
 
 
 def _depth(tree: ast.AST) -> int:

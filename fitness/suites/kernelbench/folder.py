@@ -13,7 +13,7 @@ import torch
 
 from evo.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, Source
-from fitness.suites.kernelbench.problem import MARK, Problem, put, state, top_level
+from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of
 
 # Two results are the same within this share of the largest element, or within this much.
@@ -95,8 +95,7 @@ def _facts(text: str, sizes: Sizes) -> dict[str, Any]:
     except TaskError:
         raise
     except Exception as error:  # the file's own code
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise TaskError(f"its model does not run here: {type(error).__name__}: {said}") from error
+        raise TaskError(f"its model does not run here: {said(error)}") from error
     floating = [a for a in given if isinstance(a, torch.Tensor) and a.is_floating_point()]
     return {
         "state": tuple(kept),
@@ -129,14 +128,14 @@ def _check_repeatable(model: torch.nn.Module, given: Sequence[Any]) -> None:
         for path, value in kept.items():
             put(model, path, value.clone())
         with torch.no_grad():
-            results.append(_tensors(model(*given)))
+            results.append(tensors_of(model(*given)))
     if not all(_same(a, b) for a, b in zip(*results, strict=True)):
         raise TaskError("its forward gives other results for the same arguments: it draws random numbers or counts")
 
 
 def _ignores_inputs(model: torch.nn.Module, given: Sequence[Any], others: Sequence[Any]) -> bool:
     with torch.no_grad():
-        results = zip(_tensors(model(*given)), _tensors(model(*others)), strict=True)
+        results = zip(tensors_of(model(*given)), tensors_of(model(*others)), strict=True)
     return all(_same(a, b) for a, b in results)
 
 
@@ -153,13 +152,8 @@ def _unsigned(text: str, sizes: Sizes) -> Any:
         return model(*given)
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
-    found = [result] if isinstance(result, torch.Tensor) else result
-    return [value for value in found if isinstance(value, torch.Tensor)]
-
-
 def _finite(result: Any) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in _tensors(result))
+    return all(bool(torch.isfinite(value).all()) for value in tensors_of(result))
 
 
 def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str]) -> list[str]:

@@ -253,6 +253,17 @@ def put(model: torch.nn.Module, path: str, value: torch.Tensor) -> None:
         module.__dict__[name] = value
 
 
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """Of what a model gives."""
+    found = [result] if isinstance(result, torch.Tensor) else result
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def said(error: Exception) -> str:
+    """An error of a file's own code in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 def _fresh(value: torch.Tensor, parameter: bool, generator: torch.Generator) -> torch.Tensor:
     """A parameter that was initialised to one value everywhere is spread around it; nothing is read by the host."""
     value = value.detach()

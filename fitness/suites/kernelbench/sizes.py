@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from evo.errors import TaskError
-from fitness.suites.kernelbench.problem import Problem, axes_of, state
+from fitness.suites.kernelbench.problem import Problem, axes_of, said, state, tensors_of
 
 LEAST = 8  # sizes are not halved below: a kernel with one row and one column shows little
 CPU_ELEMENTS = 1 << 14  # of a case under the interpreter
@@ -45,7 +45,7 @@ def sizes_of(text: str, most_bytes: int) -> Sizes:
     try:
         first = extent(problem, axes)
     except Exception as error:  # the file's own code
-        raise TaskError(f"its model does not run on shapes alone: {_said(error)}") from error
+        raise TaskError(f"its model does not run on shapes alone: {said(error)}") from error
     steering = _steering(problem, axes)
     own = _halved(problem, axes, steering, first, lambda e: e.nbytes <= most_bytes)
     found = extent(problem, own)
@@ -66,8 +66,7 @@ def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
     with torch.no_grad():
         result = model(*given)
     inputs = [a for a in given if isinstance(a, torch.Tensor)]
-    outputs = [result] if isinstance(result, torch.Tensor) else [r for r in result if isinstance(r, torch.Tensor)]
-    tensors = [*inputs, *(value for _, value in state(model)), *outputs]
+    tensors = [*inputs, *(value for _, value in state(model)), *tensors_of(result)]
     return Extent(
         tuple(tuple(a.shape) for a in inputs),
         sum(t.numel() for t in tensors),
@@ -140,7 +139,3 @@ def _smaller(problem: Problem, axes: Axes, than: Extent) -> Extent | None:
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes)
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
