@@ -152,17 +152,19 @@ class Recorder:
 
     def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
-        traces: dict[str, Any] = {}
-        for name in self._tune():
-            payload = {
-                "source": source,
-                "constants": facts.constants,
-                "plan": to_json(facts.plans[name]),
-                "samples": PROGRAMS_SAMPLED,
-                "integers": self._calls.link_integers(name, scratch),
-            }
-            value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
-            traces[name] = model.traces_from_json(value["launches"])
+        names = self._tune()
+        payload = {
+            "source": source,
+            "constants": facts.constants,
+            "samples": PROGRAMS_SAMPLED,
+            "cases": [
+                {"plan": to_json(facts.plans[name]), "integers": self._calls.link_integers(name, scratch)}
+                for name in names
+            ],
+        }
+        value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
+        found = (model.traces_from_json(case["launches"]) for case in value["cases"])
+        traces: dict[str, Any] = dict(zip(names, found, strict=True))
         choice = self._choose(facts, traces)
         for call, plan in facts.plans.items():
             facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]

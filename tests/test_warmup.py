@@ -29,7 +29,7 @@ def test_each_job_gets_what_the_one_before_made_of_the_sample() -> None:
     plan = from_json(seen["interpret"][0]["plan"])
     assert len(plan.launches) == 1 and not plan.delegated
     assert FILE_NAME in seen["interpret"][1]
-    assert seen["trace"][0]["plan"] == seen["interpret"][0]["plan"]
+    assert seen["trace"][0]["cases"][0]["plan"] == seen["interpret"][0]["plan"]
     assert not any(name.startswith("candidate") for name in set(sys.modules) - before)
 
 

@@ -59,11 +59,10 @@ def traces_of(
     payload = {
         "source": HEADER + source,
         "constants": {},
-        "plan": to_json(plan),
         "samples": samples,
-        "integers": names,
+        "cases": [{"plan": to_json(plan), "integers": names}],
     }
-    found = trace.job(payload, scratch)["launches"]
+    found = trace.job(payload, scratch)["cases"][0]["launches"]
     return [[trace.LaunchTrace.from_dict(t) for t in by_config] for by_config in found]
 
 

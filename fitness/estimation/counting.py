@@ -252,15 +252,24 @@ def _integer(value: Any) -> int:
 class CountingInterpreter(Interpreter):
     """Runs programs of kernels whose pointers lead nowhere, and counts what each does."""
 
-    def __init__(self, known: Mapping[int, np.ndarray]) -> None:
-        """`known`: buffer -> its bytes (uint8), where values matter."""
-        super().__init__(_CountingBuilder(known))
+    builder: _CountingBuilder
+
+    def __init__(self) -> None:
+        super().__init__(_CountingBuilder())
+
+    def __enter__(self) -> CountingInterpreter:
+        super().__enter__()
+        return self
+
+    def know(self, known: Mapping[int, np.ndarray]) -> None:
+        """From now on `known` are the buffers whose values matter, with their bytes (uint8)."""
+        self.builder.known = known
 
     def count(
         self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
     ) -> Counter:
         """What `program` does.  Tensors among `args` are to be `Pointer`s; `brief` as of `Counter`."""
-        counter = self.builder.counter = Counter(self.builder.known, brief=brief)  # type: ignore[attr-defined]
+        counter = self.builder.counter = Counter(self.builder.known, brief=brief)
         with contextlib.suppress(CutOff):
             self.launch(kernel, args, grid, [program])
         counter.finish()
@@ -283,7 +292,7 @@ class CountingInterpreter(Interpreter):
 
     @property
     def _counter(self) -> Counter:
-        return self.builder.counter  # type: ignore[attr-defined]
+        return self.builder.counter
 
     def _loop(self, values: Callable[..., Any]) -> Callable[..., Any]:
         """The loop `values` (`range`, `tl.range` or `tl.static_range`), counted."""
@@ -334,10 +343,10 @@ class Pointer(torch.Tensor):
 class _CountingBuilder(Builder):
     """The interpreter's operations with counting ones in front of them."""
 
-    def __init__(self, known: Mapping[int, np.ndarray]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.known = known
-        self.counter = Counter(known)
+        self.known: Mapping[int, np.ndarray] = {}
+        self.counter = Counter(self.known)
         for name in [n for n in dir(type(self)) if n.startswith("create_")]:
             short, method = name.removeprefix("create_"), getattr(self, name)
             if short in _VIEWS:

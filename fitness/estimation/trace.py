@@ -27,6 +27,8 @@ from fitness.plan import ITEMSIZE, Config, Launch, LaunchPlan, TensorRef, from_j
 from fitness.sandbox.jobs import JobError
 
 if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
     from fitness.estimation.counting import Counter, CountingInterpreter
 
 # What running a kernel without its values can raise; a kernel that is at fault is found out by verification.
@@ -100,34 +102,36 @@ class LaunchTrace:
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """Traces every configuration of every launch.
+    """Traces every configuration of every launch of some plans.
 
-    payload: "source", "constants", "plan" (JSON, at the target's sizes), "samples" (programs a launch), "integers"
-    ({argument index: .npy file in `scratch`}).  Returns {"launches": [[LaunchTrace as a dict per configuration] per
-    launch]}.
+    payload: "source", "constants", "samples" (programs a launch) and "cases", each with "plan" (JSON, at the target's
+    sizes) and "integers" ({argument index: .npy file in `scratch`}).  Returns {"cases": [{"launches": [[LaunchTrace as
+    a dict per configuration] per launch]} per case]}.
     """
+    from fitness.compilation.kernels import load_kernels
     from fitness.estimation.counting import CountingInterpreter
 
-    plan = from_json(payload["plan"])
-    files = {int(i): scratch / name for i, name in payload.get("integers", {}).items()}
-    interpreter = CountingInterpreter(_known_bytes(plan, files))
-    with interpreter:
-        tracer = _Tracer(plan, payload, scratch, interpreter)
-        return {"launches": [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]}
+    kernels = load_kernels(payload["source"], payload["constants"], scratch)
+    found = []
+    with CountingInterpreter() as interpreter:
+        for case in payload["cases"]:
+            plan = from_json(case["plan"])
+            files = {int(i): scratch / name for i, name in case["integers"].items()}
+            interpreter.know(_known_bytes(plan, files))
+            tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter)
+            traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
+            found.append({"launches": traces})
+    return {"cases": found}
 
 
 class _Tracer:
-    """Traces launches; those that differ in compiler options only are traced once."""
+    """Traces the launches of a plan; those that differ in compiler options only are traced once."""
 
     def __init__(
-        self, plan: LaunchPlan, payload: Mapping[str, Any], scratch: Path, interpreter: CountingInterpreter
+        self, plan: LaunchPlan, samples: int, kernels: Mapping[str, JITFunction], interpreter: CountingInterpreter
     ) -> None:
-        from fitness.compilation.kernels import load_kernels
-
-        self._plan = plan
-        self._samples = int(payload["samples"])
-        self._kernels = load_kernels(payload["source"], payload["constants"], scratch)
-        self._interpreter = interpreter
+        self._plan, self._samples = plan, samples
+        self._kernels, self._interpreter = kernels, interpreter
         self._traces: dict[str, LaunchTrace] = {}
 
     def trace(self, launch: Launch, config: Config) -> LaunchTrace:

@@ -66,7 +66,7 @@ def warm_up(jobs: Mapping[str, Job], target_name: str) -> None:
         if "interpret" in jobs:
             _interpret(jobs["interpret"], {**common, "plan": plan, "choice": [0]}, scratch)
         if "trace" in jobs:
-            jobs["trace"]({**common, "plan": plan, "samples": 1, "integers": {}}, scratch)
+            jobs["trace"]({**common, "samples": 1, "cases": [{"plan": plan, "integers": {}}]}, scratch)
     for name in set(sys.modules) - modules:
         if name.startswith("candidate"):
             del sys.modules[name]

@@ -237,14 +237,13 @@ class Checker:
             payload = {
                 "source": task.seed_source,
                 "constants": facts.constants,
-                "plan": to_json(plan),
                 "samples": PROGRAMS_SAMPLED,
             }
             with tempfile.TemporaryDirectory() as name:  # of its own: integers of other calls have the same names
-                payload["integers"] = calls.link_integers(case.name, Path(name))
+                payload["cases"] = [{"plan": to_json(plan), "integers": calls.link_integers(case.name, Path(name))}]
                 result = self._zygote.run("trace", payload, scratch=Path(name), limits=LIMITS)
             if result.status == "ok":
-                for by_config in traces_from_json(expect_ok("trace", result)["launches"]):
+                for by_config in traces_from_json(expect_ok("trace", result)["cases"][0]["launches"]):
                     found |= _inputs_among(plan, by_config[0].traffic)
         return found
 

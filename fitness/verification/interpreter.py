@@ -27,12 +27,12 @@ import triton.compiler.code_generator  # noqa: F401 - it keeps builtins as it fi
 import triton.language as tl
 from triton.language.extra import cuda as cuda_extra
 from triton.language.extra import libdevice as libdevice_stubs
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction, mangle_type
 
 from fitness.compilation.kernels import BUILTINS
+from fitness.verification.blocks import Semantic, Types, bound
 from fitness.verification.numerics import encode, numpy_dtype
 from fitness.verification.operations import BlockCondition, Builder, reduce, scan, unwrap
 
@@ -184,7 +184,7 @@ class Interpreter:
 
     def __init__(self, builder: Builder | None = None) -> None:
         self.builder = builder or Builder()
-        self.semantic = TritonSemantic(self.builder)
+        self.semantic = Semantic(self.builder)
         self._rewritten: dict[Any, Callable[..., Any]] = {}  # by the function that was decorated
         self._spaces: dict[int, dict[str, Any]] = {}
         self._stack = contextlib.ExitStack()
@@ -198,6 +198,7 @@ class Interpreter:
             "interpreter_builder": self.builder,
             "interpreter_semantic": self.semantic,
             "_get_np_dtype": numpy_dtype,  # the same, without making a dictionary on every call
+            "_patch_attr": self._patch_attr,
         }
         for name, value in replaced.items():
             stack.callback(setattr, triton_interpreter, name, getattr(triton_interpreter, name))
@@ -227,6 +228,9 @@ class Interpreter:
             count += 1
         return count
 
+    def _patch_attr(self, owner: Any, name: str, member: Callable[..., Any], builder: Any, scope: Any) -> None:
+        scope.set_attr(owner, name, bound(member, self.semantic))
+
     def _patches(self) -> Iterator[tuple[Any, str, Any]]:
         """(owner, attribute, value) of what Triton's own patches leave out or get wrong."""
         for module in (tl, tl.core):
@@ -242,6 +246,7 @@ class Interpreter:
             if isinstance(member, JITFunction):
                 yield tl.tensor, name, self._bound(member)
         call = self._call
+        yield from Types().patches()
         yield JITFunction, "__call__", lambda kernel, *args, **kwargs: call(kernel, *args, **kwargs)
         for name, member in list(vars(cuda_extra.libdevice).items()):
             if tl.core.is_builtin(member):
@@ -257,8 +262,7 @@ class Interpreter:
         return self._rewrite(kernel)(*args, **kwargs)
 
     def _with_semantic(self, member: Callable[..., Any]) -> Callable[..., Any]:
-        semantic = self.semantic
-        return lambda *args, **kwargs: member(*args, **{**kwargs, "_semantic": semantic})
+        return bound(member, self.semantic)
 
     def _rewrite(self, kernel: JITFunction) -> Callable[..., Any]:
         fn = kernel.fn

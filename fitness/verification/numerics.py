@@ -12,15 +12,21 @@ import triton.language as tl
 
 _TORCH_FLOAT8 = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
 _DATA = {"int1": "bool", "fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "uint16"}
+_NUMPY: dict[str, np.dtype] = {}  # what `numpy_dtype` found, by the name of the type
 
 
 def numpy_dtype(dtype: tl.dtype) -> np.dtype:
     """The dtype of the data of a block of `dtype`; pointers are uint64."""
     scalar = dtype.scalar
-    if isinstance(scalar, tl.pointer_type):
-        return np.dtype(np.uint64)
     name = scalar.name
-    return np.dtype("uint8" if name.startswith("fp8") else _DATA.get(name, name))
+    found = _NUMPY.get(name)
+    if found is None:
+        if isinstance(scalar, tl.pointer_type):
+            found = np.dtype(np.uint64)
+        else:
+            found = np.dtype("uint8" if name.startswith("fp8") else _DATA.get(name, name))
+        _NUMPY[name] = found
+    return found
 
 
 def decode(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:

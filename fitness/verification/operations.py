@@ -70,6 +70,11 @@ class Builder(InterpreterBuilder):
             return TensorHandle(values, tl.int1)
         return TensorHandle(encode(values, dtype), dtype.scalar)
 
+    def create_splat(self, ret_ty: tl.dtype, arg: TensorHandle) -> TensorHandle:
+        data = np.empty(ret_ty.shape.values, arg.data.dtype)
+        data[...] = arg.data
+        return TensorHandle(data, arg.dtype.scalar)
+
     def unary_op(self, arg: TensorHandle, op: Callable[..., np.ndarray]) -> TensorHandle:
         return self._result(op(decode(arg.data, arg.dtype)), arg.dtype)
 

@@ -1,0 +1,124 @@
+"""Short ways through Triton's front end, which its interpreter takes anew for every operation of every iteration.
+
+In loops over small blocks nearly all of the time goes into types, not numbers: a block's type is a list of constants
+with a name, each result of each operation has one of its own, and every pair of operands is checked and broadcast.
+Here types are made once, and operands that agree are left alone; what is computed stays the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import triton.language as tl
+from triton.language.core import block_type
+from triton.language.semantic import TritonSemantic
+
+_NO_SHAPE = tl.tuple([])
+_ONE = tl.constexpr(1)
+_HALVES = (tl.float16, tl.bfloat16)
+_new_type = block_type.__init__
+_builtin_code = tl.core.builtin(lambda: None).__code__
+
+
+class Types:
+    """Block types by element type and shape, for as long as an interpreter is entered.  Nothing changes a type."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple, tuple[tl.dtype, dict[str, Any]]] = {}
+
+    def patches(self) -> Iterator[tuple[Any, str, Any]]:
+        """(owner, attribute, value), as `Interpreter` sets and resets them."""
+        made = self._made
+
+        def new_type(self: block_type, element_ty: tl.dtype, shape: Any) -> None:
+            # By identity: pointer types have no hash.  The entry keeps the element type, and so its identity, alive.
+            key = (id(element_ty), *[s.value if type(s) is tl.constexpr else s for s in shape])
+            known = made.get(key)
+            if known is None:
+                _new_type(self, element_ty, shape)
+                sizes = [int(s) for s in self.shape]
+                self.of_values = tl.tuple([tl.constexpr(s) for s in sizes]), tl.constexpr(math.prod(sizes)), sizes
+                self.alike = {}  # by the identity of the element type
+                known = made[key] = element_ty, dict(self.__dict__)
+            self.__dict__.update(known[1])
+
+        yield block_type, "__init__", new_type
+        yield block_type, "with_element_ty", _with_element_type
+        # The interpreter's builder takes the types of the language themselves.
+        yield block_type, "to_ir", lambda self, builder: self
+        yield tl.dtype, "to_ir", lambda self, builder: self
+        yield tl.tensor, "__init__", _new_value
+
+
+def _with_element_type(self: block_type, scalar_ty: tl.dtype) -> block_type:
+    alike = self.__dict__.get("alike")
+    if alike is None:  # made before the interpreter was entered
+        return block_type(scalar_ty, self.shape)
+    found = alike.get(id(scalar_ty))
+    if found is None:
+        found = alike[id(scalar_ty)] = block_type(scalar_ty, self.shape)  # which keeps scalar_ty alive
+    return found
+
+
+def _new_value(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    known = type.__dict__.get("of_values")
+    if known is not None:
+        self.shape, self.numel = known[0], known[1]
+    elif type.is_block():
+        self.shape = tl.tuple([tl.constexpr(s) for s in type.shape])
+        self.numel = tl.constexpr(math.prod(type.shape))
+    else:
+        self.shape, self.numel = _NO_SHAPE, _ONE
+
+
+def bound(member: Callable[..., Any], semantic: TritonSemantic) -> Callable[..., Any]:
+    """A builtin of the language that needs no `_semantic`."""
+    plain: Any = member.__wrapped__ if getattr(member, "__code__", None) is _builtin_code else member  # type: ignore[attr-defined]
+
+    def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return plain(*args, _semantic=semantic, **kwargs)
+
+    return call
+
+
+class Semantic(TritonSemantic):
+    """Triton's rules of types, with a short way where operands agree."""
+
+    def binary_op_type_checking_impl(
+        self,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
+            left, right = lhs.dtype, rhs.dtype
+            if left.is_ptr():
+                agree = allow_lhs_ptr and right.is_int()
+            else:
+                agree = left is right and not (div_or_mod and left in _HALVES)
+            if agree:
+                return self.broadcast_impl_value(lhs, rhs)
+        return super().binary_op_type_checking_impl(
+            lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        )
+
+    def broadcast_impl_value(self, lhs: tl.tensor, rhs: tl.tensor) -> Any:
+        left, right = lhs.type.__dict__.get("of_values"), rhs.type.__dict__.get("of_values")
+        if left is not None and right is not None:
+            if left[2] == right[2]:
+                return lhs, rhs
+        elif left is not None and not rhs.type.is_block():
+            return lhs, self._spread(rhs, lhs.type)
+        elif right is not None and not lhs.type.is_block():
+            return self._spread(lhs, rhs.type), rhs
+        return super().broadcast_impl_value(lhs, rhs)
+
+    def _spread(self, scalar: tl.tensor, like: block_type) -> tl.tensor:
+        kind = like.with_element_ty(scalar.dtype)
+        return tl.tensor(self.builder.create_splat(kind, scalar.handle), kind)
