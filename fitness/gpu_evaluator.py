@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Certificate, Timing, Verdict
+from evo.records import Certificate, Fitness, Timing, Verdict
 from fitness.certification.certify import Certifier
 from fitness.compilation.freeze import freeze
 from fitness.compilation.target import Target, get_target
 from fitness.eager.host import Host, builds_of
 from fitness.facts import Facts, Recorder
 from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.sharing import SharedGpu
 from fitness.gpu.timing import Ratio, counts
 from fitness.pipeline import Evaluator, Judged, chosen_configs
 from fitness.profiling.ncu import Counters, NoCounters, counters
@@ -48,16 +47,17 @@ class GpuJudge:
         *,
         device: int = 0,
         limits: Limits | None = None,
-        turn: AbstractContextManager[Any] | None = None,
+        gpu: SharedGpu | None = None,
     ) -> None:
-        """`device`: CUDA index of the GPU; `turn`: entered while it is used, where others use it too."""
-        self._turn = turn or nullcontext()
-        self._task, self._device, self._wall_s = task, device, (limits or Limits()).wall_s
-        self._runner = Runner(task.folder, device=device, wall_s=self._wall_s)
+        """`device`: CUDA index of the GPU; or `gpu`, where others use it too, which is not closed here."""
+        self._own_gpu = gpu is None
+        self._gpu = gpu or SharedGpu(device)
+        self._turn = self._gpu.turn
+        self._task, self._wall_s = task, (limits or Limits()).wall_s
+        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s)
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first
-        self._lock = threading.Lock()
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -66,10 +66,15 @@ class GpuJudge:
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge."""
-        with self._turn:  # the first question to the runner measures the ceilings
-            self._facts = self._runner.facts
-            self._certifier = Certifier(self._task, self._runner)
+        self._begin()
+        with self._turn:
             return _judged(self._runner.prepare(_work(facts)))
+
+    def _begin(self) -> None:
+        """Starts the processes, and finds out which GPU it is."""
+        self._facts = self._gpu.start(self._runner)
+        if self._certifier is None:
+            self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge.  A new champion must also do eagerly what it was measured for."""
@@ -77,23 +82,23 @@ class GpuJudge:
             judged = _judged(self._runner.evaluate(_work(facts), seed=key))
         judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(judged.timings)
-        with self._lock:
-            wins = fitness.ci95[0] > 1 and fitness.speedup > self._champion
-        if not wins:
-            return judged
-        certified = self._certified(source, facts, judged, key)
-        with self._lock:
-            self._champion = max(self._champion, fitness.speedup)
-        return certified
+        return self._certified(source, facts, judged, key) if self._wins(fitness) else judged
+
+    def _wins(self, fitness: Fitness) -> bool:
+        return fitness.ci95[0] > 1 and fitness.speedup > self._champion
 
     def _certified(self, source: str, facts: Facts, judged: Judged, key: str) -> Judged:
         """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
         frozen = freeze(source, chosen_configs(self._task, facts, judged.choices)) or source
-        work = replace(_work(facts), choices=judged.choices)
+        work, fitness = replace(_work(facts), choices=judged.choices), fitness_of(judged.timings)
         with self._turn:
+            if not self._wins(fitness):  # any more: a better one was certified before its turn came
+                return judged
             begin = time.perf_counter()
             certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
             spent = time.perf_counter() - begin
+            if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE):
+                self._champion = fitness.speedup
         seconds = {**judged.seconds, "certify": spent}
         if certificate.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE):
             message = f"run eagerly, {certificate.message}"
@@ -115,12 +120,14 @@ class GpuJudge:
     def counters(self, work: Work, case: str) -> Counters:
         """As of every judge: read while nothing else is judged."""
         with self._turn, self._runner.idle():
-            return counters(self._task.folder, work, case, device=self._device)
+            return counters(self._task.folder, work, case, device=self._gpu.device)
 
     def close(self) -> None:
         self._runner.close()
         if self._certifier is not None:
             self._certifier.close()
+        if self._own_gpu:
+            self._gpu.close()
 
 
 class EagerJudge(GpuJudge):
@@ -131,9 +138,8 @@ class EagerJudge(GpuJudge):
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge: the seed is compared with itself, which also tells how much is noise."""
+        self._begin()
         with self._turn:
-            self._facts = self._runner.facts
-            self._certifier = Certifier(self._task, self._runner)
             self._host = Host(self._task, self._runner, wall_s=self._wall_s)
             self._target = get_target(self._host.target)
         self._alone: Mapping[str, Timing] = {}
@@ -202,11 +208,11 @@ class GpuEvaluator(Evaluator):
         device: int = 0,
         limits: Limits | None = None,
         zygote: Zygote | None = None,
-        turn: AbstractContextManager[Any] | None = None,
+        gpu: SharedGpu | None = None,
     ) -> None:
-        """`device`, `turn`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
+        """`device`, `gpu`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
         recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, turn=turn))
+        super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, gpu=gpu))
 
 
 def _work(facts: Facts) -> Work:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 from fitness.compilation.target import Target
 from fitness.evaluator import CpuEvaluator
+from fitness.gpu.sharing import SharedGpu
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.pipeline import Evaluator
 from fitness.sandbox.zygote import Zygote
@@ -22,12 +21,13 @@ class Workshop:
     def __init__(self, target: Target, *, measured: bool) -> None:
         self._target, self._measured = target, measured
         self._zygote = Zygote(target.name)
-        self._turn = threading.Lock()
+        self._gpu = SharedGpu()
 
     def open(self, task: Task) -> Evaluator:
         if self._measured:
-            return GpuEvaluator(task, self._target, zygote=self._zygote, turn=self._turn)
+            return GpuEvaluator(task, self._target, zygote=self._zygote, gpu=self._gpu)
         return CpuEvaluator(task, self._target, zygote=self._zygote)
 
     def close(self) -> None:
+        self._gpu.close()
         self._zygote.close()

@@ -55,3 +55,43 @@ def test_what_leaves_nothing_to_run_stops_with_its_verdict(zygote, tmp_path, bod
     with pytest.raises(Stop) as stop:
         work_of(f"import torch\n\ndef softmax(x):\n    {body}\n", zygote, tmp_path)
     assert (stop.value.stage, stop.value.verdict) == (stage, verdict)
+
+
+TUNED = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": 64 << i}, num_warps=1 << i) for i in range(5)], key=["n_columns"])
+@triton.jit
+def kernel(x, y, n_columns, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    for start in range(0, n_columns, BLOCK):
+        mask = start + columns < n_columns
+        at = row * n_columns + start + columns
+        tl.store(y + at, tl.load(x + at, mask=mask) WRONG, mask=mask)
+
+
+def softmax(x):
+    y = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, y, x.shape[1])
+    return y
+"""
+
+
+def test_configurations_that_are_compiled_side_by_side_come_back_in_order(zygote, tmp_path):
+    work = work_of(TUNED.replace("WRONG", "* 2"), zygote, tmp_path)
+    for (by_config,) in work.builds.values():
+        assert [build["num_warps"] for build in by_config] == [1, 2, 4, 8, 16]
+        assert len({build["sass_hash"] for build in by_config}) == 5
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"build0", "build1", "build2"}
+    built = {b["cubin"] for launches in work.builds.values() for by_config in launches for b in by_config}
+    assert set(work.cubins) == built
+
+
+def test_an_error_in_one_of_many_configurations_is_told_with_its_line(zygote, tmp_path):
+    with pytest.raises(Stop) as stop:
+        work_of(TUNED.replace("WRONG", "+ tl.arange(0, BLOCK // (256 // BLOCK))"), zygote, tmp_path)
+    assert (stop.value.stage, stop.value.verdict) == ("compile", Verdict.COMPILE_ERROR)
+    assert "line 14" in stop.value.message

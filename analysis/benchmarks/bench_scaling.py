@@ -6,7 +6,8 @@ The candidates of `bench_gpu` (softmax of 8192 x 8192 float32, all right, no two
 the whole evaluator: gate, recording, compilation, verification (3 fresh inputs, and every stress variant unless
 `--plain`), timing in pairs as a search does it.  Three times: without Ray, through Ray on one GPU, through Ray on
 `--gpus`; each time as many candidates a GPU, after as many as there are workers to warm up.  Printed are the rates,
-that of the recorders alone, and the rate on several GPUs as a part of as many times that on one.
+that of the recorders alone, and the rate on several GPUs as a part of as many times that on one.  New champions are
+certified, seconds each: how many there are is chance, so rates are given with them and, for the ratio, without.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.bench_gpu import SOFTMAX, SOFTMAX_TASK, TARGET
-from evo.records import Candidate, Verdict
+from evo.records import Candidate, Evaluation, Verdict
 from evo.versions import versions
 from fitness.cluster.pool import Cluster, ClusterEvaluator
 from fitness.compilation.target import get_target
@@ -48,19 +49,23 @@ def rates(open_evaluator: Callable[[], Evaluator], gpus: int, workers: int, coun
             done = list(pool.map(work, todo))
             return number / (time.perf_counter() - begin), done
 
-        def evaluate(source: str) -> Verdict:
-            return evaluator.evaluate(Candidate(source), seed=0, known={}).verdict
+        def evaluate(source: str) -> Evaluation:
+            return evaluator.evaluate(Candidate(source), seed=0, known={})
 
         per_s(evaluate, workers)
-        rate, verdicts = per_s(evaluate, count)
+        rate, done = per_s(evaluate, count)
         recorded, _ = per_s(evaluator._recorder.collect, count)
+    certified = [float(e.environment["certificate_s"]) for e in done if "certificate_s" in e.environment]
     return {
         "gpus": gpus,
         "workers": workers,
         "candidates": count,
-        "ok": verdicts.count(Verdict.OK),
+        "ok": sum(e.verdict is Verdict.OK for e in done),
+        "certified": len(certified),
+        "certified_s": round(sum(certified), 1),
         "recorded_and_compiled_per_s": round(recorded, 1),
         "per_s": round(rate, 2),
+        "without_certificates_per_s": round(count / (count / rate - sum(certified) / gpus), 2),
     }
 
 
@@ -79,7 +84,8 @@ def compare(task: Task, gpus: int, candidates: int) -> Iterator[dict[str, Any]]:
 
             found.append(rates(on_cluster, number, cluster.workers(number), candidates * number, sources))
             yield {"ray": True} | found[-1]
-        yield {"of_linear": round(found[1]["per_s"] / (gpus * found[0]["per_s"]), 3)}
+        one, several = (figures["without_certificates_per_s"] for figures in found)
+        yield {"of_linear": round(several / (gpus * one), 3)}
     finally:
         cluster.close()
 

@@ -61,32 +61,32 @@ def _other(size: int) -> int:
 class Certifier:
     """Certifies candidates of one task on the GPU of one runner."""
 
-    def __init__(self, task: Task, runner: Runner) -> None:
-        """The runner is shared with others and not closed here."""
+    def __init__(self, task: Task, runner: Runner, zygote: Zygote | None = None) -> None:
+        """The runner is shared with others and not closed here; nor is a `zygote` (for job "eager") that is given."""
         self._task, self._runner = task, runner
         facts = runner.facts
         major, minor = facts["capability"]
         self._target, self._gpu = f"sm_{major}{minor}", facts["uuid"]
         self._root = scratch_root()
-        # Started when they are first needed: the one by a first champion, the other by a full certificate.
-        self._zygote: Zygote | None = None
-        self._recorder: Zygote | None = None
+        self._zygote, self._shared = zygote, zygote is not None
+        self._recorder: Zygote | None = None  # started by a first full certificate
         self._calls = Calls(task, self._root)
         self._reference: Certificate | None = None  # the seed's
         self._unseen: tuple[list[Case], list[Evidence]] | None = None
         self._lock = threading.Lock()  # the seed is tried once, whoever asks first
 
     def close(self) -> None:
-        for zygote in (self._zygote, self._recorder):
+        for zygote in (None if self._shared else self._zygote, self._recorder):
             if zygote is not None:
                 zygote.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
     def quick(self, source: str, work: Work, *, seed: str) -> Certificate:
-        """On the task's cases.  work: of this very source, with `choices`."""
-        if (problem := self._problem()) is not None:
-            return dataclasses.replace(problem, candidate=Candidate(source).id)
-        return self._eager(source, work, self._task.cases, seed, samples=0)
+        """On the task's cases.  work: of this very source, with `choices`.  The seed is tried only if this fails."""
+        certificate = self._eager(source, work, self._task.cases, seed, samples=0)
+        if certificate.verdict is Verdict.OK or (problem := self._problem()) is None:
+            return certificate
+        return dataclasses.replace(problem, candidate=Candidate(source).id)
 
     def full(self, source: str, *, seed: str) -> Certificate:
         """On the task's cases and on other sizes, with times, and under compute-sanitizer."""

@@ -34,6 +34,7 @@ from fitness.evaluator import CpuJudge
 from fitness.facts import Estimates, Facts, Recorder, scratch_root
 from fitness.gpu.gpus import Gpus, find_gpus
 from fitness.gpu.runner import Work
+from fitness.gpu.sharing import SharedGpu
 from fitness.gpu_evaluator import GpuJudge, gpu_judge
 from fitness.pipeline import Evaluator, Judged
 from fitness.profiling.ncu import Counters, NoCounters
@@ -207,7 +208,7 @@ class Actor:
         try:
             terms.check_versions()
             self._role, self._terms, self._folder = role, terms, scratch_root()
-            self._turn = threading.Lock()
+            self._gpu = SharedGpu()  # Ray shows it the one that is its own
             self._tasks: dict[int, Recorder | CpuJudge | GpuJudge] = {}
             jobs = ("record", "compile", "trace") if role == "recorder" else () if terms.measured else ("interpret",)
             self._zygote = Zygote(terms.target.name, jobs) if jobs else None
@@ -228,7 +229,7 @@ class Actor:
         if self._role == "recorder":
             return Recorder(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
         if self._terms.measured:
-            return gpu_judge(task, limits=limits, turn=self._turn)  # Ray shows it the one GPU that is its own
+            return gpu_judge(task, limits=limits, gpu=self._gpu)
         return CpuJudge(task, target, limits=limits, zygote=self._zygote)
 
     def call(self, key: int, method: str, *arguments: Any) -> Any:
@@ -250,6 +251,7 @@ class Actor:
     def close(self) -> None:
         for key in list(self._tasks):
             self.forget(key)
+        self._gpu.close()
         if self._zygote is not None:
             self._zygote.close()
         shutil.rmtree(self._folder, ignore_errors=True)

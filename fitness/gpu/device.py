@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,6 +83,13 @@ def disturbance(before: Clocks, after: Clocks) -> str | None:
     if change > CLOCK_CHANGE * before.multiprocessor_mhz:
         return f"the clock changed from {before.multiprocessor_mhz} to {after.multiprocessor_mhz} MHz"
     return None
+
+
+def known_facts(index: int, told: Mapping[str, Any]) -> DeviceFacts | None:
+    """What another process measured, None unless it was of this very GPU."""
+    if told.get("uuid") != Watch(index).uuid:
+        return None
+    return DeviceFacts(**{**told, "capability": tuple(told["capability"])})
 
 
 def device_facts(index: int = 0) -> DeviceFacts:

@@ -9,6 +9,7 @@ which tells a flake from a fault.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -90,7 +91,7 @@ class Runner:
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
         self._device, self._wall_s = device, wall_s
         self._baseline: Work | None = None
-        self._facts: Mapping[str, Any] = {}
+        self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._closed = False
@@ -171,6 +172,12 @@ class Runner:
             message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
             return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
 
+    def start(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Starts the process and tells it what is known of its GPU; `facts` as it sees them."""
+        with self._lock:
+            self._facts = self._facts or facts
+        return self.facts
+
     @property
     def facts(self) -> Mapping[str, Any]:
         """`fitness.gpu.device.DeviceFacts` of the GPU as a dict."""
@@ -224,7 +231,7 @@ class Runner:
         if self._closed:
             raise EvoError("the runner is closed")
         if self._process is None:
-            self._process = process = _Process(self._command)
+            self._process = process = _Process([*self._command, json.dumps(dict(self._facts))])
             try:
                 self._facts = process.ask(("facts",), START_S)
                 if self._baseline is not None:

@@ -1,4 +1,4 @@
-"""The process of a runner: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS` (see
+"""The process of a runner: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS FACTS` (see
 `fitness/gpu/runner.py`).
 
 Answers one request after the other until the other side hangs up.  After an error that leaves the CUDA context
@@ -7,6 +7,7 @@ unusable it answers with `fault=True` and ends.
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 
 from evo.records import Verdict
 from fitness.eager.bench import Comparison
-from fitness.gpu.device import device_facts
+from fitness.gpu.device import device_facts, known_facts
 from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.launcher import DeviceError
 from fitness.gpu.measure import Bench
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    facts = device_facts(index)
+    facts = known_facts(index, json.loads(arguments[4])) or device_facts(index)
     while True:
         asked = _serve(connection, Bench(task, index, facts, stopping))
         if asked is None:

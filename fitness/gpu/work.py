@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
+
+CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
+COMPILE_JOBS = 4  # of one candidate at once
 
 Builds = dict[
     str, list[list[dict[str, Any]]]
@@ -78,20 +82,50 @@ def build(
     scratch: Path,
     limits: Limits,
 ) -> Builds:
-    """Every configuration of every launch of `plans`, compiled; the cubins are left in `scratch`.  Raises Stop."""
-    launches = [
-        {"kernel": step["launch"], "args": config["args"], "options": config["options"], "line": step["line"]}
-        for plan in plans.values()
-        for step in to_json(plan)["steps"]
-        if "launch" in step
-        for config in step["configs"]
-    ]
-    payload = {"source": source, "constants": dict(constants), "target": target, "launches": launches}
-    value = expect_ok("compile", zygote.run("compile", payload, scratch=scratch, limits=limits))
-    in_order: Iterator[dict[str, Any]] = iter(value["builds"])
+    """Every configuration of every launch of `plans`, compiled; the cubins are left in `scratch`.  Raises Stop.
+
+    Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
+    candidate may, one after the other.
+    """
+    launches, parts = _launches(plans)
+
+    def compiled(folder: Path, part: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+        folder.mkdir()
+        chosen = [launches[i] for i in part]
+        payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
+        found = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=limits))["builds"]
+        return [(i, {**b, "cubin": f"{folder.name}/{Path(b['cubin']).name}"}) for i, b in zip(part, found, strict=True)]
+
+    jobs = _dealt(parts)
+    folders = [scratch / f"build{number}" for number in range(len(jobs))]
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        built = dict(pair for pairs in threads.map(compiled, folders, jobs) for pair in pairs)
+    in_order = (built[i] for i in range(len(launches)))
     return {
         name: [[next(in_order) for _ in launch.configs] for launch in plan.launches] for name, plan in plans.items()
     }
+
+
+def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """All launches as a compile job takes them, and which of them should be one job's.
+
+    Cases mostly share the build of a configuration, and a job compiles equal ones once.
+    """
+    launches: list[dict[str, Any]] = []
+    parts: dict[tuple, list[int]] = {}
+    for plan in plans.values():
+        for step in to_json(plan)["steps"]:
+            for number, config in enumerate(step["configs"] if "launch" in step else ()):
+                kernel, line = step["launch"], step["line"]
+                parts.setdefault((kernel, line, number), []).append(len(launches))
+                launches.append({"kernel": kernel, "args": config["args"], "options": config["options"], "line": line})
+    return launches, list(parts.values())
+
+
+def _dealt(parts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The parts as the work of so many jobs: in turns, as neighbours among configurations are alike."""
+    count = min(-(-len(parts) // CONFIGS_A_JOB), COMPILE_JOBS)
+    return [[i for part in parts[first::count] for i in part] for first in range(count)]
 
 
 def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:

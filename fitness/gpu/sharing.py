@@ -1,0 +1,47 @@
+"""One GPU for the judges of several tasks: whose turn it is, what is known of it, and the process that certifies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from fitness.gpu.runner import Runner
+from fitness.sandbox.zygote import Zygote
+
+
+class SharedGpu:
+    """What judges on one GPU have in common.  Close it after them."""
+
+    def __init__(self, device: int = 0) -> None:
+        """`device`: CUDA index of the GPU."""
+        self.device = device
+        self.turn = threading.Lock()  # held while the GPU is used, so that no two timings overlap
+        self._asking = threading.Lock()
+        self._facts: Mapping[str, Any] = {}
+        self._eager: Zygote | None = None
+
+    def start(self, runner: Runner) -> Mapping[str, Any]:
+        """Starts the runner's process; the facts of the GPU (`fitness.gpu.device.DeviceFacts` as a dict).
+
+        The first process measures the ceilings among them, in a turn; others are told them, and only load what they
+        need, so they start while somebody else is timed.
+        """
+        with self._asking:
+            if not self._facts:
+                with self.turn:
+                    self._facts = runner.facts
+                return self._facts
+        return runner.start(self._facts)
+
+    def eager(self) -> Zygote:
+        """The zygote in whose children candidates are run eagerly.  It starts in the background, at the first call."""
+        with self._asking:
+            if self._eager is None:
+                major, minor = self._facts["capability"]
+                self._eager = Zygote(f"sm_{major}{minor}", ("eager",), self._facts["uuid"])
+            return self._eager
+
+    def close(self) -> None:
+        if self._eager is not None:
+            self._eager.close()
