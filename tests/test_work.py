@@ -88,6 +88,8 @@ def test_configurations_that_are_compiled_side_by_side_come_back_in_order(zygote
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"build0", "build1", "build2"}
     built = {b["cubin"] for launches in work.builds.values() for by_config in launches for b in by_config}
     assert set(work.cubins) == built
+    again = work_of(TUNED.replace("WRONG", "* 3"), zygote, tmp_path)  # in the same folder
+    assert not set(again.cubins) & built and len(again.cubins) == len(built)
 
 
 def test_an_error_in_one_of_many_configurations_is_told_with_its_line(zygote, tmp_path):

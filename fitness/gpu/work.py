@@ -97,7 +97,8 @@ def build(
         return [(i, {**b, "cubin": f"{folder.name}/{Path(b['cubin']).name}"}) for i, b in zip(part, found, strict=True)]
 
     jobs = _dealt(parts)
-    folders = [scratch / f"build{number}" for number in range(len(jobs))]
+    taken = len(list(scratch.glob("build*")))  # by what was built before
+    folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
     with ThreadPoolExecutor(len(jobs)) as threads:
         built = dict(pair for pairs in threads.map(compiled, folders, jobs) for pair in pairs)
     in_order = (built[i] for i in range(len(launches)))
