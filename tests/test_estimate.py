@@ -218,6 +218,49 @@ def test_programs_that_return_early_are_found(tmp_path):
     assert "output 0" in coverage(tmp_path, 4096, source=lazy)
 
 
+FLAT = """
+@triton.jit
+def copy(x, y, n, BLOCK: tl.constexpr):
+    # tiles of 48 blocks, several to a program, in one loop that stores at the end of each tile
+    programs, total = tl.num_programs(0), tl.zeros((BLOCK,), tl.float32)
+    tiles = (n // BLOCK - tl.program_id(0) + programs - 1) // programs
+    for q in range(0, tiles * 48):
+        tile = tl.program_id(0) + q // 48 * programs
+        total += tl.load(x + (tile * 7 + q % 48) * BLOCK + tl.arange(0, BLOCK))
+        if q % 48 == 47 LESS:
+            tl.store(y + tile * BLOCK + tl.arange(0, BLOCK), total)
+            total = tl.zeros((BLOCK,), tl.float32)
+"""
+
+
+def test_what_a_flattened_loop_stores_now_and_then_counts(tmp_path):
+    assert coverage(tmp_path, 1024, source=FLAT.replace("LESS", "")) is None
+    assert "output 0" in coverage(tmp_path, 1024, source=FLAT.replace("LESS", "and tile % 2 == 0"))
+
+
+ROLES = """
+@triton.jit
+def copy(x, y, z, n, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    at = pid // 2 * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    if pid % 2 == 0 and pid < LAST:
+        tl.store(y + at, v)
+    if pid % 2 == 1 and pid < LAST:
+        tl.store(z + at, v)
+"""
+
+
+@pytest.mark.parametrize(("last", "found"), [(8192, False), (4000, True)])
+def test_programs_with_roles_are_counted_by_role(tmp_path, last, found):
+    n, source = 1 << 22, ROLES.replace("LAST", str(last))
+    args = {"x": tensor(0, n), "y": tensor(1, n), "z": tensor(2, n), "n": n, "BLOCK": 1024}
+    plan = plan_of("copy", (8192,), args, ("y", "z"))
+    traces = traces_of(source, plan, tmp_path)
+    assert traces[0][0].roles and traces[0][0].sampled > 8
+    assert (model.coverage(plan, [0], traces, None) is not None) == found
+
+
 def test_input_that_is_not_read_is_found(tmp_path):
     constant = COPY.replace("tl.load(x + at, mask=at < n)", "0.0")
     assert coverage(tmp_path, 4096, source=constant) is None  # nothing is known about what has to be read

@@ -28,6 +28,7 @@ from fitness.verification.operations import Builder
 BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
 LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
 LOOP_ITERATIONS = 4  # ... but not before this many iterations
+BRANCHES_COST = 2500.0  # the same for a loop that branches: a flattened one stores in one of many iterations
 PROGRAM_COST = 6000.0  # cost after which a program is cut off (a loop that never ends on zeros)
 ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
 SPANS_KEPT = 1 << 18  # intervals of an extrapolated loop, beyond which its footprint is thinned out
@@ -78,6 +79,7 @@ class Counter:
             `tl.range(num_stages=N)`
     footprint: (kind, buffer, spans) of every access in order
     cut_off: the program was stopped
+    uneven: a loop branched in ways that no extrapolation could follow
     """
 
     def __init__(self, known: Mapping[int, np.ndarray], *, brief: bool = False) -> None:
@@ -91,6 +93,8 @@ class Counter:
         self.cut_off = False
         self._round = 0  # loads are issued in rounds, between which the program waits
         self._loads = self._masked = False  # whether the round has any, and any with a mask
+        self._decisions: list[bool] = []  # of branches on scalars, in order
+        self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
         self._where = "straight"
 
     def finish(self) -> None:
@@ -216,29 +220,52 @@ class Counter:
     def loop(self, values: Iterator[Any], count: int, stages: int) -> Iterator[Any]:
         """The `count` values of a loop, of which a long tail is counted without being run."""
         around, first, cost, marks = self._where, dict(self.counts), self.cost, [len(self.footprint)]
+        ways: list[tuple[bool, ...]] = []  # that the iterations took at branches
         for done, value in enumerate(values):
             if done == 1:  # what is loaded ahead of the loop is waited for in its first iteration
                 first = dict(self.counts)
             if done >= self._loop_iterations and self.cost - cost > self._loop_cost:
-                self._extrapolate(first, marks, done - 1, count - done)
-                break
-            self._where = f"stages {stages}" if stages else "loop"
+                period = self._period(ways[1:], self.cost - cost > BRANCHES_COST)
+                if period:
+                    self._extrapolate(first, marks, done - 1, count - done, period)
+                    break
+            self._where, decided = f"stages {stages}" if stages else "loop", len(self._decisions)
             yield value
             self._end_round("plain")
             marks.append(len(self.footprint))
+            ways.append(tuple(self._decisions[decided:]))
         self._where = around
 
-    def _extrapolate(self, before: dict[Key, float], marks: list[int], done: int, left: int) -> None:
+    def decide(self, outcome: bool) -> None:
+        """To be called with the outcome of each branch on a scalar."""
+        self._decisions.append(outcome)
+
+    def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
+        """After how many iterations a loop repeats itself; 0 where it should go on, for as long as not `enough`."""
+        if not any(ways):  # no branches
+            return 1
+        changed = len(set(ways)) > 1
+        for period in range(2, len(ways) // 2 + 1) if changed else ():
+            if len(ways) % period == 0 and ways[period:] == ways[:-period]:
+                return period
+        self.uneven |= enough and changed
+        return int(enough)
+
+    def _extrapolate(self, before: dict[Key, float], marks: list[int], done: int, left: int, period: int) -> None:
+        """Counts `left` more iterations like the `done` ones since `before`, each like the one a period earlier."""
         for key, count in self.counts.items():
             self.counts[key] = count + (count - before.get(key, 0)) * left / done
-        previous, last = (self.footprint[a:b] for a, b in zip(marks[-3:-1], marks[-2:], strict=True))
-        if len(previous) != len(last):  # iterations differ: the bytes of the rest stay unknown
-            return
-        for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
-            times = min(left, max(1, SPANS_KEPT // max(1, new.starts.size)))
-            if old.starts.size == new.starts.size:
-                shift = int(new.starts[0] - old.starts[0])
-                self.footprint.append((kind, buffer, new.repeated(shift, times) if shift else new))
+        for phase in range(min(period, left)):
+            at = len(marks) - 1 - period + phase
+            previous, last = (self.footprint[marks[i] : marks[i + 1]] for i in (at - period, at))
+            if len(previous) != len(last):  # iterations differ: the bytes of the rest stay unknown
+                continue
+            again = (left - phase - 1) // period + 1
+            for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
+                times = min(again, max(1, SPANS_KEPT // max(1, new.starts.size)))
+                if old.starts.size == new.starts.size:
+                    shift = int(new.starts[0] - old.starts[0])
+                    self.footprint.append((kind, buffer, new.repeated(shift, times) if shift else new))
 
 
 def _integer(value: Any) -> int:
@@ -288,6 +315,15 @@ class CountingInterpreter(Interpreter):
     def _space(self, original: dict[str, Any]) -> dict[str, Any]:
         space = super()._space(original)
         space["__builtins__"]["range"] = tl.range  # as patched
+        truth = space["__truth"]
+
+        def decided(condition: Any) -> Any:
+            condition = truth(condition)
+            if isinstance(condition, tl.tensor):
+                self._counter.decide(bool(condition))
+            return condition
+
+        space["__truth"] = decided
         return space
 
     @property

@@ -603,6 +603,7 @@ def _delegated(op: Op, target: Target, cache: _Cache) -> StepEstimate:
 # --- is all the work there? ------------------------------------------------------------------------------------------
 
 WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
+ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
 MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
 
 
@@ -616,12 +617,13 @@ def coverage(
     """
     written: dict[int, float] = {}
     moved = 0.0
-    truncated = False
+    truncated = roles = False
     launches = iter(zip(choice, traces, strict=True))
     for step in plan.steps:
         if isinstance(step, Launch):
             chosen, by_config = next(launches)
             truncated |= by_config[chosen].truncated
+            roles |= by_config[chosen].roles
             for t in by_config[chosen].traffic:
                 moved += t.touched
                 if t.kind != "load":
@@ -634,7 +636,7 @@ def coverage(
             moved += math.fsum(r.nbytes for r in _read(step))
     if truncated:
         return None
-    return _unwritten(plan, written) or _unmoved(moved, case_bytes)
+    return _unwritten(plan, written, ROUGH_SHARE if roles else WRITTEN_SHARE) or _unmoved(moved, case_bytes)
 
 
 def _read(step: Any) -> list[TensorRef]:
@@ -643,12 +645,12 @@ def _read(step: Any) -> list[TensorRef]:
     return [a for a in step.args if isinstance(a, TensorRef)] if isinstance(step, Op) else []
 
 
-def _unwritten(plan: LaunchPlan, written: Mapping[int, float]) -> str | None:
+def _unwritten(plan: LaunchPlan, written: Mapping[int, float], least: float) -> str | None:
     for i, ref in enumerate(plan.outputs):
         if ref.numel == 0 or plan.buffers[ref.buffer].input is not None:  # an input returned as it is
             continue
         share = written.get(ref.buffer, 0.0) / ref.nbytes
-        if share < WRITTEN_SHARE:
+        if share < least:
             return (
                 f"output {i} has {ref.nbytes} bytes, but the launches write only about {share:.0%} of them; "
                 "write all of the output at every size"

@@ -42,6 +42,8 @@ _FAILURES = (
 WINDOW = 264
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
+SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -76,7 +78,9 @@ class LaunchTrace:
     rounds: (kind, where, waits for loads), as in `fitness.estimation.counting.Counter`
     traffic: of all programs, by buffer and kind
     busiest: operations of the busiest sampled program / operations of the mean one
-    truncated: a program was cut off (a loop that may not end on zeros), the counts are too small
+    truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
+        too small
+    roles: programs differ in what they write to, so that totals are as rough as the samples are few
     """
 
     kernel: str
@@ -90,6 +94,7 @@ class LaunchTrace:
     traffic: tuple[Traffic, ...]
     busiest: float
     truncated: bool
+    roles: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -153,6 +158,9 @@ class _Tracer:
         programs = math.prod(config.grid)
         weights = places(config.grid, self._samples)
         counters = [self._count(kernel, args, config.grid, number) for number in weights]
+        if programs > self._samples and has_roles(counters):
+            weights = spread(programs)
+            counters = [self._count(kernel, args, config.grid, number) for number in weights]
         if programs > self._samples:
             near = [self._count(kernel, args, config.grid, number, brief=True) for number in window(programs)]
         else:
@@ -195,6 +203,25 @@ def places(grid: tuple[int, int, int], samples: int) -> dict[int, float]:
         x, y, z = (int(position * (n - 1) + 0.5) for n in grid)
         weights[x + grid[0] * (y + grid[1] * z)] += weight
     return weights
+
+
+def has_roles(counters: Sequence[Counter]) -> bool:
+    """Whether programs differ in what they write to, so that the few of `places` do not tell how many do what.
+
+    Programs that write nothing have no role.
+    """
+    written = {frozenset(buffer for kind, buffer, _ in c.footprint if kind != "load") for c in counters}
+    return len(written - {frozenset()}) > 1
+
+
+def spread(programs: int) -> dict[int, float]:
+    """Programs all over the grid and equal weights: by golden ratio, each with its neighbour, as roles often alternate."""
+    found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
+    return dict.fromkeys(sorted(found), 1 / len(found))
+
+
+def _pair(number: int, programs: int) -> tuple[int, int]:
+    return (number, number ^ 1) if number ^ 1 < programs else (number, number)
 
 
 def window(programs: int) -> list[int]:
@@ -246,7 +273,8 @@ def summary(
         rounds=_rows(mean, "rounds"),
         traffic=_traffic(sizes, programs, weights, counters, near, mean),
         busiest=max(work) / average if average else 1.0,
-        truncated=any(c.cut_off for c in counters),
+        truncated=any(c.cut_off or c.uneven for c in counters),
+        roles=has_roles(counters),
     )
 
 
