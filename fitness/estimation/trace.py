@@ -215,7 +215,7 @@ def has_roles(counters: Sequence[Counter]) -> bool:
 
 
 def spread(programs: int) -> dict[int, float]:
-    """Programs all over the grid, of equal weights: by golden ratio, in pairs, as the roles of neighbours often differ."""
+    """Programs all over the grid, of equal weights: by golden ratio, in pairs, as roles often differ by turns."""
     found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
     return dict.fromkeys(sorted(found), 1 / len(found))
 
