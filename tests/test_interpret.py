@@ -76,7 +76,7 @@ def test_a_launch_on_a_strided_input(tmp_path):
     softmax = launch("softmax", (ROWS, 1, 1), x=X, o=OUT, n=COLUMNS, stride=64, B=64)
     layout, memory, x, value = run(tmp_path, softmax, inputs=(X,), buffers=buffers)
     torch.testing.assert_close(layout.read(memory, OUT), x.softmax(1))
-    assert value == {"programs": ROWS} and layout.broken_guards(memory) == []
+    assert value == {"programs": ROWS, "left_out": []} and layout.broken_guards(memory) == []
 
 
 def test_the_chosen_configuration_runs(tmp_path):
@@ -110,7 +110,7 @@ def test_fill_copy_and_delegated_operators(tmp_path):
     out = layout.read(memory, TensorRef(1, "float32", (ROWS * COLUMNS,), (1,)))
     torch.testing.assert_close(out[100 : 100 + ROWS], (x @ x.t()).sum(1))
     assert torch.equal(layout.read(memory, half), x[:, 3].half())
-    assert value == {"programs": 0} and out[0] == 2.5 and out[-1] == 2.5
+    assert value == {"programs": 0, "left_out": []} and out[0] == 2.5 and out[-1] == 2.5
 
 
 def test_several_runs_share_one_extraction(tmp_path):
@@ -123,7 +123,7 @@ def test_several_runs_share_one_extraction(tmp_path):
         {"plan": to_json(plan), "choice": [0], "order": order, "buffers": f"buffers{i}.bin"}
         for i, order in enumerate(("forward", "reverse"))
     ]
-    assert job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path) == {"programs": 4}
+    assert job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path) == {"programs": 4, "left_out": []}
     ref = plan.launches[0].configs[0].args["o"]
     assert [layout.read(m, ref).item() for m in memories] == [1.0, 0.0]
 
@@ -150,3 +150,22 @@ def test_errors_carry_verdict_and_line(tmp_path, step, verdict, line, part):
     with pytest.raises(JobError, match=part) as caught:
         run(tmp_path, step)
     assert (caught.value.verdict, caught.value.line) == (verdict, line)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args", "left_out"),
+    [
+        ("softmax", {"x": X, "o": OUT, "n": COLUMNS, "stride": 64, "B": 64}, [1]),
+        ("beyond", {"o": ONE, "n": 1, "B": 4}, []),
+        ("last_wins", {"o": ONE}, []),
+    ],
+)
+def test_independent_programs_are_executed_in_one_order_only(tmp_path, kernel, args, left_out):
+    plan = LaunchPlan(BUFFERS, (), (OUT,), "tensor", (launch(kernel, (ROWS - 1, 1, 1), **args),))
+    layout = Layout(plan)
+    for name in ("a", "b"):
+        layout.view(layout.create(tmp_path, name), X).zero_()
+    first = {"plan": to_json(plan), "choice": [0], "order": "forward", "buffers": "a"}
+    runs = [first, {**first, "order": "reverse", "buffers": "b", "twin": 0}]
+    value = job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path)
+    assert value == {"programs": (ROWS - 1) * (2 - len(left_out)), "left_out": left_out}

@@ -16,6 +16,7 @@ from fitness.compilation.kernels import argument, get_kernel, load_kernels
 from fitness.memory import DTYPES, FILE_NAME, Layout
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
+from fitness.verification.conflicts import Conflicts
 from fitness.verification.delegation import Authors
 from fitness.verification.interpreter import Interpreter, programs_of
 
@@ -25,22 +26,33 @@ _GAPS = (NotImplementedError, AttributeError, TypeError, KeyError, NameError, Re
 _FAULTS = (AssertionError, ValueError, IndexError, ArithmeticError)
 
 
-def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, int]:
+def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Executes all steps of plans, in place, on files in `scratch`.
 
     payload: "source", "constants", and either "runs" or the keys of one run.  A run has "plan" (JSON), "choice" (index
     of the configuration of each launch), "order" of the programs of a grid ("forward" or "reverse") and "buffers" (name
     of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many zeros) where it is to
-    be found out who wrote what (`fitness.verification.delegation.Authors`).  Returns {"programs": how many were run}.
+    be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index of an earlier run
+    that differs in nothing but the order: where the programs of that one were independent, this one is not executed.
+    Returns {"programs": how many were run, "left_out": indices of runs that were not executed}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     count = 0
+    independent: list[bool] = []
+    left_out = []
     with Interpreter() as interpreter:
-        for run in payload.get("runs") or [payload]:
-            count += _Run(run, kernels, interpreter, scratch).execute()
-    return {"programs": count}
+        for number, run in enumerate(payload.get("runs") or [payload]):
+            twin = run.get("twin")
+            if twin is not None and independent[twin]:
+                left_out.append(number)
+                independent.append(True)
+                continue
+            made = _Run(run, kernels, interpreter, scratch)
+            count += made.execute()
+            independent.append(not made.conflicts.found)
+    return {"programs": count, "left_out": left_out}
 
 
 class _Run:
@@ -55,7 +67,9 @@ class _Run:
         self.choice, self.order = run["choice"], run.get("order", "forward")
         self.kernels, self.interpreter = kernels, interpreter
         first = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
+        self.conflicts = Conflicts(first, first + self.layout.total)
         interpreter.builder.memory = first, first + self.layout.total
+        interpreter.builder.conflicts = self.conflicts
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")

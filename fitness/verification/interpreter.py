@@ -221,9 +221,14 @@ class Interpreter:
         function = self._rewrite(kernel)
         values = {p.name: _parameter(p, args[p.name]) for p in kernel.params if p.name in args}
         self.builder.set_grid_dim(*grid)
+        conflicts = self.builder.conflicts
+        if conflicts is not None:
+            conflicts.begin_launch()
         count = 0
         for program in programs:
             self.builder.set_grid_idx(*program)
+            if conflicts is not None:
+                conflicts.begin_program()
             function(**values)
             count += 1
         return count

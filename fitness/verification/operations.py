@@ -11,6 +11,7 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 from fitness.verification import libdevice
+from fitness.verification.conflicts import Conflicts
 from fitness.verification.numerics import decode, encode, numpy_dtype, towards_zero
 
 
@@ -31,6 +32,7 @@ class Builder(InterpreterBuilder):
     `fitness/estimation/trace.py`)."""
 
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
+    conflicts: Conflicts | None = None  # watches that memory
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,26 +138,36 @@ class Builder(InterpreterBuilder):
         if self.memory is None or not at.data.size:
             return
         start, end = self.memory
-        last = end - max(1, at.get_element_ty().primitive_bitwidth // 8)
+        last = end - _element_bytes(at)
         if start <= int(at.data.min()) and int(at.data.max()) <= last:
             return
-        chosen = at.data if mask is None else at.data[np.broadcast_to(mask.data, at.data.shape)]
+        chosen = _chosen(at, mask)
         outside = chosen[(chosen < start) | (chosen > last)]
         if outside.size:
             raise IndexError(f"{outside.size} of the addresses of a {what} are outside of all buffers")
 
+    def _meet(self) -> None:
+        """Atomics are how programs meet."""
+        if self.conflicts is not None:
+            self.conflicts.give_up()
+
     def create_masked_load(self, pointers: Any, mask: Any, other: Any | None, *_: Any, **__: Any) -> Any:
         self._check("load", pointers, mask)
+        if self.conflicts is not None:
+            self.conflicts.access("load", pointers.data, mask.data, _element_bytes(pointers))
         return super().create_masked_load(pointers, mask, other, *_, **__)
 
     def create_masked_store(self, pointers: Any, value: Any, mask: Any, *_: Any, **__: Any) -> Any:
         self._check("store", pointers, mask)
+        if self.conflicts is not None:
+            self.conflicts.access("store", pointers.data, mask.data, _element_bytes(pointers))
         return super().create_masked_store(pointers, value, mask, *_, **__)
 
     def create_atomic_rmw(
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, mask)
+        self._meet()
         if val.dtype.scalar.name == "bf16" and op == triton_interpreter._ir.ATOMIC_OP.FADD:
             return self._atomic_add_bfloat16(ptr, val, mask)
         if op == triton_interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
@@ -167,6 +179,7 @@ class Builder(InterpreterBuilder):
         self, ptr: TensorHandle, cmp: TensorHandle, val: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, None)
+        self._meet()
         if cmp.data.dtype.kind != "f":
             return super().create_atomic_cas(ptr, cmp, val, sem, scope)
         bits = super().create_atomic_cas(ptr, self._as_bits(cmp), self._as_bits(val), sem, scope)
@@ -195,6 +208,17 @@ class Builder(InterpreterBuilder):
 
     def create_assert(self, *args: Any) -> None:
         """`tl.device_assert` is compiled in debug builds only."""
+
+
+def _element_bytes(pointers: TensorHandle) -> int:
+    return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+
+
+def _chosen(pointers: TensorHandle, mask: TensorHandle | None) -> np.ndarray:
+    """The addresses that the mask lets through."""
+    if mask is None or mask.data.all():
+        return pointers.data
+    return pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
 
 
 def _combined(combine: Callable[..., Any], left: Blocks, right: Blocks) -> Blocks:

@@ -39,7 +39,8 @@ class Replay:
 def replays(task: Task) -> list[Replay]:
     """What is executed: every case on fresh inputs in both program orders, each stress variant on one of the cases.
 
-    A kernel whose programs depend on each other's results (a race on the device) differs between the two orders.
+    A kernel whose programs depend on each other's results (a race on the device) differs between the two orders.  Where
+    the programs are seen to touch nothing that others store, the second order is left out.
     """
     cases = [case.on_cpu() for case in task.cases]
     plain = [Replay(case, "normal", order) for case in cases for order in ("forward", "reverse")]
@@ -65,16 +66,18 @@ class Jobs:
     scratch: Path
     limits: Limits
 
-    def interpret(self, what: Executable, runs: Sequence[_Run]) -> None:
+    def interpret(self, what: Executable, runs: Sequence[_Run]) -> list[_Run]:
+        """Executes them; those that were, which lack only runs whose twin shows what they would.  Raises Stop."""
         payload = {
             "source": what.source,
             "constants": dict(what.constants),
             "runs": [run.payload() for run in runs],
         }
-        expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
+        value = expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
+        return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
     """A replay with its memory."""
 
@@ -85,10 +88,12 @@ class _Run:
     layout: Layout
     file: str  # of buffers, in the scratch folder
     authors: str = ""  # file of their authors, where operators might be among them
+    twin: int | None = None  # index of the run that differs in nothing but the order of programs
 
     def payload(self) -> dict:
         found = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.file}
-        return found | ({"authors": self.authors} if self.authors else {})
+        found |= {"authors": self.authors} if self.authors else {}
+        return found | ({} if self.twin is None else {"twin": self.twin})
 
 
 def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: Executable | None = None) -> Check:
@@ -104,10 +109,13 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
     runs = [
         _run(task, candidate, r, key, f"replay{number}", jobs, prove=True) for number, (r, _) in enumerate(expected)
     ]
-    jobs.interpret(candidate, runs)
+    _pair(runs)
+    executed = jobs.interpret(candidate, runs)
     worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
     for run, (_, expectation) in zip(runs, expected, strict=True):
+        if run not in executed:
+            continue
         refs = _output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
         strides = [ref.strides for ref in refs]
@@ -118,8 +126,16 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
             worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
         if run.replay.variant == "normal" and task.deterministic:
             _same_in_both_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
-    own = _own_share(task, runs, jobs.scratch)
-    return Check(cases=len(runs), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+    own = _own_share(task, executed, jobs.scratch)
+    return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def _pair(runs: Sequence[_Run]) -> None:
+    """Tells runs in reverse order which one does the same in forward order."""
+    forward = {(r.replay.case.name, r.replay.variant): i for i, r in enumerate(runs) if r.replay.order == "forward"}
+    for run in runs:
+        if run.replay.order == "reverse":
+            run.twin = forward.get((run.replay.case.name, run.replay.variant))
 
 
 def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:

@@ -1,0 +1,96 @@
+"""Programs that touch what others store are seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fitness.verification.conflicts import Conflicts
+
+BASE = 1 << 40
+
+
+def addresses(*offsets: int) -> np.ndarray:
+    return np.array(offsets, np.uint64) + np.uint64(BASE)
+
+
+def found(*steps: tuple[str, list[int]], size: int = 4) -> bool:
+    """Whether a conflict is found.  steps: ("load" | "store", offsets), or ("program" | "launch", [])."""
+    conflicts = Conflicts(BASE, BASE + 4096)
+    conflicts.begin_launch()
+    conflicts.begin_program()
+    for what, offsets in steps:
+        if what == "program":
+            conflicts.begin_program()
+        elif what == "launch":
+            conflicts.begin_launch()
+            conflicts.begin_program()
+        else:
+            conflicts.access(what, addresses(*offsets), None, size)
+    return conflicts.found
+
+
+NEXT = ("program", [])
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([("load", [0, 4]), ("store", [8]), NEXT, ("load", [0, 4]), ("store", [12])], False),
+        ([("store", [8]), ("load", [8]), ("store", [8])], False),  # its own
+        ([("store", [8]), NEXT, ("load", [8])], True),
+        ([("load", [8]), NEXT, ("store", [8])], True),
+        ([("store", [8]), NEXT, ("store", [8])], True),
+        ([("load", [8]), NEXT, ("load", [8]), ("store", [8])], True),  # the first one loaded it too
+        ([("load", [8]), NEXT, ("load", [8]), NEXT, ("load", [8]), NEXT, ("store", [8])], True),
+        ([("store", [8]), ("launch", []), ("load", [8]), NEXT, ("load", [8])], False),  # launches are in order
+        ([("store", []), NEXT, ("load", [8])], False),
+    ],
+)
+def test_what_is_a_conflict(steps: list[tuple[str, list[int]]], expected: bool) -> None:
+    assert found(*steps) is expected
+
+
+@pytest.mark.parametrize(
+    ("size", "first", "second", "expected"),
+    [
+        (8, 0, 8, False),
+        (8, 0, 4, True),
+        (4, 0, 3, True),  # unaligned
+        (2, 0, 4, False),
+        (1, 0, 1, True),  # closer than is told apart: rather seen than not
+    ],
+)
+def test_all_bytes_of_an_element_count(size: int, first: int, second: int, expected: bool) -> None:
+    assert found(("store", [first]), NEXT, ("load", [second]), size=size) is expected
+
+
+def test_the_last_byte_of_the_memory_can_be_watched() -> None:
+    assert not found(("store", [4095]), size=1)
+    assert not found(("store", [4088]), size=8)
+
+
+def test_masked_elements_do_not_count() -> None:
+    conflicts = Conflicts(BASE, BASE + 4096)
+    conflicts.begin_launch()
+    for program in range(2):
+        conflicts.begin_program()
+        conflicts.access("store", addresses(0, 4), np.array([program == 0, program == 1]), 4)
+    assert not conflicts.found
+    conflicts.access("load", addresses(0, 4), np.array([True, False]), 4)
+    assert conflicts.found
+
+
+def test_what_was_settled_before_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fitness.verification.conflicts.PENDING", 0)  # one access after the other
+    assert found(("load", [8]), NEXT, ("load", [8]), NEXT, ("store", [8]))
+    assert found(("load", [8]), NEXT, ("load", [8]), ("load", [8]), ("store", [8]))
+    assert not found(("load", [8]), ("load", [8]), ("store", [8]))
+
+
+def test_nothing_is_watched_after_giving_up() -> None:
+    conflicts = Conflicts(BASE, BASE + 4096)
+    conflicts.begin_launch()
+    conflicts.give_up()
+    conflicts.access("store", addresses(0), None, 4)
+    assert conflicts.found and not conflicts._log
