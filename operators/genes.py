@@ -31,7 +31,6 @@ from operators.source import (
     names,
     parameters,
     parse,
-    replace,
     walk,
 )
 
@@ -126,7 +125,7 @@ def set_genes(source: str, values: Mapping[str, int]) -> str:
     edits += [(settled[0][0].anchor, _settler(settled)) for settled in beside.values()]
     if not edits or parsed is None:
         return source
-    return str(replace(parsed.module, edits).code)
+    return parsed.replaced(edits)
 
 
 def _numbered(node: cst.BaseExpression, value: int) -> cst.BaseExpression:

@@ -229,6 +229,38 @@ class Source:
     def launches_of(self, kernel: Kernel) -> tuple[Launch, ...]:
         return tuple(n for n in self.launches if n.kernel is kernel)
 
+    def replaced(self, pairs: Sequence[tuple[cst.CSTNode, Any]]) -> str:
+        """The text with nodes replaced as by `replace`.
+
+        Only the statements of the module that they are in are made anew, which is several times as quick: a search for
+        parameters does little else.
+        """
+        table = {id(old) for old, _ in pairs}
+        pieces = self._pieces
+        whole = not pieces or any(id(statement) in table for statement in self.module.body)
+        if whole or any(isinstance(old, cst.Module) for old, _ in pairs):
+            return str(replace(self.module, pairs).code)
+        found = []
+        for statement, (code, nodes) in zip(self.module.body, pieces, strict=True):
+            if not table.isdisjoint(nodes):
+                code = self.module.code_for_node(replace(statement, pairs))
+            found.append(code)
+        return self._around[0] + "".join(found) + self._around[1]
+
+    @cached_property
+    def _pieces(self) -> list[tuple[str, frozenset[int]]]:
+        """The code of each statement of the module, and the nodes below it; [] where it is not that of the text."""
+        found = [(self.module.code_for_node(s), frozenset(map(id, walk(s)))) for s in self.module.body]
+        return found if self._around[0] + "".join(code for code, _ in found) + self._around[1] == self.text else []
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """What stands before the statements and after them."""
+        head, foot = (
+            "".join(map(self.module.code_for_node, part)) for part in (self.module.header, self.module.footer)
+        )
+        return head, foot
+
     def rewritable(self) -> list[Kernel]:
         """Kernels whose signature may change: launched, every launch fully known, and mentioned nowhere else."""
         return [k for k in self.kernels.values() if self._closed(k)]

@@ -208,3 +208,34 @@ def test_misuse_says_what_there_is() -> None:
 def test_odd_sources(name: str) -> None:
     source = ODD_SOURCES[name]
     assert set_genes(source, {g.name: g.value for g in get_genes(source)}) == source
+
+
+HEADED = '''# Licence
+
+
+"""A kernel."""
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):  # doubles
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+
+def double(x):
+    y = torch.empty_like(x)
+
+    kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64, num_warps=4)  # blocks of 64
+    return y
+# the end'''
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n# after it\n"])
+def test_only_what_changes_is_made_anew(end: str) -> None:
+    source = HEADED + end
+    warps = next(g.name for g in get_genes(source) if g.name.endswith("num_warps"))
+    assert set_genes(source, {warps: 8}) == source.replace("num_warps=4", "num_warps=8")
+    assert set_genes(source, {warps: 4}) == source
