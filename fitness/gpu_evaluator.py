@@ -82,15 +82,15 @@ class GpuJudge:
             judged = _judged(self._runner.evaluate(_work(facts), seed=key))
         judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(judged.timings)
-        return self._certified(source, facts, judged, key) if self._wins(fitness) else judged
+        return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
 
     def _wins(self, fitness: Fitness) -> bool:
         return fitness.ci95[0] > 1 and fitness.speedup > self._champion
 
-    def _certified(self, source: str, facts: Facts, judged: Judged, key: str) -> Judged:
+    def _certified(self, source: str, facts: Facts, judged: Judged, fitness: Fitness, key: str) -> Judged:
         """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
         frozen = freeze(source, chosen_configs(self._task, facts, judged.choices)) or source
-        work, fitness = replace(_work(facts), choices=judged.choices), fitness_of(judged.timings)
+        work = replace(_work(facts), choices=judged.choices)
         with self._turn:
             if not self._wins(fitness):  # any more: a better one was certified before its turn came
                 return judged
