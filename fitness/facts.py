@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,16 @@ class Recorder:
             return
         findings = self._findings(source)
         if self.task.lenient:
-            findings = tuple(not_inherited(findings, self._findings(self.task.seed_source)))
+            findings = tuple(not_inherited(findings, self._of_seed))
         if findings:
             first = findings[0]
             verdict = Verdict.COMPILE_ERROR if first.rule == "syntax" else Verdict.REJECTED
             more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
             raise Stop("gate", verdict, f"line {first.line}: {first.message}{more}", findings)
+
+    @cached_property
+    def _of_seed(self) -> tuple[Finding, ...]:
+        return self._findings(self.task.seed_source)
 
     def _findings(self, source: str) -> tuple[Finding, ...]:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))

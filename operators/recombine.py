@@ -55,26 +55,21 @@ def _exchange_function(base: str, donor: str, rng: random.Random) -> tuple[str, 
     one, two = parse(base), parse(donor)
     if one is None or two is None:
         return None
-    theirs = _functions(two)
-    candidates = [n for n, f in _functions(one).items() if n in theirs and _exchangeable(one, two, f, theirs[n])]
+    candidates = [name for name in one.functions if name in two.functions and _exchangeable(one, two, name)]
     if not candidates:
         return None
     name = rng.choice(candidates)
-    return edited(one, [(_functions(one)[name], theirs[name])]), f"function {name} of the other parent"
+    return edited(one, [(one.functions[name], two.functions[name])]), f"function {name} of the other parent"
 
 
-def _functions(source: Source) -> dict[str, cst.FunctionDef]:
-    return {**{k.name: k.node for k in source.kernels.values()}, **source.hosts}
-
-
-def _exchangeable(one: Source, two: Source, ours: cst.FunctionDef, theirs: cst.FunctionDef) -> bool:
-    if code(ours) == code(theirs) or code(ours.params) != code(theirs.params):
+def _exchangeable(one: Source, two: Source, name: str) -> bool:
+    ours, theirs = one.functions[name], two.functions[name]
+    if one.codes[name] == two.codes[name] or code(ours.params) != code(theirs.params):
         return False
     defined = set(bindings(one.module)) | _imported(one) | set(dir(builtins))
     own = set(bindings(theirs)) | names(theirs.params) | _lambda_parameters(theirs)
     if not names(theirs) - own <= defined:
         return False
-    name = ours.name.value
     touched = {name} if name in one.kernels else {n.kernel.name for n in one.launches if n.host is ours}
     return all(_launched_as(one, k) == _launched_as(two, k) for k in touched)
 

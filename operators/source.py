@@ -237,15 +237,32 @@ class Source:
         """
         table = {id(old) for old, _ in pairs}
         pieces = self._pieces
-        whole = not pieces or any(id(statement) in table for statement in self.module.body)
-        if whole or any(isinstance(old, cst.Module) for old, _ in pairs):
+        if not pieces or any(isinstance(old, cst.Module) for old, _ in pairs):
             return str(replace(self.module, pairs).code)
         found = []
-        for statement, (code, nodes) in zip(self.module.body, pieces, strict=True):
+        for statement, (text, nodes) in zip(self.module.body, pieces, strict=True):
             if not table.isdisjoint(nodes):
-                code = self.module.code_for_node(replace(statement, pairs))
-            found.append(code)
+                new = replace(statement, pairs)  # one statement, several, or none
+                statements = (
+                    []
+                    if isinstance(new, cst.RemovalSentinel)
+                    else new
+                    if isinstance(new, cst.FlattenSentinel)
+                    else [new]
+                )
+                text = "".join(map(self.module.code_for_node, statements))
+            found.append(text)
         return self._around[0] + "".join(found) + self._around[1]
+
+    @cached_property
+    def codes(self) -> dict[str, str]:
+        """The text of each kernel and host function, by name."""
+        return {name: code(node) for name, node in self.functions.items()}
+
+    @property
+    def functions(self) -> dict[str, cst.FunctionDef]:
+        """Kernels and host functions, by name."""
+        return {**{k.name: k.node for k in self.kernels.values()}, **self.hosts}
 
     @cached_property
     def _pieces(self) -> list[tuple[str, frozenset[int]]]:

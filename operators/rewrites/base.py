@@ -20,7 +20,6 @@ from operators.source import (
     expr,
     integer,
     parse,
-    replace,
     walk,
 )  # fmt: skip
 
@@ -56,7 +55,7 @@ def _imports_triton(source: Source) -> bool:
 
 def edited(source: Source, pairs: Pairs) -> str:
     """The text of the source after replacements."""
-    return str(replace(source.module, pairs).code)
+    return source.replaced(pairs)
 
 
 def pick(rng: random.Random, items: Sequence[T]) -> T | None:
