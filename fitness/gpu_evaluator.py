@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,12 +53,12 @@ class GpuJudge:
         """`device`: CUDA index of the GPU; or `gpu`, where others use it too, which is not closed here."""
         self._own_gpu = gpu is None
         self._gpu = gpu or SharedGpu(device)
-        self._turn = self._gpu.turn
         self._task, self._wall_s = task, (limits or Limits()).wall_s
-        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s)
+        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s, turn=self._gpu.turn)
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first
+        self._crowning = threading.Lock()  # one certificate at a time: the next may not be wanted any more
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -67,8 +68,7 @@ class GpuJudge:
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge."""
         self._begin()
-        with self._turn:
-            return _judged(self._runner.prepare(_work(facts)))
+        return _judged(self._runner.prepare(_work(facts)))
 
     def _begin(self) -> None:
         """Starts the processes, and finds out which GPU it is."""
@@ -78,20 +78,20 @@ class GpuJudge:
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge.  A new champion must also do eagerly what it was measured for."""
-        with self._turn:
-            judged = _judged(self._runner.evaluate(_work(facts), seed=key))
+        judged = _judged(self._runner.evaluate(_work(facts), seed=key))
         judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(judged.timings)
         return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
 
     def _wins(self, fitness: Fitness) -> bool:
-        return fitness.ci95[0] > 1 and fitness.speedup > self._champion
+        """Whether it is faster than what is certified: beyond its interval, for a difference within it is none."""
+        return fitness.ci95[0] > self._champion
 
     def _certified(self, source: str, facts: Facts, judged: Judged, fitness: Fitness, key: str) -> Judged:
         """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
         frozen = freeze(source, chosen_configs(self._task, facts, judged.choices)) or source
         work = replace(_work(facts), choices=judged.choices)
-        with self._turn:
+        with self._crowning:
             if not self._wins(fitness):  # any more: a better one was certified before its turn came
                 return judged
             begin = time.perf_counter()
@@ -109,7 +109,7 @@ class GpuJudge:
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: the full certificate."""
-        with self._turn:
+        with self._runner.idle():
             return self._prepared().full(source, seed=key)
 
     def _prepared(self) -> Certifier:
@@ -119,7 +119,7 @@ class GpuJudge:
 
     def counters(self, work: Work, case: str) -> Counters:
         """As of every judge: read while nothing else is judged."""
-        with self._turn, self._runner.idle():
+        with self._runner.idle():
             return counters(self._task.folder, work, case, device=self._gpu.device)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class EagerJudge(GpuJudge):
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge: the seed is compared with itself, which also tells how much is noise."""
         self._begin()
-        with self._turn:
+        with self._runner.idle():
             self._host = Host(self._task, self._runner, wall_s=self._wall_s)
             self._target = get_target(self._host.target)
         self._alone: Mapping[str, Timing] = {}
@@ -157,7 +157,7 @@ class EagerJudge(GpuJudge):
         raise NoCounters("no counters: candidates of the eager tier have no plans that could be replayed")
 
     def _compared(self, source: str, key: str) -> Judged:
-        with self._turn:
+        with self._runner.idle():
             report, layers = self._host.compare(source, key=key)
         judged = _judged(report)
         try:
@@ -207,11 +207,14 @@ class GpuEvaluator(Evaluator):
         *,
         device: int = 0,
         limits: Limits | None = None,
+        recording: Limits | None = None,
         zygote: Zygote | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`device`, `gpu`: as of `GpuJudge`; a `zygote` that is given is shared with others and not closed here."""
-        recorder = Recorder(task, target, measured=True, limits=limits, zygote=zygote)
+        """`device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done before a candidate is on the GPU, if
+        they are others; a `zygote` that is given is shared with others and not closed here.
+        """
+        recorder = Recorder(task, target, measured=True, limits=recording or limits, zygote=zygote)
         super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, gpu=gpu))
 
 

@@ -7,6 +7,7 @@ from fitness.evaluator import CpuEvaluator
 from fitness.gpu.sharing import SharedGpu
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.pipeline import Evaluator
+from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.task import Task
 
@@ -18,15 +19,16 @@ class Workshop:
     evaluators first.
     """
 
-    def __init__(self, target: Target, *, measured: bool) -> None:
-        self._target, self._measured = target, measured
+    def __init__(self, target: Target, *, measured: bool, limits: Limits | None = None) -> None:
+        """`limits`: of the jobs that record and compile, where kernels need more than the usual."""
+        self._target, self._measured, self._limits = target, measured, limits
         self._zygote = Zygote(target.name)
         self._gpu = SharedGpu()
 
     def open(self, task: Task) -> Evaluator:
         if self._measured:
-            return GpuEvaluator(task, self._target, zygote=self._zygote, gpu=self._gpu)
-        return CpuEvaluator(task, self._target, zygote=self._zygote)
+            return GpuEvaluator(task, self._target, recording=self._limits, zygote=self._zygote, gpu=self._gpu)
+        return CpuEvaluator(task, self._target, limits=self._limits, zygote=self._zygote)
 
     def close(self) -> None:
         self._gpu.close()

@@ -52,7 +52,7 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
         opened[-1].device = device
         return opened[-1]
 
-    def open_workshop(target: str, device: str) -> Any:
+    def open_workshop(target: str, device: str, limits: Any = None) -> Any:
         return SimpleNamespace(open=lambda task: open_evaluator(task, target, device), close=lambda: None)
 
     setattr_(parts, "load_task", load)

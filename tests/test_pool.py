@@ -103,11 +103,11 @@ class Busy:
     now = most = asked = 0
     _count = threading.Lock()
 
-    def __init__(self, task: Any, *, limits: Limits, gpu: Any) -> None:
+    def __init__(self, task: Any, *, gpu: Any) -> None:
         self._turn = gpu.turn
 
     def judge(self) -> None:
-        with self._turn:
+        with self._turn.alone():
             with Busy._count:
                 Busy.now, Busy.asked = Busy.now + 1, Busy.asked + 1
                 Busy.most = max(Busy.most, Busy.now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,18 @@ from fitness.gpu.sharing import SharedGpu
 FACTS = {"uuid": "GPU-1", "capability": (9, 0), "name": "H200"}
 
 
+def free(gpu: SharedGpu) -> bool:
+    """Whether another thread would get its turn now."""
+    got = threading.Event()
+
+    def take() -> None:
+        with gpu.turn.shared():
+            got.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    return got.wait(0.2)
+
+
 class Runner:
     """Knows whether it measured the ceilings, and whether it was its turn."""
 
@@ -21,7 +34,7 @@ class Runner:
 
     @property
     def facts(self) -> Any:
-        self.measured_in_turn = self.gpu.turn.locked()
+        self.measured_in_turn = not free(self.gpu)
         return FACTS
 
     def start(self, facts: Any) -> Any:
@@ -36,14 +49,14 @@ def test_the_first_measures_in_a_turn_and_others_are_told() -> None:
         assert list(threads.map(gpu.start, runners)) == [FACTS] * 6  # type: ignore[arg-type]
     assert [r.measured_in_turn for r in runners].count(True) == 1
     assert [r.told for r in runners].count(FACTS) == 5
-    assert not gpu.turn.locked()
+    assert free(gpu)
 
 
 def test_others_start_while_somebody_is_timed() -> None:
     gpu = SharedGpu()
     gpu.start(Runner(gpu))  # type: ignore[arg-type]
     late = Runner(gpu)
-    with gpu.turn:
+    with gpu.turn.alone():
         assert gpu.start(late) is FACTS  # type: ignore[arg-type]
     assert late.told is FACTS
 

@@ -53,21 +53,24 @@ def add(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from evo.cells import count_finished
     from evo.commands.ablate import run_campaign
-    from evo.device import choose
+    from fitness.suites.check import LIMITS
+    from fitness.task import load_task
 
     parts.check_workers(arguments.workers)
     parts.check_seed(arguments.seed)
-    workers = parts.workers(arguments.workers)
     chosen = suite.read(arguments)
     folder = (arguments.out or Path("runs", arguments.suite)).resolve()
     _check_settings(arguments)
-    device, line = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
-    parts.say(line)
+    devices = parts.find_devices(arguments.gpus, None, arguments.target)
+    devices.say()
+    device, workers = devices.choice.device, devices.workers(arguments.workers)
     if device != "gpu" and not arguments.budget:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
     _check_same_files(arguments, folder)
-    checked = _checked(arguments, chosen, folder, device, workers)
-    tasks = {s.name: parts.load_task(str(folder / "tasks" / s.name)) for s in chosen if checked[s.name].verified}
+    checked = _checked(arguments, chosen, folder, devices.choice.gpus, workers)
+    # Who compiles longest begins, so that it is not the last one left.
+    names = sorted((s.name for s in chosen if checked[s.name].verified), key=lambda n: -_compiling(checked[n]))
+    tasks = {name: load_task(folder / "tasks" / name, tried=True) for name in names}  # when they were made
     parts.say(f"{len(tasks)} of {len(chosen)} files can be searched")
     if not tasks:
         return parts.EXIT_NOT_OK
@@ -79,7 +82,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     campaign = _campaign(folder, _spec(arguments, folder, list(tasks)), device, tasks)
     before = count_finished(campaign)
     failed, interrupted = run_campaign(
-        campaign, tasks, workers, before, lambda: parts.open_workshop(arguments.target, device)
+        campaign, tasks, workers, before, lambda: devices.open_workshop(arguments.target, LIMITS)
     )
     _sum_up(arguments, folder, campaign, chosen, checked)
     if interrupted:
@@ -117,7 +120,7 @@ def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def _checked(
-    arguments: argparse.Namespace, chosen: list[Source], folder: Path, device: str, workers: int
+    arguments: argparse.Namespace, chosen: list[Source], folder: Path, gpus: int, workers: int
 ) -> dict[str, Outcome]:
     """How far each file comes; what an earlier call found out is not done again."""
     from fitness.suites.check import Outcome
@@ -128,13 +131,17 @@ def _checked(
         known = {row["name"]: Outcome(**row) for row in _rows(path)}
         new = [source for source in chosen if source.name not in known]
         with _adding(path) as add:
-            for outcome in suite.outcomes(arguments, new, folder / "tasks", device, workers) if new else ():
+            for outcome in suite.outcomes(arguments, new, folder / "tasks", gpus, workers) if new else ():
                 add(dataclasses.asdict(outcome))
                 known[outcome.name] = outcome
                 parts.say(suite.line(outcome))
     except OSError as error:
         raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
     return known
+
+
+def _compiling(outcome: Outcome) -> float:
+    return outcome.seconds.get("compiled", 0.0)
 
 
 def _measure_baselines(folder: Path, tasks: dict[str, Task], target: str, workers: int) -> None:

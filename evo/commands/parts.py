@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evo.engine import Score
     from evo.profiles import Profiler
     from fitness.cluster.pool import Cluster, ClusterWorkshop
+    from fitness.sandbox.jobs import Limits
     from fitness.task import Task
     from fitness.workshop import Workshop
 
@@ -69,12 +70,15 @@ def find_gpus(target: str) -> Gpus:
     return find(get_target(target))
 
 
-def open_workshop(target: str, device: str) -> Workshop:
-    """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`."""
+def open_workshop(target: str, device: str, limits: Limits | None = None) -> Workshop:
+    """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`.
+
+    `limits`: of recording and compiling, where kernels need more than the usual.
+    """
     from fitness.compilation.target import get_target
     from fitness.workshop import Workshop
 
-    return Workshop(get_target(target), measured=device == "gpu")
+    return Workshop(get_target(target), measured=device == "gpu", limits=limits)
 
 
 def open_evaluator(task: Task, target: str, device: str) -> Profiler:
@@ -109,11 +113,11 @@ class Devices:
             return open_evaluator(task, target, self.choice.device)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
 
-    def open_workshop(self, target: str) -> Workshop | ClusterWorkshop:
-        """Opens evaluators of several tasks that are used at the same time."""
+    def open_workshop(self, target: str, limits: Limits | None = None) -> Workshop | ClusterWorkshop:
+        """Opens evaluators of several tasks that are used at the same time; `limits` as of `open_workshop`."""
         if self.cluster is None:
-            return open_workshop(target, self.choice.device)
-        return open_cluster_workshop(self.cluster, target, self.choice.gpus)
+            return open_workshop(target, self.choice.device, limits)
+        return open_cluster_workshop(self.cluster, target, self.choice.gpus, limits)
 
 
 def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
@@ -144,12 +148,12 @@ def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int)
     return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
 
 
-def open_cluster_workshop(cluster: Cluster, target: str, gpus: int) -> ClusterWorkshop:
+def open_cluster_workshop(cluster: Cluster, target: str, gpus: int, limits: Limits | None = None) -> ClusterWorkshop:
     from evo.versions import versions
     from fitness.cluster.pool import ClusterWorkshop
     from fitness.compilation.target import get_target
 
-    return ClusterWorkshop(cluster, get_target(target), gpus=gpus, versions=versions)
+    return ClusterWorkshop(cluster, get_target(target), gpus=gpus, versions=versions, limits=limits)
 
 
 def join(address: str) -> Cluster:

@@ -99,7 +99,7 @@ def _check(arguments: argparse.Namespace) -> int:
     print(f"{len(files)} files for {target.name}, {where}", file=sys.stderr, flush=True)
     found = []
     with _tasks_folder(arguments.tasks) as folder:
-        for outcome in outcomes(arguments, files, folder, device, workers):
+        for outcome in outcomes(arguments, files, folder, int(device == "gpu"), workers):
             found.append(outcome)
             parts.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
     if not arguments.json:
@@ -131,16 +131,16 @@ def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
 
 
 def outcomes(
-    arguments: argparse.Namespace, files: Sequence[Source], folder: Path, device: str, workers: int
+    arguments: argparse.Namespace, files: Sequence[Source], folder: Path, gpus: int, workers: int
 ) -> Iterator[Outcome]:
-    """In the order in which files are finished."""
+    """In the order in which files are finished.  `gpus`: how many verify; with 0 Triton's interpreter does."""
     from fitness.compilation.target import get_target
     from fitness.suites.check import gpu_verifier, new_zygote
 
     target = get_target(arguments.target)
     with ExitStack() as stack:
         zygote = stack.enter_context(new_zygote(target))
-        verifier = stack.enter_context(gpu_verifier()) if device == "gpu" else None
+        verifier = stack.enter_context(gpu_verifier(gpus)) if gpus else None
         checker = _checker(arguments, folder, target, zygote, verifier)
         pool = ThreadPoolExecutor(workers)
         try:

@@ -42,7 +42,7 @@ class Apart(DeviceMemory):
 
 
 def main(arguments: list[str]) -> None:
-    task = load_task(arguments[0])
+    task = load_task(arguments[0], tried=True)
     work, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
     device = torch.device("cuda")
     loaded = Loaded(work)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
 from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import EQUAL, Ratio, Stopping, counts, noise_floor
+from fitness.gpu.turn import ALONE
 from fitness.plan import PlanError
 from fitness.stages import Stop
 from fitness.task import Task
@@ -44,6 +45,7 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
 FLOOR_BYTES = 16 << 30  # device memory of the twins that are kept so that the next one gets other memory
 RETAKES = 2  # of a block of pairs that was disturbed
+SIZE_SAMPLES = 5  # replays that say how many copies a sample takes; others may be using the GPU, so the least counts
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
@@ -57,8 +59,18 @@ MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfl
 class Bench:
     """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
 
-    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
-        self.task, self.facts = task, facts
+    def __init__(
+        self,
+        task: Task,
+        index: int,
+        facts: DeviceFacts,
+        stopping: Stopping,
+        turned: Callable[[str], None] = lambda way: None,
+    ) -> None:
+        """`turned`: returns when the GPU may be used that way, SHARED or ALONE (`fitness.gpu.turn`); where nobody else
+        uses it, at once.
+        """
+        self.task, self.facts, self._turned = task, facts, turned
         self.device = torch.device("cuda", index)
         self.stream = torch.cuda.Stream(self.device)
         self._watch = Watch(index)
@@ -184,9 +196,15 @@ class Bench:
             loaded.choices = self._race(loaded)
         return loaded
 
+    def _turn(self, way: str) -> None:
+        """Goes on that way, with nothing of this process left on the GPU while it waits."""
+        self.stream.synchronize()
+        self._turned(way)
+
     def _measure(self, loaded: Loaded, seed: str) -> Report:
         key, tally = oracle.key_of(seed), Tally()
         programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
+        self._turn(ALONE)
         timings = tuple(
             self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
         )
@@ -310,7 +328,7 @@ class Bench:
 
     def _copies(self, case: Case, program: Program) -> int:
         """How many launches a sample takes: a power of two, so that few graphs of the baseline are needed."""
-        time_us = self._sample(program, 2)
+        time_us = self._sample(program, SIZE_SAMPLES)
         seed_us = self._seed_us.setdefault(case.name, time_us)  # the seed is the first
         most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
         copies = 1
@@ -494,19 +512,25 @@ class Bench:
         chosen: dict[tuple[str, int], int] = {}
         for plan in loaded.work.plans.values():
             chosen |= {(launch.kernel, len(launch.configs)): 0 for launch in plan.launches}
-        for racer in [key for key in chosen if key[1] > 1]:
-            scores = [self._score(loaded, {**chosen, racer: i}) for i in range(racer[1])]
+        racers = [key for key in chosen if key[1] > 1]
+        track = [(c, self._inputs_of(c)) for c in self.task.cases if c.role == "tune"] if racers else []
+        for racer in racers:
+            scores = [self._score(loaded, {**chosen, racer: i}, track) for i in range(racer[1])]
             chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
         return _choices(loaded.work, chosen)
 
-    def _score(self, loaded: Loaded, chosen: Mapping[tuple[str, int], int]) -> float:
-        """Sum over the tune cases of the logarithm of the time; infinite where the device cannot launch it."""
+    def _inputs_of(self, case: Case) -> tuple[Any, ...]:
+        return oracle.make_inputs(self.task, case, 0, device=self.device)
+
+    def _score(
+        self, loaded: Loaded, chosen: Mapping[tuple[str, int], int], track: Sequence[tuple[Case, Sequence[Any]]]
+    ) -> float:
+        """Sum over cases with inputs of the logarithm of the time; infinite where the device cannot launch it."""
         trial = dataclasses.replace(loaded.work, choices=_choices(loaded.work, chosen))
         total = 0.0
         contender = Loaded(trial)
         try:
-            for case in (c for c in self.task.cases if c.role == "tune"):
-                arguments = oracle.make_inputs(self.task, case, 0, device=self.device)
+            for case, arguments in track:
                 total += math.log(self._sample(self._program(contender, case, 1, arguments), RACE_SAMPLES))
         except DeviceError as error:
             if error.fatal:

@@ -27,6 +27,7 @@ from evo.errors import EvoError
 from evo.records import Case, Check, Timing, Verdict
 from fitness.certification.judge import Match
 from fitness.gpu.timing import LOOKS
+from fitness.gpu.turn import SHARED, WAYS, Turn
 from fitness.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -84,15 +85,19 @@ class Runner:
         device: int = 0,
         wall_s: float = 30.0,
         looks: Sequence[int] = LOOKS,
+        turn: Turn | None = None,
     ) -> None:
-        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung;
-        `looks`: numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`).
+        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung, for
+        verification and again for timing; `looks`: numbers of pairs after which a comparison may stop
+        (`fitness.gpu.timing.Stopping`); `turn`: of the GPU, where it has other runners too.
         """
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
         self._device, self._wall_s = device, wall_s
         self._baseline: Work | None = None
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them
-        self._lock = threading.Lock()
+        self._turn = turn or Turn()
+        self._worked = 0.0  # seconds of the present request, without those it waited for its turn
+        self._lock = threading.RLock()  # whoever has it idle may ask it something
         self._process: _Process | None = None
         self._closed = False
         self.respawns = 0
@@ -126,8 +131,9 @@ class Runner:
     ) -> list[Match] | Report:
         """Has `run` execute a candidate elsewhere on fresh inputs, and compares what it left with oracle and plans.
 
-        Nothing else is asked of this GPU meanwhile.  work: plans (with choices) whose outputs must be equal to the bit,
-        or None; folder: where inputs and outputs lie.  A Report where it came to no comparison.
+        Nothing else is asked of this runner meanwhile, while others may use the GPU.  work: plans (with choices) whose
+        outputs must be equal to the bit, or None; folder: where inputs and outputs lie.  A Report where it came to no
+        comparison.
         """
         with self._lock:
             drawn = self._ask("draw", cases, seed, str(folder), wall_s=START_S)
@@ -146,8 +152,11 @@ class Runner:
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Nothing is measured meanwhile: for others who use the GPU for a while."""
-        with self._lock:
+        """Nothing else is asked of the GPU meanwhile: for others who use it for a while, with this runner or without.
+
+        The runner is taken before the turn, everywhere: two who did it the other way round would wait for each other.
+        """
+        with self._lock, self._turn.alone():
             yield
 
     def verify(self, task: str | os.PathLike[str], work: Work) -> Report:
@@ -205,15 +214,15 @@ class Runner:
     def _timed(self, kind: str, *request: Any, wall_s: float) -> Report:
         """The report with its seconds; a process is started before they count."""
         self._living()
-        begin = time.perf_counter()
+        self._worked = 0.0
         report: Report = self._ask(kind, *request, wall_s=wall_s)
-        return replace(report, seconds=time.perf_counter() - begin)
+        return replace(report, seconds=self._worked)
 
     def _ask(self, kind: str, *request: Any, wall_s: float) -> Any:
         """The answer; a Report with a verdict where there is none."""
         process = self._living()
         try:
-            return process.ask((kind, *request), wall_s)
+            return self._exchange(process, (kind, *request), wall_s)
         except TimeoutError:
             message = f"not finished after {wall_s:g} s on the GPU: a kernel that does not end, or far too slow"
             report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
@@ -226,6 +235,18 @@ class Runner:
         self._end()
         return report
 
+    def _exchange(self, process: _Process, request: Any, wall_s: float) -> Any:
+        """The process's answer.  It begins in a shared turn, and says when it needs another kind of turn."""
+        message, way = request, SHARED
+        while True:
+            with self._turn.hold(way):
+                begin = time.perf_counter()
+                answer = process.ask(message, wall_s)
+                self._worked += time.perf_counter() - begin
+            if answer not in WAYS:
+                return answer
+            message = way = answer
+
     def _living(self) -> _Process:
         """The process, a new one where there is none; a new one is told the baseline."""
         if self._closed:
@@ -236,7 +257,7 @@ class Runner:
                 self._facts = process.ask(("facts",), START_S)
                 if self._baseline is not None:
                     self.respawns += 1
-                    report = process.ask(("prepare", self._baseline), START_S)
+                    report = self._exchange(process, ("prepare", self._baseline), START_S)
                     if report.verdict is not Verdict.OK:
                         raise EvoError(f"GPU {self._device} no longer runs the seed kernel: {report.message}")
             except (TimeoutError, EOFError, OSError, _Broken, EvoError) as error:

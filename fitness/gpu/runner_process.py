@@ -33,7 +33,8 @@ from fitness.task import load_task
 
 def main(arguments: list[str]) -> None:
     """Serves the socket with file descriptor `arguments[0]`; the others are those of `fitness.gpu.runner.Runner`."""
-    connection, task, index = Connection(int(arguments[0])), load_task(arguments[1]), int(arguments[2])
+    connection, index = Connection(int(arguments[0])), int(arguments[2])
+    task = load_task(arguments[1], tried=True)  # by the other side
     end_with(connection.fileno())
     stopping = Stopping(tuple(int(look) for look in arguments[3].split(",")))
     torch.cuda.set_device(index)
@@ -44,10 +45,10 @@ def main(arguments: list[str]) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     facts = known_facts(index, json.loads(arguments[4])) or device_facts(index)
     while True:
-        asked = _serve(connection, Bench(task, index, facts, stopping))
+        asked = _serve(connection, Bench(task, index, facts, stopping, partial(_turned, connection)))
         if asked is None:
             return
-        task = load_task(asked)
+        task = load_task(asked, tried=True)
         connection.send(None)
 
 
@@ -88,6 +89,12 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     except Exception as error:
         report = _unexpected(error)
     return report if report.fault else _settled(bench, report)
+
+
+def _turned(connection: Connection, way: str) -> None:
+    """Returns when the GPU may be used that way (`fitness.gpu.turn`); the other side keeps the turns."""
+    connection.send(way)
+    connection.recv()
 
 
 def _eager(bench: Bench, folder: str, seed: str, wall_s: float) -> Report:

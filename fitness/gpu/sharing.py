@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fitness.gpu.runner import Runner
+from fitness.gpu.turn import Turn
 from fitness.sandbox.zygote import Zygote
 
 
@@ -16,7 +17,7 @@ class SharedGpu:
     def __init__(self, device: int = 0) -> None:
         """`device`: CUDA index of the GPU."""
         self.device = device
-        self.turn = threading.Lock()  # held while the GPU is used, so that no two timings overlap
+        self.turn = Turn()
         self._asking = threading.Lock()
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
@@ -29,7 +30,7 @@ class SharedGpu:
         """
         with self._asking:
             if not self._facts:
-                with self.turn:
+                with self.turn.alone():
                     self._facts = runner.facts
                 return self._facts
         return runner.start(self._facts)

@@ -21,7 +21,7 @@ from fitness.task import load_task
 
 
 def main(arguments: list[str]) -> None:
-    task, case_name, index = load_task(arguments[0]), arguments[2], int(arguments[3])
+    task, case_name, index = load_task(arguments[0], tried=True), arguments[2], int(arguments[3])
     work: Work = pickle.loads(Path(arguments[1]).read_bytes())
     case = next(c for c in task.cases if c.name == case_name)
     device = torch.device("cuda", index)

@@ -6,6 +6,7 @@ A file that goes through is a task folder whose seed passes; one that does not h
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ from fitness.verification.verify import Executable, Jobs, verify
 CAPTURE = "fitness.suites.capture"
 STAGES = ("captured", "recorded", "compiled", "verified")
 MOST_CALLS = 5
-RUNNERS = 4  # processes on one GPU; each spends most of its time on the host
+RUNNERS = 8  # processes on one GPU; each spends most of its time on the host
 # Tests allocate what they like; autotuned kernels come in dozens of configurations.
 CAPTURE_LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
 LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
@@ -53,6 +54,7 @@ class Outcome:
     why_left_out: str = ""  # of the first of those that do not go through
     rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
     note: str = ""  # what is to be known of one that was verified
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included
 
     @property
     def verified(self) -> bool:
@@ -63,12 +65,13 @@ Verifier = Callable[[Task, Facts], None]  # raises Stop
 
 
 @contextmanager
-def gpu_verifier() -> Iterator[Verifier]:
-    """Verifies on the first GPU, in several processes at once: nothing is timed."""
+def gpu_verifier(gpus: int = 1) -> Iterator[Verifier]:
+    """Verifies on the first GPUs, in several processes at once on each: nothing is timed."""
     with ExitStack() as stack:
         idle: Queue[Runner] = Queue()
-        for _ in range(RUNNERS):
-            idle.put(stack.enter_context(Runner("softmax", wall_s=LIMITS.wall_s)))
+        for number in range(RUNNERS * gpus):
+            runner = Runner("softmax", device=number % gpus, wall_s=LIMITS.wall_s)
+            idle.put(stack.enter_context(runner))
 
         def verified(task: Task, facts: Facts) -> None:
             runner = idle.get()
@@ -118,8 +121,9 @@ class Checker:
         return outcome
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
-        captured = self._capture(source, scratch)
-        task = self._task(source, captured, scratch)
+        with _timed(outcome, "captured"):
+            captured = self._capture(source, scratch)
+            task = self._task(source, captured, scratch)
         outcome.stages.append("captured")
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
@@ -141,10 +145,11 @@ class Checker:
         folder = self._root / source.name
         task = self._task(source, calls, scratch)
         described = Calls(task)
-        facts = self._record(task, described, scratch)
-        outcome.calls = len(task.cases)
-        outcome.stages = ["captured", "recorded"]
-        written = self._written(task, described, facts)
+        with _timed(outcome, "recorded"):
+            facts = self._record(task, described, scratch)
+            outcome.calls = len(task.cases)
+            outcome.stages = ["captured", "recorded"]
+            written = self._written(task, described, facts)
         for name, plan in facts.plans.items():
             if not plan.outputs and not plan.tensors_among(sorted(written)):
                 message = f"{name} returns no tensor and is not seen to write to one: nothing can be compared"
@@ -177,6 +182,8 @@ class Checker:
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or _first_line(str(problem))
+            for stage, spent in alone.seconds.items():
+                outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + spent, 3)
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
@@ -203,7 +210,7 @@ class Checker:
     def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder = self._root / source.name
         write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
-        return load_task(folder)
+        return load_task(folder, tried=True)  # in the end it is
 
     def _record(self, task: Task, calls: Calls, scratch: Path) -> Facts:
         described = calls.described()
@@ -212,10 +219,12 @@ class Checker:
         return Facts(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
     def _build_and_verify(self, task: Task, facts: Facts, scratch: Path, outcome: Outcome) -> None:
-        facts.builds = work.build(task.seed_source, facts.plans, facts.constants, **self._in(scratch))
-        facts.cubins = work.cubins(facts.builds, scratch)
+        with _timed(outcome, "compiled"):
+            facts.builds = work.build(task.seed_source, facts.plans, facts.constants, **self._in(scratch))
+            facts.cubins = work.cubins(facts.builds, scratch)
         outcome.stages = ["captured", "recorded", "compiled"]
-        self._verifier(task, facts)
+        with _timed(outcome, "verified"):
+            self._verifier(task, facts)
 
     def _interpreted(self, task: Task, facts: Facts) -> None:
         """Verified by Triton's interpreter."""
@@ -249,6 +258,17 @@ class Checker:
 
     def _in(self, scratch: Path) -> dict[str, Any]:
         return {"zygote": self._zygote, "target": self._target.name, "scratch": scratch, "limits": LIMITS}
+
+
+@contextmanager
+def _timed(outcome: Outcome, stage: str) -> Iterator[None]:
+    """Adds the seconds to those of the stage: where calls are tried one by one there are several times."""
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent = time.perf_counter() - begin
+        outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + spent, 3)
 
 
 def _first_configurations(facts: Facts) -> Facts:
