@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.arms import ARMS, MODEL_ARMS, expand
-from evo.config import RunConfig
+from evo.config import REDRAFTS, RunConfig
 from evo.errors import ConfigError, StoreError
 from evo.llm.models import Model, read_models
 from evo.strategies import STRATEGIES
@@ -34,6 +34,7 @@ SETTINGS = (
     "migrate_every",
     "screen_budget",
     "tune_budget",
+    "redrafts",
     "archive_share",
     "guidance",
 )
@@ -84,6 +85,7 @@ class Spec:
             models=self.models,
             max_tokens=self.tokens,
             gpu_seconds=self.gpu_seconds,
+            redrafts=REDRAFTS,
             triton=version("triton") if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)

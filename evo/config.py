@@ -20,6 +20,7 @@ _RANGES = {
     "workers": (1, 1024),
     "screen_budget": (0, 10_000),
     "tune_budget": (0, 10_000),
+    "redrafts": (0, 10_000),
     "population": (2, 1024),
     "migrate_every": (1, 1_000_000),
     "llm_slots": (1, 1024),
@@ -31,6 +32,9 @@ _OPTIONS = {"llm_slots": "--llm-concurrency", "screen_budget": "--screen-budget"
 DEVICES = ("cpu", "gpu")
 # Where a GPU measures, estimates of 12 drafts cost more than they gain; of 4 they pay (docs/ablations.md).
 GPU_SCREEN_BUDGET = 4
+# Up to two thirds of what rules proposed for others' kernels were duplicates: of kernels that no case launches, by options
+# that change nothing.  Finding that out costs a compilation.
+REDRAFTS = 8
 GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would cost --help its speed
 
 
@@ -55,6 +59,9 @@ class RunConfig:
     gpus: str | None = None  # --gpus as it was given
     ray_address: str | None = None
     screen_budget: int = 12  # most sources an operator may screen for one draft
+    redrafts: int = (
+        0  # most drafts dropped for one proposal that come to an earlier candidate's machine code; serial runs
+    )
     tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands

@@ -8,7 +8,7 @@ function of its seed and of the answers it got.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,6 +45,10 @@ class Evaluator(Protocol):
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         """Estimated speedup of each source, None where it does not compile."""
+        ...
+
+    def plan_hash(self, source: str) -> str:
+        """Equal for sources that are the same work on the device; "" of one that cannot be compiled."""
         ...
 
     def certify(self, source: str, *, seed: int) -> Certificate:
@@ -117,7 +121,9 @@ class Engine:
         screen = stored_screen(store, self._screen) if evaluator is not None else None
         self._lane = llm.lane if llm else None
         self._asker = llm.asker if llm else None
-        self._scheduler = Scheduler(config, operators, self._archive, screen, self._asker)
+        # Where several are on their way, compiling drafts here would keep the others waiting.
+        twin = self._twin if evaluator is not None and config.serial else None
+        self._scheduler = Scheduler(config, operators, self._archive, screen, self._asker, twin)
         self._inbox: queue.SimpleQueue[_Done | Call] = queue.SimpleQueue()
         self._pool = _Pool(self._evaluate, config.workers, self._inbox)
         self._serial = config.serial
@@ -311,6 +317,12 @@ class Engine:
                 break
         return evaluation
 
+    def _twin(self, source: str, plans: Container[str]) -> bool:
+        if self._stop():
+            raise _Stopped
+        assert self._evaluator is not None  # nothing is compiled without one
+        return self._evaluator.plan_hash(source) in plans
+
     def _screen(self, sources: Sequence[str]) -> list[float | None]:
         """One source a worker: an operator asks for several, and the driver would wait for one after the other."""
 
@@ -324,7 +336,7 @@ class Engine:
 
 
 class _Stopped(Exception):
-    """The run is to stop; no more screening."""
+    """The run is to stop; nothing more is compiled for a proposal."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class ProfilingEvaluator:
         self._evaluator, self._score, self._folder = evaluator, score, folder
         self._best = 0.0
         self._lock = threading.Lock()
-        self.prepare, self.screen, self.certify, self.close = (
-            evaluator.prepare, evaluator.screen, evaluator.certify, evaluator.close,
+        self.prepare, self.screen, self.plan_hash, self.certify, self.close = (
+            evaluator.prepare, evaluator.screen, evaluator.plan_hash, evaluator.certify, evaluator.close,
         )  # fmt: skip
 
     @property

@@ -7,7 +7,7 @@ often it was stopped.  Answers, evaluations, screenings and profiles come from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,10 @@ class Redoing:
         )
         # Where nothing was screened, proposals were made without an evaluator.
         screen = self._screen if run.screen_count() else None
-        self._scheduler = Scheduler(config, operators, self._archive, screen, self._asker)
+        self._wanted: Proposal | None = None  # that is made again; None for a question
+        self._scheduler = Scheduler(
+            config, operators, self._archive, screen, self._asker, self._twin if config.serial else None
+        )
         self._rules = [o for o in config.operators if "@" not in o]
         self._models = [o for o in config.operators if "@" in o]
 
@@ -129,6 +132,7 @@ class Redoing:
             if other.call.error and other.ended_at is not None and other.ended_at < stored.asked_at:
                 self._asker.collected(self._flying.pop(number).call.question)
         question = stored.call.question
+        self._wanted = None
         redone = self._first_same(f"call {stored.call.number}", _of_question(question), self._models)
         self._flying[stored.call.number] = stored
         self._asker.asked(question)
@@ -147,6 +151,7 @@ class Redoing:
         )
 
     def _propose(self, proposal: Proposal) -> Redone:
+        self._wanted = proposal
         return self._first_same(f"trial {proposal.index}", _of_proposal(proposal), self._rules)
 
     def _first_same(self, name: str, stored: Mapping[str, Any], lane: Sequence[str]) -> Redone:
@@ -165,6 +170,11 @@ class Redoing:
         ids = [Candidate(source).id for source in sources]
         known = self._run.screened(ids)
         return [known.get(i) for i in ids]
+
+    def _twin(self, source: str, plans: Container[str]) -> bool:
+        """What else was drafted was dropped as a twin; how often is among a proposal's costs, and compared."""
+        wanted = self._wanted
+        return wanted is None or bool(wanted.cost.get("twins") and Candidate(source).id != wanted.candidate.id)
 
     def _profiles(self, parents: Sequence[int]) -> Mapping[int, Profile]:
         return self._run.profiles([p for p in parents if p in self._known])

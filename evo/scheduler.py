@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
 from evo.archive import Archive, Elite, Niche
@@ -26,8 +26,12 @@ from operators.params import tune
 # compilations), the later half leaves the strategy's preferences for uniformly random choices.
 ATTEMPTS = 48
 SCREENED_ATTEMPTS = 4
+# Whether a source is the same work on the device as one of those whose plans have these hashes.
+Twin = Callable[[str, Container[str]], bool]
 # Parents to choose two from that complement each other.  Few, so that it is not always the same two.
 POOL = 4
+# Verdicts that another try may not give.
+_BY_CHANCE = (Verdict.TIMEOUT, Verdict.INFRASTRUCTURE)
 
 
 class Scheduler:
@@ -40,8 +44,14 @@ class Scheduler:
         archive: Archive,
         screen: Screen | None,
         asker: Asker | None = None,
+        twin: Twin | None = None,
     ) -> None:
+        """`twin`: costs a compilation; where there is one, drafts that are twins of something told are dropped, at most
+        `config.redrafts` for one proposal.
+        """
         self._config = config
+        self._twin = twin if config.redrafts else None
+        self._plans: set[str] = set()  # of all that was judged
         self._operators = operators
         self._strategy: Strategy = STRATEGIES[config.strategy](config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
@@ -64,6 +74,8 @@ class Scheduler:
 
     def tell(self, trial: Trial, elite: Elite | None) -> None:
         """Takes in a finished trial."""
+        if trial.evaluation.plan_hash and trial.evaluation.verdict not in _BY_CHANCE:
+            self._plans.add(trial.evaluation.plan_hash)
         if trial.evaluation.verdict is Verdict.OK and trial.evaluation.plan_hash:
             self._known.setdefault(trial.evaluation.plan_hash, trial.proposal.candidate.id)
         speedup = trial.fitness.speedup if trial.fitness else None
@@ -99,9 +111,20 @@ class Scheduler:
         for attempt in range(ATTEMPTS):
             rng = random.Random(f"{self._config.seed}/{turn}/{attempt}")
             made = self._attempt(turn, attempt, rng, cost, among or self._config.operators)
+            if isinstance(made, Proposal) and self._dropped(made, cost):
+                continue
             if made is not None:
                 return made
         return None
+
+    def _dropped(self, proposal: Proposal, cost: Counter[str]) -> bool:
+        """Whether to draft anew: what this would say is known."""
+        if self._twin is None or cost["twins"] >= self._config.redrafts:
+            return False
+        if not self._twin(proposal.candidate.source, self._plans):
+            return False
+        cost["twins"] += 1
+        return True
 
     def read(self, call: Call) -> Made:
         """The next proposal, made of an answer."""

@@ -49,11 +49,9 @@ class SharedEvaluator:
         return self._inner.prepare()
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        row = self._row("SELECT evaluation FROM evaluations WHERE task = ? AND candidate = ?", candidate.id)
-        if row is not None:
-            found = evaluation_from_json(row[0])
-            if known.get(found.plan_hash, candidate.id) == candidate.id:
-                return found
+        found = self._found(candidate.id)
+        if found is not None and known.get(found.plan_hash, candidate.id) == candidate.id:
+            return found
         evaluation = self._inner.evaluate(candidate, seed=0, known=known)
         if evaluation.verdict not in _NOT_KEPT:
             with self._lock:
@@ -71,6 +69,14 @@ class SharedEvaluator:
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
         return self._inner.profile(candidate, evaluation, counters=counters)
+
+    def plan_hash(self, source: str) -> str:
+        found = self._found(Candidate(source).id)
+        return found.plan_hash if found is not None else self._inner.plan_hash(source)
+
+    def _found(self, candidate: str) -> Evaluation | None:
+        row = self._row("SELECT evaluation FROM evaluations WHERE task = ? AND candidate = ?", candidate)
+        return None if row is None else evaluation_from_json(row[0])
 
     def _screened(self, source: str) -> float | None:
         name = Candidate(source).id

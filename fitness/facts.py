@@ -77,6 +77,7 @@ class Recorder:
         self._measured, self._use_gate = measured, use_gate
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
+        self._known = steps.KnownBuilds()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
@@ -142,7 +143,7 @@ class Recorder:
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes."""
         plans = {name: facts.plans[name] for name in self._compiled()}
-        facts.builds = steps.build(source, plans, facts.constants, **self._in(scratch))
+        facts.builds = steps.build(source, plans, facts.constants, known=self._known, **self._in(scratch))
         if self._measured:
             facts.cubins = steps.cubins(facts.builds, scratch)
 

@@ -150,6 +150,11 @@ class Evaluator:
         baseline = self._estimates(self.task.seed_source)
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
+    def plan_hash(self, source: str) -> str:
+        """Equal for sources with the same machine code, grids and arguments; "" of one that is refused before that."""
+        facts = self._facts(source)
+        return "" if isinstance(facts, Stop) else facts.plan_hash
+
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
         """What limits a candidate that is ok, from the best tier to be had; without `counters` from the others.
 

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,6 +208,29 @@ def test_duplicates_point_to_a_known_candidate_and_cost_budget(tmp_path: Path) -
     ok = {t.proposal.candidate.id for t in trials if t.evaluation.verdict is Verdict.OK}
     assert duplicates, "the evaluator made none, so nothing was tested"
     assert all(t.evaluation.duplicate_of in ok for t in duplicates)
+
+
+def test_a_serial_run_drops_duplicates_before_they_cost_budget(tmp_path: Path) -> None:
+    def duplicates(name: str, **changes: Any) -> int:
+        with create(tmp_path / name, budget=300, **changes) as store:
+            search(store)
+            return sum(t.evaluation.verdict is Verdict.DUPLICATE for t in store.trials())
+
+    assert duplicates("all") > 1
+    assert duplicates("serial", redrafts=8) == 0
+    assert duplicates("several", redrafts=8, workers=2) > 1  # found by workers, so that none waits for another's
+
+
+def test_dropped_duplicates_are_dropped_again_on_resume(tmp_path: Path) -> None:
+    with create(tmp_path / "whole", budget=40, redrafts=8) as store:
+        search(store)
+    with create(tmp_path / "parts", budget=15, redrafts=8) as store:
+        search(store)
+        store.set_config(store.info.config.with_budget(40))
+    with resume(tmp_path / "parts") as store:
+        search(store)
+    whole, parts = facts(tmp_path / "whole"), facts(tmp_path / "parts")
+    assert parts["proposals"] == whole["proposals"]
 
 
 def test_stopping_does_not_wait_for_screenings(tmp_path: Path) -> None:

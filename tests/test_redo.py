@@ -55,18 +55,26 @@ def test_a_run_without_models(tmp_path: Path, strategy: str) -> None:
     check(tmp_path, 0, 60)
 
 
+def test_a_run_that_drops_twins(tmp_path: Path) -> None:
+    with create(tmp_path, redrafts=8, budget=300) as store:
+        search(store)
+        dropped = sum(t.proposal.cost.get("twins", 0) for t in store.trials())
+    assert dropped
+    check(tmp_path, 0, 300)
+
+
 def test_several_workers(tmp_path: Path) -> None:
     with create(tmp_path, workers=3, budget=60) as store:
         search(store, SlowEvaluator(0.002))
     check(tmp_path, 0, 60)
 
 
-@pytest.mark.parametrize(("workers", "slots"), [(1, 1), (1, 6), (3, 8)])
+@pytest.mark.parametrize(("workers", "slots", "redrafts"), [(1, 1, 0), (1, 1, 8), (1, 6, 8), (3, 8, 8)])
 @pytest.mark.parametrize("operators", [ARMS, ("mutate", "mix", *ARMS)])
 def test_a_run_with_a_model(
-    tmp_path: Path, endpoint: Endpoint, operators: tuple[str, ...], workers: int, slots: int
+    tmp_path: Path, endpoint: Endpoint, operators: tuple[str, ...], workers: int, slots: int, redrafts: int
 ) -> None:
-    more = {"operators": operators, "workers": workers, "llm_slots": slots, "budget": 40}
+    more = {"operators": operators, "workers": workers, "llm_slots": slots, "redrafts": redrafts, "budget": 40}
     with create(tmp_path, models=(Model("m", endpoint.url),), **more) as store:
         search_with(store, llm_of(store))
         asked = sum(m.calls for m in store.models())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
 
 from evo.archive import Archive
-from evo.records import Candidate, Trial
-from evo.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, Scheduler
+from evo.records import Candidate, Trial, Verdict
+from evo.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, Scheduler, Twin
 from operators.base import Context, Draft, Parent, Screen
 from tests.engine_support import config, failed_trial, ok_trial
 
@@ -26,9 +26,12 @@ class Scripted:
         return self.draft(parents, context)
 
 
-def scheduler(operator: Scripted, *trials: Trial, screen: Screen | None = None, **changes: object) -> Scheduler:
+def scheduler(
+    operator: Scripted, *trials: Trial, screen: Screen | None = None, twin: Twin | None = None, **changes: object
+) -> Scheduler:
     archive = Archive()
-    made = Scheduler(config(operators=("scripted",), **changes), {"scripted": operator}, archive, screen)
+    settings = config(operators=("scripted",), **changes)
+    made = Scheduler(settings, {"scripted": operator}, archive, screen, twin=twin)
     for trial in trials:
         made.register(trial.proposal)
         made.tell(trial, archive.add(trial))
@@ -70,6 +73,46 @@ def test_a_source_that_differs_in_comments_only_is_not_proposed_again() -> None:
     assert proposal.candidate == Candidate("y = 1\n")
     assert proposal.cost == {"screened": len(operator.calls), "drafts": len(operator.calls)}
     assert len(operator.calls) > 1
+
+
+def test_drafts_that_are_twins_of_what_was_judged_are_dropped() -> None:
+    asked = []
+
+    def twin(source: str, plans: Container[str]) -> bool:
+        asked.append(source)
+        assert good.evaluation.plan_hash in plans
+        return len(asked) < 4
+
+    good = ok_trial(0, operator="seed")
+    proposal = scheduler(Scripted(fresh), good, twin=twin, redrafts=5).ask()
+    assert proposal is not None
+    assert proposal.candidate.source == asked[3]
+    assert proposal.cost == {"screened": 8, "twins": 3, "drafts": 4}  # what was dropped is paid for
+
+
+def test_no_more_drafts_are_dropped_than_allowed() -> None:
+    seed = ok_trial(0, operator="seed")
+    proposal = scheduler(Scripted(fresh), seed, twin=lambda source, plans: True, redrafts=2).ask()
+    assert proposal is not None
+    assert (proposal.cost["twins"], proposal.cost["drafts"]) == (2, 3)
+    plain = scheduler(Scripted(fresh), seed, twin=lambda source, plans: True).ask()
+    assert plain is not None
+    assert "twins" not in plain.cost
+
+
+def test_what_chance_decided_has_no_twins() -> None:
+    seen: list[bool] = []
+
+    def twin(source: str, plans: Container[str]) -> bool:
+        seen.extend(trial.evaluation.plan_hash in plans for trial in trials)
+        return False
+
+    trials = [ok_trial(0, operator="seed"), failed_trial(1), failed_trial(2)]
+    wrong, late = (replace(t.evaluation, plan_hash=f"plan {t.index}") for t in trials[1:])
+    trials[1] = replace(trials[1], evaluation=wrong)
+    trials[2] = replace(trials[2], evaluation=replace(late, verdict=Verdict.TIMEOUT))
+    scheduler(Scripted(fresh), *trials, twin=twin, redrafts=2).ask()
+    assert seen == [True, True, False]
 
 
 def test_what_is_only_proposed_counts_as_seen() -> None:

@@ -32,6 +32,21 @@ def test_what_one_cell_paid_for_the_next_looks_up_across_processes(tmp_path: Pat
     assert len(second.evaluated) == 1
 
 
+def test_machine_code_is_looked_up_or_compiled(tmp_path: Path) -> None:
+    known, new = Candidate(source(1)), source(2)
+    with closing(SharedEvaluator(InstantEvaluator(), tmp_path, "task")) as shared:
+        found = shared.evaluate(known, seed=0, known={})
+
+    class Compiling(InstantEvaluator):
+        def plan_hash(self, source: str) -> str:
+            assert source == new
+            return "compiled"
+
+    with closing(SharedEvaluator(Compiling(), tmp_path, "task")) as shared:
+        assert shared.plan_hash(known.source) == found.plan_hash != ""
+        assert shared.plan_hash(new) == "compiled"
+
+
 def test_duplicates_are_those_of_the_cell_that_asks(tmp_path: Path) -> None:
     candidate = Candidate(source(1))
     with closing(SharedEvaluator(InstantEvaluator(), tmp_path, "task")) as shared:

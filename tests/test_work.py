@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from evo.records import Verdict
 from fitness.calls import CPU, Calls
 from fitness.gpu.parameters import pack
-from fitness.gpu.work import make_work
+from fitness.gpu.work import KnownBuilds, build, cubins, make_work, record
 from fitness.plan import TensorRef
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
@@ -33,12 +35,12 @@ def test_every_launch_has_its_machine_code_and_can_be_packed(zygote, tmp_path):
     assert set(work.plans) == {case.name for case in task.cases}
     for name, plan in work.plans.items():
         for launch, builds in zip(plan.launches, work.builds[name], strict=True):
-            for config, build in zip(launch.configs, builds, strict=True):
-                facts = build["launch"]
-                assert facts["name"].encode() in work.cubins[build["cubin"]]
+            for config, built in zip(launch.configs, builds, strict=True):
+                facts = built["launch"]
+                assert facts["name"].encode() in work.cubins[built["cubin"]]
                 args = {k: 16 if isinstance(v, TensorRef) else v for k, v in config.args.items()}
                 runtime = [kind for _, kind in facts["signature"] if kind != "constexpr"]
-                assert len(pack(facts["signature"], args)) == len(runtime) == len(build["parameters"])
+                assert len(pack(facts["signature"], args)) == len(runtime) == len(built["parameters"])
                 assert facts["num_ctas"] == 1
                 assert [size for size, _ in facts["scratch"]] == [0, 0]
 
@@ -97,3 +99,83 @@ def test_an_error_in_one_of_many_configurations_is_told_with_its_line(zygote, tm
         work_of(TUNED.replace("WRONG", "+ tl.arange(0, BLOCK // (256 // BLOCK))"), zygote, tmp_path)
     assert (stop.value.stage, stop.value.verdict) == ("compile", Verdict.COMPILE_ERROR)
     assert "line 14" in stop.value.message
+
+
+HELPED = """
+import torch
+import triton
+import triton.language as tl
+
+SCALE = 2.0
+
+@triton.jit
+def helper(v):
+    return v * {factor}
+
+@triton.jit
+def scale(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, helper(tl.load(x + i, mask=i < n)) * SCALE, mask=i < n)
+
+@triton.jit
+def other(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + {addend}, mask=i < n)
+"""
+LAUNCH = {"args": {"x": 1, "n": 100, "BLOCK": 16}, "options": {"num_warps": 4}}
+
+
+def key_of(kernel: str, *, factor: str = "3", addend: str = "1", scale: float = 2.0, **changes: Any) -> str:
+    launch = {"kernel": kernel, **LAUNCH, **changes}
+    source = HELPED.format(factor=factor, addend=addend)
+    return KnownBuilds().keys(source, {"SCALE": scale}, "sm_90", [launch])[0]
+
+
+def test_a_build_is_known_by_all_that_decides_it():
+    """Its text, that of what it calls, its constants, arguments and options; not what stands beside it."""
+    same = key_of("scale")
+    assert same == key_of("scale", addend="2")
+    changed = [
+        key_of("other"),
+        key_of("scale", factor="4"),
+        key_of("scale", scale=3.0),
+        key_of("scale", args={**LAUNCH["args"], "BLOCK": 32}),
+        key_of("scale", options={"num_warps": 8}),
+    ]
+    assert len({same, *changed}) == 6
+    assert key_of("other") == key_of("other", factor="4", scale=3.0)
+
+
+def test_what_cannot_be_known_has_no_key():
+    assert key_of("missing") == ""
+    assert key_of("scale", args={"x": {"jit": "helper"}}) == ""
+    assert KnownBuilds().keys("def broken(", {}, "sm_90", [{"kernel": "f", **LAUNCH}]) == [""]
+
+
+def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
+    task = load_task("softmax")
+    calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
+    options = {"zygote": zygote, "target": "sm_90", "limits": Limits()}
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    recorded = record(task.seed_source, task, calls, scratch=tmp_path / "first", **options)
+    known = KnownBuilds()
+    rest = {**options, "known": known}
+    first = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "first", **rest)
+    rest["zygote"] = None  # nothing may be asked of it
+    second = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "second", **rest)
+    machine_code = cubins(first, tmp_path / "first")
+    again = cubins(second, tmp_path / "second")
+    for name, launches in first.items():
+        for ours, theirs in zip(launches, second[name], strict=True):
+            assert [{**b, "cubin": ""} for b in ours] == [{**b, "cubin": ""} for b in theirs]
+            assert [machine_code[b["cubin"]] for b in ours] == [again[b["cubin"]] for b in theirs]
+
+
+def test_no_more_builds_are_kept_than_allowed(tmp_path):
+    known = KnownBuilds(most=2)
+    for key in "abc":
+        (tmp_path / key).write_bytes(key.encode())
+        known.add(tmp_path, {key: {"cubin": key}})
+    assert known.left_in(tmp_path, ["a", "b", "c", ""]) == {1: {"cubin": "b.cubin"}, 2: {"cubin": "c.cubin"}}
+    assert (tmp_path / "c.cubin").read_bytes() == b"c"

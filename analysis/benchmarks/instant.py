@@ -94,7 +94,7 @@ class InstantEvaluator:
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
         digest = hashlib.sha256(candidate.id.encode()).digest()
-        plan_hash = digest[:1].hex() if digest[2] < 32 else digest.hex()
+        plan_hash = self.plan_hash(candidate.source)
         if plan_hash in known:
             twin = known[plan_hash]
             return Evaluation(candidate.id, Verdict.DUPLICATE, "screen", message=f"same as {twin}", duplicate_of=twin)
@@ -113,6 +113,10 @@ class InstantEvaluator:
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         return [_timings(s, b"\0" * 8)[0].ratio for s in sources]
+
+    def plan_hash(self, source: str) -> str:
+        digest = hashlib.sha256(Candidate(source).id.encode()).digest()
+        return digest[:1].hex() if digest[2] < 32 else digest.hex()
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
         terms = evaluation.timings[0].terms

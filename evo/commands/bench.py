@@ -68,8 +68,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
     _check_same_files(arguments, folder)
     checked = _checked(arguments, chosen, folder, devices.choice.gpus, workers)
-    # Who compiles longest begins, so that it is not the last one left.
-    names = sorted((s.name for s in chosen if checked[s.name].verified), key=lambda n: -_compiling(checked[n]))
+    # What compiles quickly begins, so that a campaign that is stopped has finished the most kernels.
+    names = sorted((s.name for s in chosen if checked[s.name].verified), key=lambda n: _compiling(checked[n]))
     tasks = {name: load_task(folder / "tasks" / name, tried=True) for name in names}  # when they were made
     parts.say(f"{len(tasks)} of {len(chosen)} files can be searched")
     if not tasks:

@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    from evo.config import RunConfig
+    from evo.config import REDRAFTS, RunConfig
     from evo.strategies import STRATEGIES
     from fitness.compilation.target import get_target
     from fitness.task import task_names
@@ -107,6 +107,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         gpus=arguments.gpus,
         ray_address=arguments.ray_address,
         gpu_seconds=arguments.gpu_seconds,
+        redrafts=REDRAFTS,
     )
 
 

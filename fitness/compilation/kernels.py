@@ -95,6 +95,38 @@ def _is_free(name: str) -> bool:
     return name.isidentifier() and not name.startswith("__")
 
 
+def closures(source: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """What decides how each kernel of `source` compiles, beside its arguments: its text with what it calls and of
+    the imports, and the names in it, by the kernel's name.  {} where the source cannot be parsed.
+    """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    imports = list(_imports(tree.body))
+    names = _imported_names(imports)
+    lines, texts, mentioned = source.split("\n"), {}, {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and (jit := _jit_decorator(node, names)) is not None:
+            mentioned[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            body = lines[node.lineno - 1 : node.end_lineno]
+            texts[node.name] = "\n".join([f"@{ast.unparse(jit)}", *body])
+    head = "\n".join(map(ast.unparse, imports))
+    return {name: _closure(name, head, texts, mentioned) for name in texts}
+
+
+def _closure(
+    name: str, head: str, texts: Mapping[str, str], mentioned: Mapping[str, set[str]]
+) -> tuple[str, frozenset[str]]:
+    reached, names, new = set(), set(), {name}
+    while new:
+        reached |= new
+        names |= set().union(*(mentioned[n] for n in new))
+        new = (names & texts.keys()) - reached
+    return "\n".join([head, *(texts[n] for n in texts if n in reached)]), frozenset(names)
+
+
 def argument(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
     """The Python value of a decoded plan argument; tensors (TensorRef) and plain values are returned as they are."""
     if isinstance(value, (tuple, list)):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from evo.records import Verdict
+from fitness.compilation.kernels import closures
 from fitness.gpu.runner import Work
 from fitness.plan import LaunchPlan, PlanError, from_json, to_json
 from fitness.sandbox.jobs import Limits
@@ -81,13 +86,17 @@ def build(
     target: str,
     scratch: Path,
     limits: Limits,
+    known: KnownBuilds | None = None,
 ) -> Builds:
     """Every configuration of every launch of `plans`, compiled; the cubins are left in `scratch`.  Raises Stop.
 
     Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
-    candidate may, one after the other.
+    candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards.
     """
     launches, parts = _launches(plans)
+    keys = known.keys(source, constants, target, launches) if known is not None else [""] * len(launches)
+    built = known.left_in(scratch, keys) if known is not None else {}
+    parts = [part for every in parts if (part := [i for i in every if i not in built])]
 
     def compiled(folder: Path, part: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
         folder.mkdir()
@@ -96,15 +105,75 @@ def build(
         found = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=limits))["builds"]
         return [(i, {**b, "cubin": f"{folder.name}/{Path(b['cubin']).name}"}) for i, b in zip(part, found, strict=True)]
 
-    jobs = _dealt(parts)
-    taken = len(list(scratch.glob("build*")))  # by what was built before
-    folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
-    with ThreadPoolExecutor(len(jobs)) as threads:
-        built = dict(pair for pairs in threads.map(compiled, folders, jobs) for pair in pairs)
+    if parts:
+        jobs = _dealt(parts)
+        taken = len(list(scratch.glob("build*")))  # by what was built before
+        folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            new = dict(pair for pairs in threads.map(compiled, folders, jobs) for pair in pairs)
+        if known is not None:
+            known.add(scratch, {keys[i]: b for i, b in new.items()})
+        built |= new
     in_order = (built[i] for i in range(len(launches)))
     return {
         name: [[next(in_order) for _ in launch.configs] for launch in plan.launches] for name, plan in plans.items()
     }
+
+
+class KnownBuilds:
+    """What was compiled for a task: candidates have most of their kernels and configurations in common.
+
+    A build is known by all that decides it: the text of its kernel and of what that calls, the constants in it, the
+    arguments, options and target.  Thread-safe.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        """`most`: builds that are kept, of some ten kilobytes each."""
+        self._most = most
+        self._builds: OrderedDict[str, tuple[Mapping[str, Any], bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def keys(
+        self, source: str, constants: Mapping[str, Any], target: str, launches: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """The name of each launch's build, "" where it cannot be known."""
+        found = closures(source)
+        return [_key(found, constants, target, launch) for launch in launches]
+
+    def left_in(self, scratch: Path, keys: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """The known ones among the builds, by their place; their cubins are written to `scratch`."""
+        found: dict[int, dict[str, Any]] = {}
+        with self._lock:
+            for place, key in enumerate(keys):
+                if key in self._builds:
+                    self._builds.move_to_end(key)
+                    build, cubin = self._builds[key]
+                    (scratch / f"{key}.cubin").write_bytes(cubin)
+                    found[place] = {**build, "cubin": f"{key}.cubin"}
+        return found
+
+    def add(self, scratch: Path, builds: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes in builds by their keys; their cubins are in `scratch`."""
+        new = {key: (b, (scratch / b["cubin"]).read_bytes()) for key, b in builds.items() if key}
+        with self._lock:
+            self._builds |= new
+            while len(self._builds) > self._most:
+                self._builds.popitem(last=False)
+
+
+def _key(
+    kernels: Mapping[str, tuple[str, frozenset[str]]],
+    constants: Mapping[str, Any],
+    target: str,
+    launch: Mapping[str, Any],
+) -> str:
+    if launch["kernel"] not in kernels:
+        return ""
+    text, names = kernels[launch["kernel"]]
+    used = {name: value for name, value in constants.items() if name in names}
+    decisive = json.dumps([text, used, target, launch["kernel"], launch["args"], launch["options"]], sort_keys=True)
+    # A function that is passed to a kernel, or that a constant stands for, is part of neither's text.
+    return "" if '"jit"' in json.dumps([used, launch["args"]]) else sha256(decisive.encode()).hexdigest()[:32]
 
 
 def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[list[int]]]:
