@@ -32,8 +32,8 @@ _OPTIONS = {"llm_slots": "--llm-concurrency", "screen_budget": "--screen-budget"
 DEVICES = ("cpu", "gpu")
 # Where a GPU measures, estimates of 12 drafts cost more than they gain; of 4 they pay (docs/ablations.md).
 GPU_SCREEN_BUDGET = 4
-# Up to two thirds of what rules proposed for others' kernels were duplicates: of kernels that no case launches, by options
-# that change nothing.  Finding that out costs a compilation.
+# Up to two thirds of what rules proposed for others' kernels were duplicates: of kernels that no case launches, or by
+# options that change nothing.  Finding that out costs a compilation.
 REDRAFTS = 8
 GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would cost --help its speed
 
