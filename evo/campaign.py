@@ -21,9 +21,11 @@ from evo.arms import ARMS, MODEL_ARMS, expand
 from evo.config import REDRAFTS, RunConfig
 from evo.errors import ConfigError, StoreError
 from evo.llm.models import Model, read_models
+from evo.locks import lock
 from evo.strategies import STRATEGIES
 
 FILE = "campaign.json"
+LOCK = "campaign.lock"
 
 # Settings of a run that the spec may set, for all arms or for one.
 SETTINGS = (
@@ -154,14 +156,15 @@ class Campaign:
         _check_different(spec, device)
         frozen = campaign._frozen(hashes, versions)
         path = folder / FILE
-        if path.exists():
-            _check_same(folder, json.loads(path.read_text(encoding="utf-8")), frozen)
-            return campaign
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            new = path.with_suffix(".new")
-            new.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
-            os.replace(new, path)
+            with lock(folder / LOCK):  # others may begin it at the same time
+                if path.exists():
+                    _check_same(folder, json.loads(path.read_text(encoding="utf-8")), frozen)
+                    return campaign
+                new = path.with_suffix(".new")
+                new.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
+                os.replace(new, path)
         except OSError as error:
             raise StoreError(f"expected to write {path}, got: {error}; choose another folder by --out") from error
         return campaign

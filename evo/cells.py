@@ -1,14 +1,16 @@
 """Runs the cells of a campaign: several at once, all of a task on one evaluator.
 
-Starting processes, warming up and measuring the seed is paid for once a task, not once a cell.
+Starting processes, warming up and measuring the seed is paid for once a task, not once a cell.  Several processes may
+run cells of one campaign: each claims a cell before it begins, and leaves alone what another has claimed.
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from evo.campaign import Campaign, Cell
 from evo.engine import Engine, Llm
 from evo.errors import EvoError, StoreError
+from evo.locks import try_lock
 from evo.profiles import Profiler
 from evo.records import Evaluation
 from evo.shared import SharedEvaluator
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from fitness.task import Task
 
 FAILURE = "failure.txt"
+CLAIM = "claim.lock"
+ELSEWHERE = "elsewhere"
 SILENT = "no model answers"  # as the engine calls it
 # Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
 MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
@@ -32,7 +37,9 @@ MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]],
 
 @dataclass(frozen=True)
 class Done:
-    """A cell that was worked on.  `reason` is how its run ended, or "failed", then with a message."""
+    """A cell that was worked on.  `reason` is how its run ended; "failed", then with a message; or ELSEWHERE: another
+    process works on it, or did.
+    """
 
     cell: Cell
     reason: str
@@ -77,9 +84,11 @@ def run_cells(
     }
 
     def one(cell: Cell) -> str:
-        with benches[cell.task] as bench:
+        with benches[cell.task] as bench, _claimed(campaign.folder / cell.path) as mine:
             if halted():
                 return "interrupted"
+            if not mine:
+                return ELSEWHERE
             evaluator, first = bench.prepared()
             task = tasks[cell.task]
             info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
@@ -101,6 +110,14 @@ def run_cells(
     finally:
         over.set()
         pool.shutdown(wait=wait, cancel_futures=True)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Whether the cell in `folder` is this process's to run: nobody runs it, and nobody finished it meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with try_lock(folder / CLAIM) as mine:
+        yield mine and not finished(folder)
 
 
 class _Bench:

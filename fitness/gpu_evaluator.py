@@ -54,7 +54,7 @@ class GpuJudge:
         self._own_gpu = gpu is None
         self._gpu = gpu or SharedGpu(device)
         self._task, self._wall_s = task, (limits or Limits()).wall_s
-        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s, turn=self._gpu.turn)
+        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s)
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first

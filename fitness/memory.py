@@ -78,6 +78,12 @@ class Layout:
 
         Raises PlanError where the plan (written by the untrusted recorder) describes other arguments than these.
         """
+        for ref, tensor in self.checked_inputs(tensors):
+            assign(self.view(mm, ref), tensor)
+
+    def checked_inputs(self, tensors: Sequence[Any]) -> list[tuple[TensorRef, torch.Tensor]]:
+        """The tensors among the entry's arguments and where they belong.  Raises PlanError as `write_inputs`."""
+        found: list[tuple[TensorRef, torch.Tensor]] = []
         if len(tensors) != len(self.plan.inputs):
             raise PlanError(f"the plan has {len(self.plan.inputs)} arguments, the case has {len(tensors)}")
         for i, (ref, tensor) in enumerate(zip(self.plan.inputs, tensors, strict=True)):
@@ -85,7 +91,8 @@ class Layout:
                 raise PlanError(f"argument {i} is a tensor in the plan or in the case, but not in both")
             if isinstance(ref, TensorRef):
                 self._check_input(i, ref, tensor)
-                assign(self.view(mm, ref), tensor)
+                found.append((ref, tensor))
+        return found
 
     def _check_input(self, i: int, ref: TensorRef, tensor: torch.Tensor) -> None:
         if self.plan.buffers[ref.buffer].input != i:

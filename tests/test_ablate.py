@@ -20,9 +20,11 @@ from analysis import figures, outcomes
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.budget import gpu_seconds
 from evo.campaign import Cell
+from evo.cells import CLAIM
 from evo.cli import main
 from evo.commands import models, parts
 from evo.llm import lane
+from evo.locks import try_lock
 from evo.store import RunReader
 from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
@@ -54,6 +56,41 @@ def ablate(*more: str) -> int:
 
 def runs(folder: Path) -> dict[str, dict[str, list[Any]]]:
     return {str(path.parent.relative_to(folder)): facts(path.parent) for path in folder.glob("cells/*/*/*/run.sqlite")}
+
+
+def test_a_cell_that_another_process_works_on_is_left_to_it(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = Path("runs/spec/cells/rotary/full/seed-1")
+    theirs.mkdir(parents=True)
+    with try_lock(theirs / CLAIM) as held:
+        assert held
+        assert ablate("--workers", "2", "--no-figures") == 0
+    said = capsys.readouterr().out
+    assert "1 cells are left to other processes that run this campaign" in said
+    assert "1 of 18 cells are missing" in said
+    assert len(runs(Path("runs/spec"))) == 17
+    assert ablate("--workers", "2", "--no-figures") == 0
+    assert "left to other processes" not in capsys.readouterr().out
+    assert len(runs(Path("runs/spec"))) == 18
+
+
+def test_processes_share_a_campaign(opened: list[CliEvaluator]) -> None:
+    code = (
+        "from tests.cli_support import install; install(setattr); from evo.cli import main; "
+        "raise SystemExit(main(['ablate', 'spec.toml', '--workers', '1', '--no-figures']))"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert sum(len(re.findall(r"^\[\d+/18\] ", text, re.MULTILINE)) for text in said) == 18
+    found = runs(Path("runs/spec"))
+    assert len(found) == 18 and all(len(run["evaluations"]) == 7 for run in found.values())
 
 
 def test_a_campaign_runs_every_cell_and_reports(

@@ -97,7 +97,7 @@ def test_a_program_of_the_runner_tells_the_authors(monkeypatch):
     plan = Memory(before, LAUNCH, after).plan
     triple = SimpleNamespace(
         scratch=lambda grid: [],
-        launch=lambda *_: program.memories[0].window(ref(2)).copy_(program.memories[0].window(ref(1)) * 3),
+        launch=lambda *_: program.memory.window(ref(2)).copy_(program.memory.window(ref(1)) * 3),
     )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     program = Program(plan, [0], [triple], device=torch.device("cpu"))

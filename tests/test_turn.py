@@ -1,93 +1,81 @@
-"""fitness.gpu.turn: real threads, no GPU."""
+"""fitness.gpu.turn: real processes, no GPU."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from fitness.gpu.turn import ALONE, SHARED, Turn
+from fitness.gpu.turn import Turn
 
-SOON_S, LONG_S = 0.05, 10.0  # that nobody comes in; that somebody does
-
-
-class Holder:
-    """A thread that takes the turn and keeps it until it is told to leave."""
-
-    def __init__(self, turn: Turn, way: str) -> None:
-        self.has, self._leave = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._hold, args=(turn, way), daemon=True)
-        self._thread.start()
-
-    def _hold(self, turn: Turn, way: str) -> None:
-        with turn.hold(way):
-            self.has.set()
-            self._leave.wait(LONG_S)
-
-    def leave(self) -> None:
-        self._leave.set()
-        self._thread.join(LONG_S)
-
-
-@contextmanager
-def held(turn: Turn, *ways: str) -> Iterator[list[Holder]]:
-    holders = [Holder(turn, way) for way in ways]
-    assert all(h.has.wait(LONG_S) for h in holders)
-    yield holders
-    for holder in holders:
-        holder.leave()
+# Waits for its turn, says so, and keeps it until its standard input ends.
+HOLDER = """
+import sys
+from pathlib import Path
+from fitness.gpu.turn import Turn
+with Turn("GPU-1", Path(sys.argv[1])).held():
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+# Tries to write while nobody else does: reads a number, and writes one more.
+COUNTER = """
+import sys
+from pathlib import Path
+from fitness.gpu.turn import Turn
+turn, file = Turn("GPU-1", Path(sys.argv[1])), Path(sys.argv[1], "count")
+for _ in range(200):
+    with turn.held():
+        file.write_text(str(int(file.read_text()) + 1))
+"""
 
 
-def test_many_share() -> None:
-    with held(Turn(), SHARED, SHARED, SHARED) as holders:
-        assert all(h.has.is_set() for h in holders)
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, text=True)
 
 
-@pytest.mark.parametrize("way", [SHARED, ALONE])
-def test_who_is_alone_keeps_out_others(way: str) -> None:
-    turn = Turn()
-    with held(turn, ALONE) as (first,):
-        second = Holder(turn, way)
-        assert not second.has.wait(SOON_S)
-        first.leave()
-        assert second.has.wait(LONG_S)
-    second.leave()
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    processes = [start(COUNTER, tmp_path) for _ in range(3)]
+    assert [p.wait(60) for p in processes] == [0, 0, 0]
+    assert (tmp_path / "count").read_text() == "600"
 
 
-def test_who_wants_to_be_alone_waits_for_all_and_goes_before_those_who_come_later() -> None:
-    turn = Turn()
-    with held(turn, SHARED, SHARED) as (one, two):
-        alone = Holder(turn, ALONE)
-        assert not alone.has.wait(SOON_S)
-        late = Holder(turn, SHARED)
-        assert not late.has.wait(SOON_S)
-        one.leave()
-        assert not alone.has.wait(SOON_S)
-        two.leave()
-        assert alone.has.wait(LONG_S)
-        assert not late.has.wait(SOON_S)
-        alone.leave()
-        assert late.has.wait(LONG_S)
-    late.leave()
+def test_who_is_killed_gives_the_turn_back(tmp_path: Path) -> None:
+    with start(HOLDER, tmp_path) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "mine\n"
+        with start(HOLDER, tmp_path) as second:
+            first.kill()
+            assert second.stdout is not None
+            assert second.stdout.readline() == "mine\n"
+            second.kill()
+    with Turn("GPU-1", tmp_path).held():
+        pass
 
 
-def test_who_is_alone_may_ask_again() -> None:
-    turn = Turn()
-    with turn.alone():
-        with turn.alone(), turn.shared():
-            pass
-        other = Holder(turn, SHARED)
-        assert not other.has.wait(SOON_S)
-    assert other.has.wait(LONG_S)
-    other.leave()
+def test_a_turn_can_be_taken_again_by_who_has_it(tmp_path: Path) -> None:
+    turn = Turn("GPU-1", tmp_path)
+    turn.take()
+    with turn.held():
+        pass
+    with start(HOLDER, tmp_path) as other:
+        turn.leave()
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"  # so nothing is held any more
+        turn.leave()  # nothing to give back
+        other.kill()
 
 
-def test_an_error_gives_the_turn_back() -> None:
-    turn = Turn()
-    for way in (SHARED, ALONE):
-        with pytest.raises(ValueError, match="oops"), turn.hold(way):
-            raise ValueError("oops")
-    with held(turn, ALONE):
+def test_other_gpus_have_other_turns(tmp_path: Path) -> None:
+    with Turn("GPU-1", tmp_path).held(), Turn("GPU-2", tmp_path).held():
+        pass
+
+
+def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="oops"), Turn("GPU-1", tmp_path).held():
+        raise ValueError("oops")
+    with Turn("GPU-1", tmp_path).held():
         pass

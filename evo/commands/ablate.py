@@ -131,13 +131,13 @@ def run_campaign(
 
     before: cells that are finished already.
     """
-    from evo.cells import run_cells
+    from evo.cells import ELSEWHERE, run_cells
     from evo.interrupt import Interrupt
     from evo.versions import versions
 
     total = len(campaign.cells())
     failed: list[Done] = []
-    begin, ended = time.monotonic(), 0
+    begin, ended, elsewhere = time.monotonic(), 0, 0
     workshop = open_workshop()
 
     def open_evaluator(task: Task) -> Profiler:
@@ -153,13 +153,16 @@ def run_campaign(
         running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt)
         with closing(running), _forced_exit(campaign):
             for done in running:
-                if done.reason == "interrupted":
+                if done.reason in ("interrupted", ELSEWHERE):
+                    elsewhere += done.reason == ELSEWHERE
                     continue
                 ended += 1
                 failed += [done] if done.reason == "failed" else []
                 left = round((time.monotonic() - begin) / ended * (total - before - ended))
                 ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
                 parts.say(f"[{before + ended}/{total}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+        if elsewhere:
+            parts.say(f"{elsewhere} cells are left to other processes that run this campaign")
         for done in failed:
             parts.say(f"failed: {done.cell}: {_first_line(done)} ({campaign.folder / done.cell.path}/failure.txt)")
         return failed, interrupt()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SUITE = "suite.json"  # in the campaign's folder: which files at which sizes
 CHECKED = "checked.jsonl"  # how far each file came
+CHECKING = "checking.lock"
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
 ARM = "full"
 
@@ -32,7 +33,8 @@ def add(commands: Any) -> None:
         help="search over a whole benchmark suite",
         description="Makes a task of every file of the suite (as `evo suite check` does), runs a search on each that "
         "can be run here, and sums up; on a GPU, PyTorch is timed beside KernelBench. The same command goes on "
-        "where it was stopped. Exit code 0: all searches are finished; 1: some failed; 2: misuse.",
+        "where it was stopped, and several of it may run at once: they share the work. Exit code 0: all searches are "
+        "finished or another process's; 1: some failed; 2: misuse.",
     )
     suite.add_suite(bench)
     bench.add_argument("--out", type=Path, metavar="DIR", help="folder of the campaign (default: runs/ and the suite)")
@@ -123,18 +125,20 @@ def _checked(
     arguments: argparse.Namespace, chosen: list[Source], folder: Path, gpus: int, workers: int
 ) -> dict[str, Outcome]:
     """How far each file comes; what an earlier call found out is not done again."""
+    from evo.locks import lock
     from fitness.suites.check import Outcome
 
     path = folder / CHECKED
     try:
         (folder / "tasks").mkdir(parents=True, exist_ok=True)
-        known = {row["name"]: Outcome(**row) for row in _rows(path)}
-        new = [source for source in chosen if source.name not in known]
-        with _adding(path) as add:
-            for outcome in suite.outcomes(arguments, new, folder / "tasks", gpus, workers) if new else ():
-                add(dataclasses.asdict(outcome))
-                known[outcome.name] = outcome
-                parts.say(suite.line(outcome))
+        with lock(folder / CHECKING):  # another process of this campaign may be at it
+            known = {row["name"]: Outcome(**row) for row in _rows(path)}
+            new = [source for source in chosen if source.name not in known]
+            with _adding(path) as add:
+                for outcome in suite.outcomes(arguments, new, folder / "tasks", gpus, workers) if new else ():
+                    add(dataclasses.asdict(outcome))
+                    known[outcome.name] = outcome
+                    parts.say(suite.line(outcome))
     except OSError as error:
         raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
     return known

@@ -15,30 +15,33 @@ import torch
 
 from fitness import oracle
 from fitness.certification.sanitize import FINISHED
+from fitness.gpu.buffers import DeviceMemory
 from fitness.gpu.measure import Loaded
-from fitness.gpu.replay import DeviceMemory, Program
+from fitness.gpu.replay import Program
 from fitness.memory import DTYPES, Layout
 from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 from fitness.task import load_task
 
 
 class Apart(DeviceMemory):
-    """The buffers of a plan, each for itself."""
+    """The buffers of a plan, each for itself, once."""
 
-    def __init__(self, plan: LaunchPlan, device: torch.device) -> None:
+    def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
         Layout.__init__(self, plan)
+        self.copies = copies
         self._buffers = [torch.empty(max(b.nbytes, 1), dtype=torch.uint8, device=device) for b in plan.buffers]
-        self.arena = self._buffers[0]  # `view` looks the buffer up itself
 
-    def address(self, ref: TensorRef) -> int:
+    def address(self, ref: TensorRef, copy: int) -> int:
         return self._buffers[ref.buffer].data_ptr() + ref.offset * ITEMSIZE[ref.dtype]
 
-    def view(self, mm: torch.Tensor, ref: TensorRef) -> torch.Tensor:
+    def windows(self, ref: TensorRef) -> torch.Tensor:
         buffer, size = self._buffers[ref.buffer], ITEMSIZE[ref.dtype]
         if ref.numel == 0:
-            return torch.empty_strided(ref.shape, ref.strides, dtype=DTYPES[ref.dtype], device=buffer.device)
+            return torch.empty_strided(
+                (1, *ref.shape), (0, *ref.strides), dtype=DTYPES[ref.dtype], device=buffer.device
+            )
         flat = buffer[: buffer.numel() // size * size].view(DTYPES[ref.dtype])
-        return flat.as_strided(ref.shape, ref.strides, ref.offset)
+        return flat.as_strided((1, *ref.shape), (0, *ref.strides), ref.offset)
 
 
 def main(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ from evo.records import Case, Timing, Verdict
 from fitness import by_seed, oracle
 from fitness.certification.judge import Match, Planned, draw, judge
 from fitness.gpu.baselines import NAMES, Baseline, Call
-from fitness.gpu.bits import bits, same_bits
+from fitness.gpu.bits import bits
 from fitness.gpu.device import DeviceFacts, Watch, disturbance
 from fitness.gpu.launcher import DeviceError, Kernel
 from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
 from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import EQUAL, Ratio, Stopping, counts, noise_floor
-from fitness.gpu.turn import ALONE
 from fitness.plan import PlanError
 from fitness.stages import Stop
 from fitness.task import Task
@@ -45,7 +44,6 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
 FLOOR_BYTES = 16 << 30  # device memory of the twins that are kept so that the next one gets other memory
 RETAKES = 2  # of a block of pairs that was disturbed
-SIZE_SAMPLES = 5  # replays that say how many copies a sample takes; others may be using the GPU, so the least counts
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
@@ -59,18 +57,8 @@ MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfl
 class Bench:
     """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
 
-    def __init__(
-        self,
-        task: Task,
-        index: int,
-        facts: DeviceFacts,
-        stopping: Stopping,
-        turned: Callable[[str], None] = lambda way: None,
-    ) -> None:
-        """`turned`: returns when the GPU may be used that way, SHARED or ALONE (`fitness.gpu.turn`); where nobody else
-        uses it, at once.
-        """
-        self.task, self.facts, self._turned = task, facts, turned
+    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
+        self.task, self.facts = task, facts
         self.device = torch.device("cuda", index)
         self.stream = torch.cuda.Stream(self.device)
         self._watch = Watch(index)
@@ -198,15 +186,9 @@ class Bench:
             loaded.choices = self._race(loaded)
         return loaded
 
-    def _turn(self, way: str) -> None:
-        """Goes on that way, with nothing of this process left on the GPU while it waits."""
-        self.stream.synchronize()
-        self._turned(way)
-
     def _measure(self, loaded: Loaded, seed: str) -> Report:
         key, tally = oracle.key_of(seed), Tally()
         programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
-        self._turn(ALONE)
         timings = tuple(
             self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
         )
@@ -270,9 +252,13 @@ class Bench:
             if not self.task.deterministic:
                 continue
             if repeat == 0:
-                first = [output.clone() if repeats > 1 else output for output in program.outputs()]
-            for copy in range(0 if repeat else 1, program.copies):
-                self._equal(first, program.outputs(copy), where)
+                first = [output.clone() for output in program.outputs()] if repeats > 1 else program.outputs()
+            if (repeat or program.copies > 1) and not program.outputs_are(first):
+                message = (
+                    f"{where}: replays on the same inputs differ: a race, or memory that is read before it is written; "
+                    "a task whose results may differ says `deterministic = False`"
+                )
+                raise Stop("verify", Verdict.WRONG, message)
         broken = program.broken_guards()
         if broken:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
@@ -305,14 +291,6 @@ class Bench:
     def _expect_again(self, case: Case, key: int) -> oracle.Expected | None:
         return self._expect(case, key, "normal", oracle.make_inputs(self.task, case, key, device=self.device))
 
-    def _equal(self, first: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], where: str) -> None:
-        if not all(same_bits(a, b) for a, b in zip(first, outputs, strict=True)):
-            message = (
-                f"{where}: replays on the same inputs differ: a race, or memory that is read before it is written; "
-                "a task whose results may differ says `deterministic = False`"
-            )
-            raise Stop("verify", Verdict.WRONG, message)
-
     def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: Tally) -> None:
         strides = [ref.strides for ref in program.outputs_of_plan]
         copies = 1 if self.task.deterministic else program.copies
@@ -330,7 +308,7 @@ class Bench:
 
     def _copies(self, case: Case, program: Program) -> int:
         """How many launches a sample takes: a power of two, so that few graphs of the baseline are needed."""
-        time_us = self._sample(program, SIZE_SAMPLES)
+        time_us = self._sample(program, 2)
         seed_us = self._seed_us.setdefault(case.name, time_us)  # the seed is the first
         most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
         copies = 1

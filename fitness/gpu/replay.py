@@ -8,98 +8,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from evo.records import Verdict
-from fitness.gpu.bits import same_bits, words
+from fitness.gpu.buffers import DeviceMemory, all_hold, fill_bytes, words_of
 from fitness.gpu.launcher import Kernel
-from fitness.memory import DTYPES, GUARD, POISON_FLOAT, POISON_INTEGER, Layout
-from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
+from fitness.memory import DTYPES, POISON_FLOAT, assign
+from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
 from fitness.sandbox.jobs import JobError
 from fitness.verification.delegation import Authors
 
-# Guarded bytes before the first and after the last buffer; between buffers it is GUARD before and after each.
-EDGE = 1 << 20
-
-
-def _fill_bytes(zone: torch.Tensor, value: int) -> None:
-    """Every byte of an aligned zone becomes `value`, eight at a time."""
-    whole = zone.numel() // 8 * 8
-    zone[:whole].view(torch.int64).fill_(int.from_bytes(bytes([value] * 8), "little", signed=True))
-    if whole < zone.numel():
-        zone[whole:].fill_(value)
-
-
 Graph = torch.cuda.CUDAGraph
-
-
-class DeviceMemory(Layout):
-    """One allocation with all buffers of a plan: `fitness.memory.Layout` on a GPU.
-
-    Every byte that belongs to no buffer is guarded: nothing can be left there for a later replay, and nothing that a
-    store beyond a buffer may hit is nearer than EDGE.
-    """
-
-    def __init__(self, plan: LaunchPlan, device: torch.device) -> None:
-        super().__init__(plan)
-        whole = torch.empty(EDGE + self.total + EDGE, dtype=torch.uint8, device=device)
-        self.arena = whole[EDGE : EDGE + self.total]
-        self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
-        self._guards = [(label, whole[start:end]) for label, start, end in self._gaps()]
-        self._sizes = [zone.numel() for _, zone in self._guards]
-        self._pattern = torch.randint(0, 256, (sum(self._sizes),), dtype=torch.uint8, device=device)
-        for (_, zone), pattern in zip(self._guards, self._pattern.split(self._sizes), strict=True):
-            zone.copy_(pattern)
-
-    def _gaps(self) -> Iterator[tuple[str, int, int]]:
-        """(label, start, end) of what lies before and after each buffer, in bytes of the allocation."""
-        end = 0
-        previous = ""
-        for b, (offset, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
-            start = EDGE + offset
-            if previous:
-                yield previous, end, start - GUARD
-                end = start - GUARD
-            yield f"before {self.name(b)}", end, start
-            end, previous = start + buffer.nbytes, f"after {self.name(b)}"
-        yield previous or "in no buffer", end, EDGE + self.total + EDGE
-
-    def address(self, ref: TensorRef) -> int:
-        return self.arena.data_ptr() + self.offsets[ref.buffer] + ref.offset * ITEMSIZE[ref.dtype]
-
-    def window(self, ref: TensorRef) -> torch.Tensor:
-        """The window `ref` as a tensor that shares the memory."""
-        return self.view(self.arena, ref)
-
-    def view(self, mm: torch.Tensor, ref: TensorRef) -> torch.Tensor:
-        if ref.numel == 0:
-            return torch.empty_strided(ref.shape, ref.strides, dtype=DTYPES[ref.dtype], device=mm.device)
-        size, start = ITEMSIZE[ref.dtype], self.offsets[ref.buffer]
-        whole = self.plan.buffers[ref.buffer].nbytes // size * size
-        flat = mm[start : start + whole].view(DTYPES[ref.dtype])
-        return flat.as_strided(ref.shape, ref.strides, flat.storage_offset() + ref.offset)
-
-    def poison_owned(self) -> None:
-        """Fills the plan's own buffers with what no right answer is."""
-        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
-            if buffer.input is None:
-                value = POISON_FLOAT if b in self._floats else POISON_INTEGER
-                _fill_bytes(self.arena[start : start + buffer.nbytes], value)
-
-    def overwritten(self) -> list[str]:
-        """One line per guard zone that was written to, as in "3 bytes after output 0 were overwritten"."""
-        changed = torch.cat([zone for _, zone in self._guards]) != self._pattern
-        if not bool(changed.any()):
-            return []
-        counts = [int(part.sum()) for part in changed.split(self._sizes)]
-        return [
-            f"{count} bytes {label} were overwritten"
-            for (label, _), count in zip(self._guards, counts, strict=True)
-            if count
-        ]
 
 
 class Program:
@@ -128,54 +50,50 @@ class Program:
         written = plan.tensors_among(written)
         self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
         self._device = device
-        self.memories = [memory(plan, device) for _ in range(copies)]
+        self.copies, self.memory = copies, memory(plan, device, copies)
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}  # (copy, launch) -> what Triton's parameters ask for
-        self._pristine = {i: self.memories[0].window(plan.inputs[i]).clone() for i in written}
-        self._output_views = [[m.window(ref) for ref in self.outputs_of_plan] for m in self.memories]
-        slots = torch.zeros(copies * len(self.outputs_of_plan), dtype=torch.int64, device=device)
+        self._pristine = {i: self.memory.window(plan.inputs[i]).clone() for i in written}
+        self._outputs = [self.memory.windows(ref) for ref in self.outputs_of_plan]
+        slots = torch.zeros((len(self.outputs_of_plan), copies), dtype=torch.int64, device=device)
         self._sums, self._known, self._differs = slots, slots.clone(), slots.bool()
         self._count, self._mismatches = slots.new_zeros(()), slots.new_zeros(())
 
     @property
-    def copies(self) -> int:
-        return len(self.memories)
-
-    @property
     def nbytes(self) -> int:
         """Device memory of one copy."""
-        return self.memories[0].total
+        return self.memory.total
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def write_inputs(self, arguments: Sequence[Any]) -> None:
         """Writes the entry's arguments to every copy.  Raises PlanError where they are not those of the plan."""
-        for memory in self.memories:
-            memory.write_inputs(memory.arena, arguments)
+        self.memory.write(arguments)
         for i, kept in self._pristine.items():
             kept.copy_(arguments[i])
 
     def arguments(self) -> list[Any]:
         """The entry's arguments as they were written last."""
-        memory = self.memories[0]
         return [
-            self._pristine.get(i, memory.window(ref)) if isinstance(ref, TensorRef) else ref
+            self._pristine.get(i, self.memory.window(ref)) if isinstance(ref, TensorRef) else ref
             for i, ref in enumerate(self.plan.inputs)
         ]
 
     def outputs(self, copy: int = 0) -> list[torch.Tensor]:
         """What is compared: returned tensors in order, then written arguments; windows on the memory."""
-        return self._output_views[copy]
+        return [windows[copy] for windows in self._outputs]
+
+    def outputs_are(self, expected: Sequence[torch.Tensor]) -> bool:
+        """Whether the outputs of every copy equal these to the bit."""
+        return all(all_hold(list(zip(self._outputs, expected, strict=True))))
 
     def modified_inputs(self, arguments: Sequence[Any]) -> list[int]:
         """Positions of tensor arguments, not declared as written, that differ from `arguments` on any copy."""
         tensors = [i for i, r in enumerate(self.plan.inputs) if isinstance(r, TensorRef) and i not in self._pristine]
-        return [i for i in tensors if not all(self._holds(m, i, arguments[i]) for m in self.memories)]
-
-    def _holds(self, memory: DeviceMemory, i: int, value: torch.Tensor) -> bool:
-        return same_bits(memory.window(self.plan.inputs[i]), value)
+        held = all_hold([(self.memory.windows(self.plan.inputs[i]), arguments[i]) for i in tensors])
+        return [i for i, same in zip(tensors, held, strict=True) if not same]
 
     def broken_guards(self) -> list[str]:
-        return [line for memory in self.memories for line in memory.overwritten()]
+        return self.memory.overwritten()
 
     # --- graphs ------------------------------------------------------------------------------------------------------
 
@@ -185,11 +103,11 @@ class Program:
 
     def authors(self) -> Authors:
         """Executes all steps on the first copy, one by one; who wrote what."""
-        memory = self.memories[0]
-        found = Authors(memory, memory.arena, torch.zeros_like(memory.arena))
+        found = Authors(self.memory, self.memory.arena, torch.zeros_like(self.memory.arena))
         self._reset()
+        stream = torch.cuda.current_stream().cuda_stream
         for number, step in self._numbered():
-            found.follow(step, functools.partial(self._step, step, number, 0))
+            found.follow(step, functools.partial(self._step, step, number, 0, stream))
         return found
 
     def parts(self) -> tuple[Graph, Graph]:
@@ -231,19 +149,17 @@ class Program:
         return int(self._mismatches)
 
     def _reset(self) -> None:
-        for memory in self.memories:
-            memory.poison_owned()
-            for i, kept in self._pristine.items():
-                memory.window(self.plan.inputs[i]).copy_(kept)
+        self.memory.poison_owned()
+        for i, kept in self._pristine.items():
+            assign(self.memory.windows(self.plan.inputs[i]), kept.expand(self.copies, *kept.shape))
         for scratch in self._scratch.values():
-            _fill_bytes(scratch, POISON_FLOAT)
+            fill_bytes(scratch, POISON_FLOAT)
 
     def _sum(self) -> None:
-        views = [view for outputs in self._output_views for view in outputs]
-        for slot, whole in enumerate(map(words, views)):
-            torch.sum(whole, dtype=torch.int64, dim=tuple(range(whole.dim())), out=self._sums[slot])
+        for slot, whole in enumerate(map(words_of, self._outputs)):
+            torch.sum(whole, dtype=torch.int64, dim=tuple(range(1, whole.dim())), out=self._sums[slot])
         torch.ne(self._sums, self._known, out=self._differs)
-        torch.sum(self._differs, dtype=torch.int64, dim=0, out=self._count)
+        torch.sum(self._differs, dtype=torch.int64, dim=(0, 1), out=self._count)
         self._mismatches.add_(self._count)
 
     def _numbered(self) -> list[tuple[int, Step]]:
@@ -252,24 +168,25 @@ class Program:
         return [(next(count) if isinstance(step, Launch) else -1, step) for step in self.plan.steps]
 
     def _steps(self, steps: Sequence[tuple[int, Step]]) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
         for copy in range(self.copies):
             for number, step in steps:
-                self._step(step, number, copy)
+                self._step(step, number, copy, stream)
 
-    def _step(self, step: Step, number: int, copy: int) -> None:
-        memory = self.memories[copy]
+    def _step(self, step: Step, number: int, copy: int, stream: int) -> None:
+        window = functools.partial(self.memory.window, copy=copy)
         match step:
             case Fill():
-                memory.window(step.dst).fill_(step.value)
+                window(step.dst).fill_(step.value)
             case Copy():
-                memory.window(step.dst).copy_(memory.window(step.src))
+                window(step.dst).copy_(window(step.src))
             case Op():
-                _delegate(step, memory)
+                _delegate(step, window, self._device)
             case Launch():
-                self._launch(step, number, copy)
+                self._launch(step, number, copy, stream)
 
-    def _launch(self, launch: Launch, number: int, copy: int) -> None:
-        config, kernel, memory = launch.configs[self._choice[number]], self._kernels[number], self.memories[copy]
+    def _launch(self, launch: Launch, number: int, copy: int, stream: int) -> None:
+        config, kernel = launch.configs[self._choice[number]], self._kernels[number]
         addresses = []
         for position, needed in enumerate(kernel.scratch(config.grid)):
             key = (copy, 2 * number + position)
@@ -278,18 +195,18 @@ class Program:
                 self._scratch[key] = torch.empty(size, dtype=torch.uint8, device=self._device)
             start = self._scratch[key].data_ptr() if needed.nbytes else 0
             addresses.append(-(-start // needed.alignment) * needed.alignment)
-        args = {name: _address(value, memory) for name, value in config.args.items()}
+        args = {name: _address(value, self.memory, copy) for name, value in config.args.items()}
         try:
-            kernel.launch(config.grid, args, addresses, torch.cuda.current_stream().cuda_stream)
+            kernel.launch(config.grid, args, addresses, stream)
         except (KeyError, ValueError) as error:  # the plan's arguments do not fit the compiled signature
             raise JobError(Verdict.RUNTIME_ERROR, f"kernel {launch.kernel}: {error}", launch.line) from error
 
 
-def _address(value: Any, memory: DeviceMemory) -> Any:
+def _address(value: Any, memory: DeviceMemory, copy: int) -> Any:
     if isinstance(value, TensorRef):
-        return memory.address(value)
+        return memory.address(value, copy)
     if isinstance(value, tuple):
-        return tuple(_address(v, memory) for v in value)
+        return tuple(_address(v, memory, copy) for v in value)
     return value
 
 
@@ -323,7 +240,7 @@ def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
 # --- delegated work, where the task allows it ------------------------------------------------------------------------
 
 
-def _delegate(op: Op, memory: DeviceMemory) -> None:
+def _delegate(op: Op, window: Callable[[TensorRef], torch.Tensor], device: torch.device) -> None:
     """An ATen operator on windows of the memory; its results go to the windows that the plan names."""
     parts = op.name.split(".")
     function: Any = torch.ops.aten if parts[0] == "aten" and len(parts) == 3 else None
@@ -331,11 +248,11 @@ def _delegate(op: Op, memory: DeviceMemory) -> None:
         function = getattr(function, part, None)
     if function is None:
         raise JobError(Verdict.UNSUPPORTED, f"{op.name!r} is not an ATen operator with an overload", op.line)
-    args = [_aten_argument(a, memory) for a in op.args]
+    args = [_aten_argument(a, window) for a in op.args]
     ignored = ("device", "layout", "pin_memory")
-    kwargs: dict[str, Any] = {k: _aten_argument(v, memory) for k, v in op.kwargs.items() if k not in ignored}
+    kwargs: dict[str, Any] = {k: _aten_argument(v, window) for k, v in op.kwargs.items() if k not in ignored}
     if any(parameter.name == "device" for parameter in function._schema.arguments):
-        kwargs["device"] = memory.arena.device  # arange and the like make their result there, not in host memory
+        kwargs["device"] = device  # arange and the like make their result there, not in host memory
     try:
         result = function(*args, **kwargs)
     except torch.cuda.OutOfMemoryError:
@@ -347,17 +264,17 @@ def _delegate(op: Op, memory: DeviceMemory) -> None:
         message = f"{op.name} gave {len(tensors)} tensors, the plan expects {len(op.outputs)}"
         raise JobError(Verdict.RUNTIME_ERROR, message, op.line)
     for ref, tensor in zip(op.outputs, tensors, strict=True):
-        target = memory.window(ref)
+        target = window(ref)
         if target.data_ptr() != tensor.data_ptr():
             target.copy_(tensor)
 
 
-def _aten_argument(value: Any, memory: DeviceMemory) -> Any:
+def _aten_argument(value: Any, window: Callable[[TensorRef], torch.Tensor]) -> Any:
     match value:
         case TensorRef():
-            return memory.window(value)
+            return window(value)
         case tuple():
-            return [_aten_argument(v, memory) for v in value]
+            return [_aten_argument(v, window) for v in value]
         case {"dtype": str(name)} if name in DTYPES:
             return DTYPES[name]
     return value

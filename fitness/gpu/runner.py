@@ -27,12 +27,12 @@ from evo.errors import EvoError
 from evo.records import Case, Check, Timing, Verdict
 from fitness.certification.judge import Match
 from fitness.gpu.timing import LOOKS
-from fitness.gpu.turn import SHARED, WAYS, Turn
 from fitness.plan import LaunchPlan
 
 if TYPE_CHECKING:
     from fitness.gpu.baselines import Baseline
 
+TURN_S = 1800.0  # that others may keep the GPU; each request of theirs has an end
 START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
 ATTEMPTS = 2  # of a candidate whose kernels bring the process down
 
@@ -85,18 +85,14 @@ class Runner:
         device: int = 0,
         wall_s: float = 30.0,
         looks: Sequence[int] = LOOKS,
-        turn: Turn | None = None,
     ) -> None:
-        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung, for
-        verification and again for timing; `looks`: numbers of pairs after which a comparison may stop
-        (`fitness.gpu.timing.Stopping`); `turn`: of the GPU, where it has other runners too.
+        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung;
+        `looks`: numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`).
         """
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
         self._device, self._wall_s = device, wall_s
         self._baseline: Work | None = None
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them
-        self._turn = turn or Turn()
-        self._worked = 0.0  # seconds of the present request, without those it waited for its turn
         self._lock = threading.RLock()  # whoever has it idle may ask it something
         self._process: _Process | None = None
         self._closed = False
@@ -152,12 +148,13 @@ class Runner:
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Nothing else is asked of the GPU meanwhile: for others who use it for a while, with this runner or without.
-
-        The runner is taken before the turn, everywhere: two who did it the other way round would wait for each other.
-        """
-        with self._lock, self._turn.alone():
-            yield
+        """The GPU is this runner's meanwhile: for others who use it for a while, with this runner or without."""
+        with self._lock:
+            self._ask("take", wall_s=START_S)
+            try:
+                yield
+            finally:
+                self._ask("leave", wall_s=START_S)
 
     def verify(self, task: str | os.PathLike[str], work: Work) -> Report:
         """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
@@ -213,16 +210,15 @@ class Runner:
 
     def _timed(self, kind: str, *request: Any, wall_s: float) -> Report:
         """The report with its seconds; a process is started before they count."""
-        self._living()
-        self._worked = 0.0
+        process = self._living()
         report: Report = self._ask(kind, *request, wall_s=wall_s)
-        return replace(report, seconds=self._worked)
+        return replace(report, seconds=process.worked_s)
 
     def _ask(self, kind: str, *request: Any, wall_s: float) -> Any:
         """The answer; a Report with a verdict where there is none."""
         process = self._living()
         try:
-            return self._exchange(process, (kind, *request), wall_s)
+            return process.ask((kind, *request), wall_s)
         except TimeoutError:
             message = f"not finished after {wall_s:g} s on the GPU: a kernel that does not end, or far too slow"
             report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
@@ -235,18 +231,6 @@ class Runner:
         self._end()
         return report
 
-    def _exchange(self, process: _Process, request: Any, wall_s: float) -> Any:
-        """The process's answer.  It begins in a shared turn, and says when it needs another kind of turn."""
-        message, way = request, SHARED
-        while True:
-            with self._turn.hold(way):
-                begin = time.perf_counter()
-                answer = process.ask(message, wall_s)
-                self._worked += time.perf_counter() - begin
-            if answer not in WAYS:
-                return answer
-            message = way = answer
-
     def _living(self) -> _Process:
         """The process, a new one where there is none; a new one is told the baseline."""
         if self._closed:
@@ -257,7 +241,7 @@ class Runner:
                 self._facts = process.ask(("facts",), START_S)
                 if self._baseline is not None:
                     self.respawns += 1
-                    report = self._exchange(process, ("prepare", self._baseline), START_S)
+                    report = process.ask(("prepare", self._baseline), START_S)
                     if report.verdict is not Verdict.OK:
                         raise EvoError(f"GPU {self._device} no longer runs the seed kernel: {report.message}")
             except (TimeoutError, EOFError, OSError, _Broken, EvoError) as error:
@@ -284,7 +268,9 @@ class _Broken(Exception):
 
 
 class _Process:
-    """One runner process and the connection to it."""
+    """One runner process and the connection to it.  `worked_s`: seconds of the last request, without its wait."""
+
+    worked_s = 0.0
 
     def __init__(self, arguments: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
@@ -305,11 +291,19 @@ class _Process:
         self._connection = Connection(ours.detach())
 
     def ask(self, request: tuple, wall_s: float) -> Any:
-        """The answer.  Raises TimeoutError, EOFError or OSError (it died), _Broken (its context did)."""
+        """The answer, `wall_s` after the GPU is its own at most.  Raises TimeoutError, EOFError or OSError (it died),
+        _Broken (its context did).
+        """
         self._connection.send(request)
+        if not self._connection.poll(TURN_S):
+            raise TimeoutError(f"another process has kept the GPU for {TURN_S:g} s")
+        self._connection.recv()  # it is its turn
+        begin = time.perf_counter()
         if not self._connection.poll(wall_s):
+            self.worked_s = time.perf_counter() - begin
             raise TimeoutError(f"no answer within {wall_s:g} s")
         answer = self._connection.recv()
+        self.worked_s = time.perf_counter() - begin
         if isinstance(answer, Report) and answer.fault:
             raise _Broken(answer)
         return answer

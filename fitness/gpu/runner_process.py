@@ -19,16 +19,19 @@ import torch
 
 from evo.records import Verdict
 from fitness.eager.bench import Comparison
-from fitness.gpu.device import device_facts, known_facts
+from fitness.gpu.device import Watch, device_facts, known_facts
 from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.launcher import DeviceError
 from fitness.gpu.measure import Bench
 from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report
 from fitness.gpu.timing import Stopping
+from fitness.gpu.turn import Turn
 from fitness.sandbox.jobs import JobError
 from fitness.stages import Stop
 from fitness.task import load_task
+
+_PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two keep the turn and give it back
 
 
 def main(arguments: list[str]) -> None:
@@ -43,26 +46,42 @@ def main(arguments: list[str]) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    facts = known_facts(index, json.loads(arguments[4])) or device_facts(index)
+    turn = Turn(Watch(index).uuid)
+    facts = known_facts(index, json.loads(arguments[4]))
+    if facts is None:
+        with turn.held():
+            facts = device_facts(index)
     while True:
-        asked = _serve(connection, Bench(task, index, facts, stopping, partial(_turned, connection)))
+        asked = _serve(connection, Bench(task, index, facts, stopping), turn)
         if asked is None:
             return
         task = load_task(asked, tried=True)
         connection.send(None)
 
 
-def _serve(connection: Connection, bench: Bench) -> str | None:
-    """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault."""
+def _serve(connection: Connection, bench: Bench, turn: Turn) -> str | None:
+    """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault.
+
+    Before each answer the other side is told that it is this process's turn.
+    """
     with torch.no_grad(), torch.cuda.stream(bench.stream):
         while True:
             try:
                 kind, *request = connection.recv()
             except EOFError:
                 return None
-            if kind == "task":
-                return str(request[0])
-            answer: Any = bench.facts.as_dict() if kind == "facts" else answered(bench, kind, request)
+            answer: Any
+            if kind in _PLAIN:
+                if kind != "facts":
+                    getattr(turn, kind)()
+                connection.send(None)
+                answer = bench.facts.as_dict()
+            else:
+                with turn.held():
+                    connection.send(None)
+                    if kind == "task":
+                        return str(request[0])
+                    answer = answered(bench, kind, request)
             connection.send(answer)
             if isinstance(answer, Report) and answer.fault:
                 return None
@@ -89,12 +108,6 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     except Exception as error:
         report = _unexpected(error)
     return report if report.fault else _settled(bench, report)
-
-
-def _turned(connection: Connection, way: str) -> None:
-    """Returns when the GPU may be used that way (`fitness.gpu.turn`); the other side keeps the turns."""
-    connection.send(way)
-    connection.recv()
 
 
 def _eager(bench: Bench, folder: str, seed: str, wall_s: float) -> Report:

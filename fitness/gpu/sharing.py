@@ -1,4 +1,4 @@
-"""One GPU for the judges of several tasks: whose turn it is, what is known of it, and the process that certifies."""
+"""One GPU for the judges of several tasks: what is known of it, and the process that certifies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fitness.gpu.runner import Runner
-from fitness.gpu.turn import Turn
 from fitness.sandbox.zygote import Zygote
 
 
@@ -17,7 +16,6 @@ class SharedGpu:
     def __init__(self, device: int = 0) -> None:
         """`device`: CUDA index of the GPU."""
         self.device = device
-        self.turn = Turn()
         self._asking = threading.Lock()
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
@@ -25,13 +23,11 @@ class SharedGpu:
     def start(self, runner: Runner) -> Mapping[str, Any]:
         """Starts the runner's process; the facts of the GPU (`fitness.gpu.device.DeviceFacts` as a dict).
 
-        The first process measures the ceilings among them, in a turn; others are told them, and only load what they
-        need, so they start while somebody else is timed.
+        The first process measures the ceilings among them; others are told them, and only load what they need.
         """
         with self._asking:
             if not self._facts:
-                with self.turn.alone():
-                    self._facts = runner.facts
+                self._facts = runner.facts
                 return self._facts
         return runner.start(self._facts)
 

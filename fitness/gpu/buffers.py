@@ -1,0 +1,132 @@
+"""The buffers of a plan in device memory: several copies in one allocation, guarded and poisoned.
+
+What is done to all copies (inputs, poison, comparisons) is one operation on a tensor with the copies as its first
+dimension: one by one, thirty-two copies of a small kernel would keep the host busy for longer than the kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fitness.gpu.bits import bits, same_bits
+from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISON_FLOAT, POISON_INTEGER, Layout, assign
+from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
+
+# Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
+EDGE = 1 << 20
+
+
+def fill_bytes(zone: torch.Tensor, value: int) -> None:
+    """Every byte of an aligned zone (its last dimension) becomes `value`, eight at a time."""
+    whole = zone.shape[-1] // 8 * 8
+    zone[..., :whole].view(torch.int64).fill_(int.from_bytes(bytes([value] * 8), "little", signed=True))
+    if whole < zone.shape[-1]:
+        zone[..., whole:].fill_(value)
+
+
+class DeviceMemory(Layout):
+    """One allocation with `copies` of all buffers of a plan: `fitness.memory.Layout` on a GPU.
+
+    Every byte that belongs to no buffer is guarded: nothing can be left there for a later replay, and nothing that a
+    store beyond a buffer may hit is nearer than EDGE.
+    """
+
+    def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
+        super().__init__(plan)
+        self.copies = copies
+        pitch = -(-(EDGE + self.total + EDGE) // ALIGNMENT) * ALIGNMENT
+        self._whole = torch.empty((copies, pitch), dtype=torch.uint8, device=device)
+        self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
+        self._gaps = list(self._between(pitch))
+        self._sizes = [end - start for _, start, end in self._gaps]
+        self._pattern = torch.randint(0, 256, (sum(self._sizes),), dtype=torch.uint8, device=device)
+        for zone, pattern in zip(self._guards(), self._pattern.split(self._sizes), strict=True):
+            zone.copy_(pattern)
+
+    def _between(self, pitch: int) -> Iterator[tuple[str, int, int]]:
+        """(label, start, end) of what lies before and after each buffer, in bytes of a copy."""
+        end = 0
+        previous = ""
+        for b, (offset, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            start = EDGE + offset
+            if previous:
+                yield previous, end, start - GUARD
+                end = start - GUARD
+            yield f"before {self.name(b)}", end, start
+            end, previous = start + buffer.nbytes, f"after {self.name(b)}"
+        yield previous or "in no buffer", end, pitch
+
+    def _guards(self) -> list[torch.Tensor]:
+        return [self._whole[:, start:end] for _, start, end in self._gaps]
+
+    @property
+    def arena(self) -> torch.Tensor:
+        """The first copy, `total` bytes."""
+        return self._whole[0, EDGE : EDGE + self.total]
+
+    def address(self, ref: TensorRef, copy: int) -> int:
+        start = EDGE + self.offsets[ref.buffer] + ref.offset * ITEMSIZE[ref.dtype]
+        return self._whole.data_ptr() + copy * self._whole.shape[1] + start
+
+    def windows(self, ref: TensorRef) -> torch.Tensor:
+        """The window `ref` on every copy: (copies, *shape of the window), sharing the memory."""
+        size = ITEMSIZE[ref.dtype]
+        if ref.numel == 0:
+            strides = (0, *ref.strides)
+            return torch.empty_strided(
+                (self.copies, *ref.shape), strides, dtype=DTYPES[ref.dtype], device=self._whole.device
+            )
+        flat = self._whole.view(DTYPES[ref.dtype])
+        start = (EDGE + self.offsets[ref.buffer]) // size + ref.offset
+        return flat.as_strided((self.copies, *ref.shape), (flat.shape[1], *ref.strides), start)
+
+    def window(self, ref: TensorRef, copy: int = 0) -> torch.Tensor:
+        return self.windows(ref)[copy]
+
+    def write(self, arguments: Sequence[Any]) -> None:
+        """Writes the entry's arguments to every copy.  Raises PlanError where they are not those of the plan."""
+        for ref, tensor in self.checked_inputs(arguments):
+            assign(self.windows(ref), tensor.expand(self.copies, *tensor.shape))
+
+    def poison_owned(self) -> None:
+        """Fills the plan's own buffers with what no right answer is."""
+        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            if buffer.input is None:
+                value = POISON_FLOAT if b in self._floats else POISON_INTEGER
+                fill_bytes(self._whole[:, EDGE + start : EDGE + start + buffer.nbytes], value)
+
+    def overwritten(self) -> list[str]:
+        """One line per guard zone that was written to, as in "3 bytes after output 0 were overwritten"; of one copy."""
+        changed = (torch.cat(self._guards(), dim=1) != self._pattern).any(1)
+        bad = [copy for copy, is_bad in enumerate(changed.tolist()) if is_bad]
+        if not bad:
+            return []
+        parts = (torch.cat([zone[bad[0]] for zone in self._guards()]) != self._pattern).split(self._sizes)
+        counts = [int(part.sum()) for part in parts]
+        return [
+            f"{count} bytes {label} were overwritten"
+            for (label, _, _), count in zip(self._gaps, counts, strict=True)
+            if count
+        ]
+
+
+def words_of(windows: torch.Tensor) -> torch.Tensor:
+    """The bits of each copy, (copies, at least one more dimension); as 64-bit integers where they are made of such."""
+    size = windows.dtype.itemsize
+    inner = windows[0]
+    whole = inner.is_contiguous() and inner.nbytes % 8 == 0 and inner.data_ptr() % 8 == 0
+    if whole and windows.stride(0) * size % 8 == 0:
+        flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
+        return flat.view(torch.int64)
+    return bits(windows).unsqueeze(-1)
+
+
+def all_hold(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Whether every copy of each first of a pair, (copies, *shape), is equal to the bit to its second, (*shape)."""
+    if all(len(windows) == 1 for windows, _ in pairs):  # large: a pass less over the memory
+        return [same_bits(windows[0], value) for windows, value in pairs]
+    differ = [(bits(windows) != bits(value)).any() for windows, value in pairs]
+    return [not d for d in torch.stack(differ).tolist()] if differ else []
