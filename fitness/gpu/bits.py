@@ -52,6 +52,11 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
     return bits(tensor)
 
 
+def prepare(index: int) -> None:
+    """Loads the kernel on CUDA device `index`, which takes tenths of a second."""
+    _kernel(index)
+
+
 @functools.cache
 def _kernel(index: int) -> Any:
     """The loaded kernel that looks for differences on CUDA device `index`; None for a GPU that is no target."""

@@ -74,6 +74,7 @@ class Bench:
         self._baselines: dict[tuple[str, int], Program] = {}
         self._floors: dict[tuple[str, int], float] = {}
         self._seed_us: dict[str, float] = {}  # time of the seed on each case
+        self._seed_copies: dict[str, int] = {}
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -314,7 +315,9 @@ class Bench:
         copies = 1
         while copies < SAMPLE_US / time_us and 2 * copies <= most:
             copies *= 2
-        return copies
+        # With about as many as the seed had, its graphs and its noise floor are there already.
+        known = self._seed_copies.setdefault(case.name, copies)
+        return known if known <= most and known <= 2 * copies and copies <= 2 * known else copies
 
     def _sample(self, program: Program, samples: int) -> float:
         """Least microseconds of one execution of the plan, from cold caches."""
