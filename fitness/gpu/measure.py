@@ -315,9 +315,9 @@ class Bench:
         copies = 1
         while copies < SAMPLE_US / time_us and 2 * copies <= most:
             copies *= 2
-        # With about as many as the seed had, its graphs and its noise floor are there already.
+        # With as many as the seed had, or half as many, its graphs and its noise floor are there already.
         known = self._seed_copies.setdefault(case.name, copies)
-        return known if known <= most and known <= 2 * copies and copies <= 2 * known else copies
+        return known if copies <= known <= min(most, 2 * copies) else copies
 
     def _sample(self, program: Program, samples: int) -> float:
         """Least microseconds of one execution of the plan, from cold caches."""
