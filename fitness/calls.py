@@ -56,12 +56,12 @@ class Calls:
             return self.task.inputs(case, torch.Generator().manual_seed(0))
 
     def link_integers(self, name: str, scratch: Path) -> dict[str, str]:
-        """Links the integer inputs of a tune case into `scratch`: {argument index: file name}.
+        """Links the integer inputs of a case into `scratch`: {argument index: file name}.
 
         Index values steer which addresses a kernel touches, so the trace needs them; floating values do not.
         """
         if name not in self._integers:
-            self._integers[name] = self._write_integers(next(c for c in self.tune if c.name == name))
+            self._integers[name] = self._write_integers(next(c for c in self.task.cases if c.name == name))
         links = {}
         for index, path in self._integers[name].items():
             target = scratch / path.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from fitness.evaluator import CpuEvaluator
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.suites import values
 from fitness.suites.check import Checker, gpu_verifier, new_zygote
-from fitness.suites.tritonbench import FOLDER, sources
+from fitness.suites.tritonbench import FOLDER, SIZES, sources
 from fitness.task import load_task
 
 LINE = "#" * 146
@@ -260,6 +261,76 @@ def test_what_goes_through_and_why_the_rest_does_not(checked):
     assert outcomes["value"].stages == ["captured"]
     assert "value computed on the device" in outcomes["value"].reason
     assert outcomes["broken"].stages == [] and "no_such_module" in outcomes["broken"].reason
+
+
+TIMED = """import sys
+import os
+
+sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), '..')))
+
+from TritonBench_v1.scale import scale
+from performance_utils import Performance_Metrics, do_bench_config
+
+import torch
+
+class performance_metrics(Performance_Metrics):
+    def __init__(self, dtype=None, is_backward=False, **kwargs):
+        super().__init__('scale', dtype=dtype, is_backward=is_backward, **kwargs)
+
+    def get_input_tensors(self):
+        self.input_tensors = []
+        for i in range(12, 28):
+            self.input_tensors.append(({"x": torch.rand(2**i)}, torch.empty(2**i)))
+
+    def to_cuda(self, inputs):
+        return inputs[0]["x"].cuda(), inputs[1].cuda()
+
+    def call_op(self, inputs):
+        scale(*inputs)
+
+if __name__ == '__main__':
+    raise SystemExit("not when it is read")
+"""
+
+
+def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_held_out(tmp_path, zygote):
+    """Of 2^12 to 2^27 elements, 2^23 are the most within 64 MiB, and the middle is 2^17."""
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / SIZES).mkdir(parents=True)
+    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
+    (tmp_path / SIZES / "scale_perf.py").write_text(TIMED, encoding="utf-8")
+    (source,) = sources(tmp_path)
+    judged = []
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task)).check(source)
+    assert outcome.verified and outcome.note == ""
+    task = judged[0]
+    drawn = [task.inputs(case, torch.Generator().manual_seed(0)) for case in task.cases]
+    numels = [max(v.numel() for v in inputs if isinstance(v, torch.Tensor)) for inputs in drawn]
+    assert [case.role for case in task.cases] == ["tune", "tune", "holdout", "holdout", "holdout"]
+    assert numels == [2**23, 2**17, 48, 64, 100]
+    # By the interpreter, which could not execute such sizes, it is the tests' calls alone.
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote).check(source)
+    assert outcome.verified and outcome.calls == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("", "no script that times it"),
+        (TIMED.replace("scale(*inputs)", "scale(inputs)"), "TypeError: scale"),
+        (TIMED.replace("scale(*inputs)", "pass"), "its script calls no kernel"),
+        (TIMED.replace("range(12", "range(26"), "its smallest inputs are larger than 256 MiB"),
+        (TIMED.replace("range(12, 28)", "range(12 / 0)"), "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_where_the_script_does_not_help_the_sizes_are_those_of_the_tests(tmp_path, zygote, script, why):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
+    source = replace(sources(tmp_path)[0], timed=script)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None).check(source)
+    assert outcome.verified and outcome.calls == 3
+    assert outcome.note.startswith(f"at the sizes of its tests: {why}")
 
 
 def test_calls_that_do_not_go_through_are_left_out(checked):

@@ -1,5 +1,7 @@
 """The capture job: runs the test part of a file and notes how it calls the functions of its kernel part.
 
+Before that, where it is given, the suite's script that times the file: at two of its sizes (`fitness/suites/sizes.py`).
+
 Runs in a sandboxed child without a GPU.  Tensors are real ones in host memory that say they lie on the GPU; kernel
 launches are counted and not made, so what a kernel would have computed is zero.
 
@@ -32,6 +34,7 @@ from fitness.compilation.target import get_target
 from fitness.recording.fakecuda import AsCuda, device_facts
 from fitness.recording.lines import CANDIDATE, line_of_call, line_of_error
 from fitness.sandbox.jobs import JobError
+from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 
 MODULE = "candidate"
@@ -50,11 +53,13 @@ _UNWRITTEN = {
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """payload: "kernels" and "tests" (the two parts of a file), "target", "most" (calls that are kept).
+    """payload: "kernels" and "tests" (the two parts of a file), "timed" (the script that times it, or ""), "target",
+    "most" (calls that are kept).
 
-    Returns {"calls": [call], "error": why the tests ended early, or ""}.  A call is {"form", "arguments"}: a form says
-    how the call is written (`_Writer`), an argument is {"tensor": form of `fitness.suites.values`} or {"value": plain
-    value}; files of kept values are left in `scratch`.  Raises JobError where the kernel part cannot be executed.
+    Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
+    is {"form", "arguments", "timed"}: a form says how the call is written (`_Writer`), an argument is {"tensor": form
+    of `fitness.suites.values`} or {"value": plain value}, "timed" whether it is the script's; files of kept values are
+    left in `scratch`.  Raises JobError where the kernel part cannot be executed.
     """
     target = get_target(payload["target"])
     listener = _Listener(scratch, int(payload["most"]))
@@ -64,8 +69,13 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     with device_facts(target, listener), _seeds_on_host(), listener.listening(), listener:
         space = _execute(payload["kernels"], scratch)
         listener.wrap_all(space)
+        untimed = "no script that times it"
+        if payload["timed"]:
+            listener.timed = True
+            untimed = sizes.run(payload["timed"], dict(space), scratch)
+            listener.timed = False
         error = _run_tests(payload["tests"], space, listener, scratch)
-    return {"calls": listener.calls, "error": error or listener.trouble}
+    return {"calls": listener.calls, "error": error or listener.trouble, "untimed": untimed}
 
 
 def _execute(source: str, scratch: Path) -> dict[str, Any]:
@@ -127,6 +137,7 @@ class _Listener(AsCuda):
         self.launches = 0
         self.calls: list[dict[str, Any]] = []
         self.trouble = ""  # of a call that cannot be written down
+        self.timed = False  # whether calls are those of the script that times the file
         self.factory_on_host: bool | None = None
 
     # --- in the place of a recorder ----------------------------------------------------------------------------------
@@ -252,7 +263,7 @@ class _Listener(AsCuda):
         if writer.trouble:
             self.trouble = self.trouble or writer.trouble
             return
-        call = {"form": writer.form(), "arguments": writer.arguments}
+        call = {"form": writer.form(), "arguments": writer.arguments, "timed": self.timed}
         key = repr([call["form"], [_what(a) for a in writer.arguments]])
         if key not in self._seen and len(self.calls) < self._most:
             self._seen.add(key)

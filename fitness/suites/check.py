@@ -102,6 +102,7 @@ class Checker:
     def __init__(self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None) -> None:
         """`root`: where task folders are written; `verifier`: of a GPU; without one, kernels are interpreted."""
         self._root, self._target, self._zygote = root, target, zygote
+        self._on_gpu = verifier is not None
         self._verifier = verifier or self._interpreted
 
     def check(self, source: Named) -> Outcome:
@@ -122,7 +123,7 @@ class Checker:
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
         with _timed(outcome, "captured"):
-            captured = self._capture(source, scratch)
+            captured = self._capture(source, scratch, outcome)
             task = self._task(source, captured, scratch)
         outcome.stages.append("captured")
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
@@ -200,11 +201,21 @@ class Checker:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _capture(self, source: Source, scratch: Path) -> list[Mapping[str, Any]]:
-        payload = {"kernels": source.kernels, "tests": source.tests, "target": self._target.name, "most": MOST_CALLS}
+    def _capture(self, source: Source, scratch: Path, outcome: Outcome) -> list[Mapping[str, Any]]:
+        # The sizes at which the suite times a file are too large for the interpreter.
+        timed = source.timed if self._on_gpu else ""
+        payload = {
+            "kernels": source.kernels,
+            "tests": source.tests,
+            "timed": timed,
+            "target": self._target.name,
+            "most": MOST_CALLS,
+        }
         found = expect_ok("capture", self._zygote.run(CAPTURE, payload, scratch=scratch, limits=CAPTURE_LIMITS))
         if not found["calls"]:
             raise TaskError(f"its tests call no function that launches a kernel: {found['error'] or 'none found'}")
+        if self._on_gpu and not any(call["timed"] for call in found["calls"]):
+            outcome.note = f"at the sizes of its tests: {_first_line(found['untimed']) or 'its script calls no kernel'}"
         return list(found["calls"])
 
     def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
@@ -240,7 +251,7 @@ class Checker:
         A launch that cannot be traced is taken to write nothing; verification finds it out.
         """
         found: set[int] = set()
-        for case in calls.tune:
+        for case in task.cases:
             plan = _first_configurations(facts).plans[case.name]
             found |= _written_by_steps(plan)
             payload = {

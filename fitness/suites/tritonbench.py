@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evo.errors import ConfigError
 
 FOLDER = Path("data", "TritonBench_G_v1")
+SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py
 TITLE = "TritonBench-G"
 _SEPARATOR = 20  # a line of so many # or more
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the suite: its kernels with their wrappers, and its tests."""
+    """One file of the suite: its kernels with their wrappers, its tests, and the script that times it."""
 
     name: str
     kernels: str
     tests: str
+    timed: str = ""  # "" where there is none
 
 
 def sources(checkout: Path) -> list[Source]:
@@ -30,7 +32,12 @@ def sources(checkout: Path) -> list[Source]:
             f"expected a checkout of TritonBench with {FOLDER}/*.py, found none in {checkout}; "
             "git clone https://github.com/thunlp/TritonBench, and give its path"
         )
-    return [_split(file.stem, file.read_text(encoding="utf-8")) for file in files]
+    found = [_split(file.stem, file.read_text(encoding="utf-8")) for file in files]
+    return [replace(source, timed=_text(checkout / SIZES / f"{source.name}_perf.py")) for source in found]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _split(name: str, text: str) -> Source:

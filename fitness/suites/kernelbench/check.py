@@ -40,7 +40,7 @@ class Checker(check.Checker):
     ) -> None:
         """`seeds`: a folder of kernels that go before evo's; `most_bytes`: of inputs, state and outputs of a case."""
         super().__init__(root, target, zygote, verifier)
-        self._on_gpu, self._seeds, self._most_bytes = verifier is not None, seeds, most_bytes
+        self._seeds, self._most_bytes = seeds, most_bytes
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
         folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
