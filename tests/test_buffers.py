@@ -78,6 +78,7 @@ def test_copies_are_compared_to_the_bit() -> None:
     windows = made.windows(ROWS)
     assert all_hold([(windows, value), (windows, value.clone()), (windows, -value)]) == [True, True, False]
     windows[2, 1, 1] += 1
+    made.poison_owned()
     assert all_hold([(windows, value), (made.windows(ODD), made.window(ODD))]) == [False, True]
     assert all_hold([(windows[:1], value)]) == [True]
     assert all_hold([(windows[2:], value)]) == [False]

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
@@ -82,6 +83,9 @@ class CpuRunner:
             return comparison.report(seed)
         except Stop as stop:
             return Report(stop.verdict, stop.stage, stop.message)
+
+    def idle(self):
+        return nullcontext()
 
     def close(self):
         pass
