@@ -187,7 +187,7 @@ def test_several_gpus_and_clusters_evaluate_the_cells_of_all_tasks(
         def workers(self, gpus: int) -> int:
             return 5 * gpus
 
-    def open_workshop(cluster: TwoGpus, target: str, gpus: int, limits: Any) -> Any:
+    def open_workshop(cluster: TwoGpus, target: str, gpus: int) -> Any:
         workshops.append(gpus)
         return SimpleNamespace(open=lambda task: parts.open_evaluator(task, target, "gpu"), close=lambda: None)
 

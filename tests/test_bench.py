@@ -52,9 +52,21 @@ def test_a_suite_is_searched_summed_up_and_gone_on_with(checkout: Path, capsys: 
     assert (out / "summary.md").read_text() == summary
 
 
+def test_processes_share_the_searches(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("scale2", "scale3"):
+        (checkout / FOLDER / f"{name}.py").write_text(SCALE, encoding="utf-8")
+    assert bench(checkout, "--budget", "2", "--workers", "2", "--processes", "2") == 0
+    said = capfd.readouterr().out
+    assert said.count("budget spent") == 3  # each by one process
+    assert said.count("4 files: 3 searched, 1 not runnable here") == 1
+    rows = pq.read_table(checkout.parent / "out" / "kernels.parquet").to_pylist()
+    assert sorted(row["kernel"] for row in rows if row["candidates"] == 2) == ["scale", "scale2", "scale3"]
+
+
 def test_misuse_is_said_before_any_file_is_checked(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(checkout, "--strategy", "best-of-n") == 2
     assert "--strategy: expected one of evolve, random, hillclimb" in capsys.readouterr().err
     assert bench(checkout, "--budget", "0") == 2
     assert bench(checkout, "--only", "nothing") == 2
+    assert bench(checkout, "--processes", "0") == 2
     assert not (checkout.parent / "out").exists()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,14 +52,19 @@ def add(commands: Any) -> None:
     bench.add_argument("--strategy", default="evolve", help="evolve (default), random or hillclimb")
     bench.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
     bench.add_argument("--workers", type=int, metavar="W", help="files and searches at once (default: one a CPU)")
+    bench.add_argument(
+        "--processes",
+        type=int,
+        metavar="P",
+        help="processes that share the searches: one uses one core for operators, and one GPU (default: one a GPU)",
+    )
+    bench.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
     parts.add_target(bench)
     bench.set_defaults(command=_bench)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from evo.cells import count_finished
-    from evo.commands.ablate import run_campaign
-    from fitness.suites.check import LIMITS
+    from evo.device import resolve
     from fitness.task import load_task
 
     parts.check_workers(arguments.workers)
@@ -63,13 +72,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     chosen = suite.read(arguments)
     folder = (arguments.out or Path("runs", arguments.suite)).resolve()
     _check_settings(arguments)
-    devices = parts.find_devices(arguments.gpus, None, arguments.target)
-    devices.say()
-    device, workers = devices.choice.device, devices.workers(arguments.workers)
+    choice = resolve(arguments.gpus, lambda: parts.find_gpus(arguments.target))
+    processes = _processes(arguments, choice.gpus)
+    parts.say(choice.line)
+    device, workers = choice.device, parts.workers(arguments.workers)
     if device != "gpu" and not arguments.budget:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
     _check_same_files(arguments, folder)
-    checked = _checked(arguments, chosen, folder, devices.choice.gpus, workers)
+    checked = _checked(arguments, chosen, folder, choice.gpus, workers)
     # What compiles quickly begins, so that a campaign that is stopped has finished the most kernels.
     names = sorted((s.name for s in chosen if checked[s.name].verified), key=lambda n: _compiling(checked[n]))
     tasks = {name: load_task(folder / "tasks" / name, tried=True) for name in names}  # when they were made
@@ -82,15 +92,87 @@ def _bench(arguments: argparse.Namespace) -> int:
         _sum_up(arguments, folder, None, chosen, checked)
         return 0
     campaign = _campaign(folder, _spec(arguments, folder, list(tasks)), device, tasks)
-    before = count_finished(campaign)
-    failed, interrupted = run_campaign(
-        campaign, tasks, workers, before, lambda: devices.open_workshop(arguments.target, LIMITS)
-    )
+    if processes > 1:
+        code = _shared(arguments, folder, choice.gpus, processes, -(-workers // processes))
+    else:
+        code = _searched(arguments, campaign, tasks, workers)
+    if arguments.helper:
+        return code
     _sum_up(arguments, folder, campaign, chosen, checked)
-    if interrupted:
+    if code == parts.EXIT_INTERRUPTED:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
+    return code
+
+
+def _processes(arguments: argparse.Namespace, gpus: int) -> int:
+    """How many processes search; each drives one GPU, or none."""
+    wanted: int = max(gpus, 1) if arguments.processes is None else arguments.processes
+    if wanted < max(gpus, 1):
+        raise ConfigError(f"--processes: expected at least {max(gpus, 1)}, one a GPU, got {wanted}; leave it out")
+    return wanted
+
+
+def _searched(arguments: argparse.Namespace, campaign: Campaign, tasks: dict[str, Task], workers: int) -> int:
+    """Runs what no other process runs; the exit code."""
+    from evo.cells import count_finished
+    from evo.commands.ablate import run_campaign
+    from fitness.suites.check import LIMITS
+
+    failed, interrupted = run_campaign(
+        campaign,
+        tasks,
+        workers,
+        count_finished(campaign),
+        lambda: parts.open_workshop(arguments.target, campaign.device, LIMITS),
+    )
+    return parts.EXIT_INTERRUPTED if interrupted else parts.EXIT_NOT_OK if failed else 0
+
+
+def _shared(arguments: argparse.Namespace, folder: Path, gpus: int, processes: int, workers: int) -> int:
+    """Has that many processes run the campaign, spread over the GPUs; the exit code."""
+    from evo.interrupt import Interrupt
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+    helpers = []
+    for number in range(processes):
+        own = {"CUDA_VISIBLE_DEVICES": visible[number % gpus]} if gpus else {}
+        # In a session of their own: Ctrl-C is for this process, which passes it on.
+        command = _command(arguments, folder, workers, "1" if gpus else "none")
+        helpers.append(subprocess.Popen(command, env={**os.environ, **own}, start_new_session=True))
+
+    def pass_on() -> None:
+        for helper in helpers:
+            helper.send_signal(signal.SIGINT)
+
+    try:
+        with Interrupt(pass_on) as interrupted:
+            codes = {helper.wait() for helper in helpers}
+    finally:
+        for helper in helpers:
+            helper.kill()  # after a second Ctrl-C; what is finished is stored
+    if interrupted():
         return parts.EXIT_INTERRUPTED
-    return parts.EXIT_NOT_OK if failed else 0
+    return parts.EXIT_NOT_OK if codes - {0} else 0
+
+
+def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: str) -> list[str]:
+    """Of a process that shares the searches."""
+    options = {
+        "--path": arguments.path,
+        "--only": arguments.only,
+        "--seeds": arguments.seeds,
+        "--gib": arguments.gib,
+        "--out": folder,
+        "--budget": arguments.budget,
+        "--strategy": arguments.strategy,
+        "--seed": arguments.seed,
+        "--workers": workers,
+        "--processes": 1,
+        "--target": arguments.target,
+        "--gpus": gpus,
+    }
+    given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    return [sys.executable, "-m", "evo", "bench", arguments.suite, *given, "--helper"]
 
 
 def _check_settings(arguments: argparse.Namespace) -> None:

@@ -113,11 +113,11 @@ class Devices:
             return open_evaluator(task, target, self.choice.device)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
 
-    def open_workshop(self, target: str, limits: Limits | None = None) -> Workshop | ClusterWorkshop:
-        """Opens evaluators of several tasks that are used at the same time; `limits` as of `open_workshop`."""
+    def open_workshop(self, target: str) -> Workshop | ClusterWorkshop:
+        """Opens evaluators of several tasks that are used at the same time."""
         if self.cluster is None:
-            return open_workshop(target, self.choice.device, limits)
-        return open_cluster_workshop(self.cluster, target, self.choice.gpus, limits)
+            return open_workshop(target, self.choice.device)
+        return open_cluster_workshop(self.cluster, target, self.choice.gpus)
 
 
 def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
@@ -148,12 +148,12 @@ def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int)
     return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
 
 
-def open_cluster_workshop(cluster: Cluster, target: str, gpus: int, limits: Limits | None = None) -> ClusterWorkshop:
+def open_cluster_workshop(cluster: Cluster, target: str, gpus: int) -> ClusterWorkshop:
     from evo.versions import versions
     from fitness.cluster.pool import ClusterWorkshop
     from fitness.compilation.target import get_target
 
-    return ClusterWorkshop(cluster, get_target(target), gpus=gpus, versions=versions, limits=limits)
+    return ClusterWorkshop(cluster, get_target(target), gpus=gpus, versions=versions)
 
 
 def join(address: str) -> Cluster:
