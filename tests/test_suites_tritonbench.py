@@ -293,11 +293,12 @@ if __name__ == '__main__':
 """
 
 
-def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_held_out(tmp_path, zygote):
+@pytest.mark.parametrize("text", [SCALE, SCALE.replace("result_gold = test_scale()", "")])
+def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_held_out(tmp_path, zygote, text):
     """Of 2^12 to 2^27 elements, 2^23 are the most within 64 MiB, and the middle is 2^17."""
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / SIZES).mkdir(parents=True)
-    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
+    (tmp_path / FOLDER / "scale.py").write_text(text, encoding="utf-8")
     (tmp_path / SIZES / "scale_perf.py").write_text(TIMED, encoding="utf-8")
     (source,) = sources(tmp_path)
     judged = []
