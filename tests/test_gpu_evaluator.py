@@ -155,7 +155,7 @@ def test_what_is_not_ok_says_what_it_took_too(facts):
 
 
 def test_a_kernel_whose_lines_may_stay_in_the_cache_is_doubted(facts):
-    judge = judge_of(ok(1.0))
+    judge = judge_of(ok(1.0), ok(1.0))
     assert judge.judge(SEED, facts, "0").note == ""
     assert judge.judge(SEED + "\n# evict_last\n", facts, "0").note.startswith("evict_last lets lines stay in the L2")
 
