@@ -189,7 +189,7 @@ def check_seed(seed: int) -> None:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(f"{text}\n", end="", flush=True)  # one write: threads would come between a line and its end
 
 
 def read_kernel(path: Path) -> str:
