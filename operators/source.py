@@ -242,15 +242,7 @@ class Source:
         found = []
         for statement, (text, nodes) in zip(self.module.body, pieces, strict=True):
             if not table.isdisjoint(nodes):
-                new = replace(statement, pairs)  # one statement, several, or none
-                statements = (
-                    []
-                    if isinstance(new, cst.RemovalSentinel)
-                    else new
-                    if isinstance(new, cst.FlattenSentinel)
-                    else [new]
-                )
-                text = "".join(map(self.module.code_for_node, statements))
+                text = "".join(map(self.module.code_for_node, _statements(replace(statement, pairs))))
             found.append(text)
         return self._around[0] + "".join(found) + self._around[1]
 
@@ -259,7 +251,7 @@ class Source:
         """The text of each kernel and host function, by name."""
         return {name: code(node) for name, node in self.functions.items()}
 
-    @property
+    @cached_property
     def functions(self) -> dict[str, cst.FunctionDef]:
         """Kernels and host functions, by name."""
         return {**{k.name: k.node for k in self.kernels.values()}, **self.hosts}
@@ -296,6 +288,13 @@ class Source:
             found = [b[value.value] for s in (host, self.module) if s is not None and value.value in (b := bindings(s))]
             value = found[0][0] if found and len(found[0]) == 1 else None
         return None
+
+
+def _statements(new: Any) -> Sequence[cst.BaseStatement]:
+    """What `replace` made of a statement: one, several, or none."""
+    if isinstance(new, cst.RemovalSentinel):
+        return []
+    return list(new) if isinstance(new, cst.FlattenSentinel) else [new]
 
 
 def bindings(scope: cst.FunctionDef | cst.Module) -> dict[str, list[Binding]]:

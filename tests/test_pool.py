@@ -99,7 +99,7 @@ def test_nodes_must_have_the_drivers_versions():
 class Idle:
     """A judge of a GPU that has nothing to say."""
 
-    def __init__(self, task: Any, *, gpu: Any) -> None:
+    def __init__(self, task: Any, *, limits: Limits, gpu: Any) -> None:
         self.gpu = gpu
 
     def judge(self) -> None:

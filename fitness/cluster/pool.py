@@ -229,7 +229,7 @@ class Actor:
         if self._role == "recorder":
             return Recorder(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
         if self._terms.measured:
-            return gpu_judge(task, gpu=self._gpu)  # no job of a sandbox: a kernel has a time of its own
+            return gpu_judge(task, limits=limits, gpu=self._gpu)
         return CpuJudge(task, target, limits=limits, zygote=self._zygote)
 
     def call(self, key: int, method: str, *arguments: Any) -> Any:
@@ -502,9 +502,7 @@ class ClusterWorkshop:
         versions: Callable[[], Mapping[str, str]],
         limits: Limits | None = None,
     ) -> None:
-        """`versions`: of what decides results, to be the same on all nodes; `limits`: of sandboxed jobs; `cluster` is
-        closed with the workshop.
-        """
+        """`versions`: of what decides results, to be the same on all nodes; `cluster` is closed with the workshop."""
         self._cluster, self._target = cluster, target
         terms = Terms(target, gpus > 0, limits or Limits(), versions, versions())
         recorders, judges = posts(cluster.nodes, gpus)

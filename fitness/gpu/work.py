@@ -94,8 +94,9 @@ def build(
     candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards.
     """
     launches, parts = _launches(plans)
-    keys = known.keys(source, constants, target, launches) if known is not None else [""] * len(launches)
-    built = known.left_in(scratch, keys) if known is not None else {}
+    known = known or KnownBuilds()
+    keys = known.keys(source, constants, target, launches)
+    built = known.left_in(scratch, keys)
     parts = [part for every in parts if (part := [i for i in every if i not in built])]
 
     def compiled(folder: Path, part: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
@@ -111,8 +112,7 @@ def build(
         folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
         with ThreadPoolExecutor(len(jobs)) as threads:
             new = dict(pair for pairs in threads.map(compiled, folders, jobs) for pair in pairs)
-        if known is not None:
-            known.add(scratch, {keys[i]: b for i, b in new.items()})
+        known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
     in_order = (built[i] for i in range(len(launches)))
     return {

@@ -36,7 +36,7 @@ from fitness.verification.verify import Executable, Jobs, verify
 CAPTURE = "fitness.suites.capture"
 STAGES = ("captured", "recorded", "compiled", "verified")
 MOST_CALLS = 5
-RUNNERS = 8  # processes on one GPU; each spends most of its time on the host
+RUNNERS = 8  # processes on one GPU; starting one after a fault takes seconds
 # Tests allocate what they like; autotuned kernels come in dozens of configurations.
 CAPTURE_LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
 LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
@@ -66,7 +66,7 @@ Verifier = Callable[[Task, Facts], None]  # raises Stop
 
 @contextmanager
 def gpu_verifier(gpus: int = 1) -> Iterator[Verifier]:
-    """Verifies on the first GPUs, in several processes at once on each: nothing is timed."""
+    """Verifies on the first GPUs, by turns of several processes on each: others load their tasks meanwhile."""
     with ExitStack() as stack:
         idle: Queue[Runner] = Queue()
         for number in range(RUNNERS * gpus):
@@ -177,14 +177,12 @@ class Checker:
         found: list[Mapping[str, Any]] = []
         why = ""
         for call in captured:
-            alone = Outcome(source.name)
+            alone = Outcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
                 self._all_of(source, [call], scratch, alone)
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or _first_line(str(problem))
-            for stage, spent in alone.seconds.items():
-                outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + spent, 3)
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
