@@ -37,12 +37,6 @@ LEAST_FLOOR = 1.4
 DISTURBED = 1.5
 
 
-STAYS = (
-    "evict_last lets lines stay in the L2 cache from one timed replay to the next: part of the speedup may be that "
-    "(docs/gpu.md)"
-)
-
-
 class GpuJudge:
     """Measures all cases at the target's sizes on one GPU."""
 
@@ -85,8 +79,7 @@ class GpuJudge:
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge.  A new champion must also do eagerly what it was measured for."""
         judged = _judged(self._runner.evaluate(_work(facts), seed=key))
-        environment = {"uuid": self._facts["uuid"]}  # the GPU on which it was compared
-        judged = replace(judged, environment=environment, note=_with_doubt(judged.note, source))
+        judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(judged.timings)
         return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
 
@@ -197,11 +190,6 @@ def with_floor(timing: Timing, alone: Timing) -> Timing:
     floor = max(high, 1 / low, LEAST_FLOOR)
     counted = counts(Ratio(timing.ratio, *timing.ci95, len(timing.samples_us)), floor)
     return replace(timing, terms={**timing.terms, "noise_floor": floor, "counts": float(counted)})
-
-
-def _with_doubt(note: str, source: str) -> str:
-    """`note`, and what is to be doubted of the time of `source`."""
-    return "; ".join(text for text in (note, STAYS if "evict_last" in source else "") if text)
 
 
 def gpu_judge(task: Task, **options: Any) -> GpuJudge:

@@ -154,12 +154,6 @@ def test_what_is_not_ok_says_what_it_took_too(facts):
     assert stop.value.stage == "certify" and stop.value.seconds["time"] == 0.25 and "certify" in stop.value.seconds
 
 
-def test_a_kernel_whose_lines_may_stay_in_the_cache_is_doubted(facts):
-    judge = judge_of(ok(1.0), ok(1.0))
-    assert judge.judge(SEED, facts, "0").note == ""
-    assert judge.judge(SEED + "\n# evict_last\n", facts, "0").note.startswith("evict_last lets lines stay in the L2")
-
-
 def test_what_the_gpu_was_not_used_for_is_waiting(zygote):
     task = load_task("softmax")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:

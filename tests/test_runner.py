@@ -242,7 +242,7 @@ from fitness import Case
 
 entry = "double"
 stress = False
-cases = [Case("16 MiB", {"N": 1 << 22}, cpu_axes={"N": 64})]
+cases = [Case(f"{4 * n >> 20} MiB", {"N": n}, cpu_axes={"N": 64}) for n in (1 << 18, 1 << 20, 1 << 22)]
 
 def inputs(case, generator):
     return (torch.randn(case.axes["N"], generator=generator, device=generator.device),)
@@ -274,7 +274,7 @@ def test_a_kernel_cannot_keep_its_input_in_the_cache_for_the_next_replay(tmp_pat
         sticky = COLD.replace("mask=i < n)", 'mask=i < n, eviction_policy="evict_last")', 1)
         report = lab.evaluate(sticky)
         assert report.verdict is Verdict.OK, report.message
-        assert report.timings[0].ratio < 1.05
+        assert all(timing.ratio < 1.04 for timing in report.timings), [t.ratio for t in report.timings]
     finally:
         lab.close()
 

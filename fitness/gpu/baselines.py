@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fitness.gpu.cache import demote_all
 from fitness.gpu.replay import captured
 from fitness.task import Task
 
@@ -56,7 +57,8 @@ class Call:
         self._graph = captured(lambda: self._results.extend(function(*one) for one in given))
 
     def reset(self) -> None:
-        """Nothing is left by an earlier call."""
+        """Nothing is left by an earlier call but what its kernels asked to stay in the cache (`torch.compile`'s do)."""
+        demote_all()
 
     def replay(self) -> None:
         """Enqueues the graph."""

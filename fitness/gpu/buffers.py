@@ -63,9 +63,9 @@ class DeviceMemory(Layout):
         return [self._whole[:, start:end] for _, start, end in self._gaps]
 
     @property
-    def arena(self) -> torch.Tensor:
-        """The first copy, `total` bytes."""
-        return self._whole[0, EDGE : EDGE + self.total]
+    def arenas(self) -> torch.Tensor:
+        """All buffers and what lies between them: (copies, `total` bytes)."""
+        return self._whole[:, EDGE : EDGE + self.total]
 
     def address(self, ref: TensorRef, copy: int) -> int:
         start = EDGE + self.offsets[ref.buffer] + ref.offset * ITEMSIZE[ref.dtype]

@@ -15,6 +15,7 @@ import torch
 
 from evo.records import Verdict
 from fitness.gpu.buffers import DeviceMemory, all_hold, fill_bytes, words_of
+from fitness.gpu.cache import demote
 from fitness.gpu.launcher import Kernel
 from fitness.memory import DTYPES, POISON_FLOAT, assign
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
@@ -103,7 +104,8 @@ class Program:
 
     def authors(self) -> Authors:
         """Executes all steps on the first copy, one by one; who wrote what."""
-        found = Authors(self.memory, self.memory.arena, torch.zeros_like(self.memory.arena))
+        arena = self.memory.arenas[0]
+        found = Authors(self.memory, arena, torch.zeros_like(arena))
         self._reset()
         stream = torch.cuda.current_stream().cuda_stream
         for number, step in self._numbered():
@@ -127,7 +129,7 @@ class Program:
         self._sum_graph = captured(self._sum)
 
     def reset(self) -> None:
-        """Enqueues: the plan's own memory poisoned, written arguments restored."""
+        """Enqueues: the plan's own memory poisoned, written arguments restored, nothing asked to stay in the cache."""
         self._reset_graph.replay()
 
     def replay(self) -> None:
@@ -149,6 +151,9 @@ class Program:
         return int(self._mismatches)
 
     def _reset(self) -> None:
+        demote(self.memory.arenas)
+        for scratch in self._scratch.values():
+            demote(scratch.unsqueeze(0))
         self.memory.poison_owned()
         for i, kept in self._pristine.items():
             assign(self.memory.windows(self.plan.inputs[i]), kept.expand(self.copies, *kept.shape))

@@ -264,8 +264,7 @@ def _assume(source: Source, rng: random.Random) -> str | None:
     return edited(source, [(line, [line, cst.parse_statement(f"tl.assume({name} >= 0)\n")])])
 
 
-# Not "evict_last": its gain cannot be told from a cache that is warm from the replay before (docs/gpu.md).
-_EVICTION = ("evict_first",)
+_EVICTION = ("evict_first", "evict_last")
 
 REWRITES = (
     Rewrite("eviction_policy", "a load or store told how long its lines should stay in cache",
