@@ -150,6 +150,7 @@ class Campaign:
     ) -> Campaign:
         """The campaign in `folder`, begun where there is none.  `hashes`: of the tasks, by name in the spec's order.
 
+        Where the spec has no tasks they come later, by `add`.
         Raises ConfigError where two arms would be the same search, StoreError where the folder holds another campaign.
         """
         campaign = cls(folder, spec, device, list(hashes))
@@ -161,17 +162,28 @@ class Campaign:
             with lock(folder / LOCK):  # others may begin it at the same time
                 if path.exists():
                     _check_same(folder, json.loads(path.read_text(encoding="utf-8")), frozen)
-                    return campaign
-                new = path.with_suffix(".new")
-                new.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
-                os.replace(new, path)
+                else:
+                    _write(path, frozen)
         except OSError as error:
             raise StoreError(f"expected to write {path}, got: {error}; choose another folder by --out") from error
         return campaign
 
+    def add(self, task: str, path: str, hash: str) -> None:
+        """One more task, with its folder.  Raises StoreError where the campaign has it as another one."""
+        file = self.folder / FILE
+        with lock(self.folder / LOCK):
+            frozen = json.loads(file.read_text(encoding="utf-8"))
+            if frozen["tasks"].setdefault(task, hash) != hash:
+                raise _other(self.folder, f"task {task}")
+            _write(file, frozen)
+        self._paths[task] = path
+
     def cells(self) -> list[Cell]:
         """All cells, task by task, and within a task all arms of a seed together."""
         return _cells(self._paths, self.spec.seeds, self.spec.arms)
+
+    def cells_of(self, task: str) -> list[Cell]:
+        return _cells([task], self.spec.seeds, self.spec.arms)
 
     def config(self, cell: Cell) -> RunConfig:
         return self.spec.config(self._paths[cell.task], cell.arm, cell.seed, self.device)
@@ -301,9 +313,20 @@ def _check_different(spec: Spec, device: str) -> None:
 
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [key for key in now if then.get(key) != now[key] and key != "hash"]
+    later = {} if now["tasks"] else {"tasks": then.get("tasks")}  # they were added one by one
+    changed = [key for key, value in {**now, **later}.items() if then.get(key) != value and key != "hash"]
     if changed:
-        raise StoreError(
-            f"cannot go on with the campaign in {folder}: {', '.join(changed)} differ from when it was started, so its "
-            f"cells could not be compared; restore them, or choose another folder by --out"
-        )
+        raise _other(folder, ", ".join(changed))
+
+
+def _other(folder: Path, changed: str) -> StoreError:
+    return StoreError(
+        f"cannot go on with the campaign in {folder}: {changed} differ from when it was started, so its cells could "
+        f"not be compared; restore them, or choose another folder by --out"
+    )
+
+
+def _write(path: Path, frozen: Mapping[str, Any]) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
+    os.replace(new, path)

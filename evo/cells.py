@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
 from evo.campaign import Campaign, Cell
@@ -31,6 +32,7 @@ FAILURE = "failure.txt"
 CLAIM = "claim.lock"
 ELSEWHERE = "elsewhere"
 SILENT = "no model answers"  # as the engine calls it
+LOOK_S = 0.5  # between looks for another task
 # Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
 MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
 
@@ -56,13 +58,14 @@ def finished(folder: Path) -> bool:
     return ends not in ([], ["interrupted"], [SILENT])
 
 
-def count_finished(campaign: Campaign) -> int:
-    return sum(finished(campaign.folder / cell.path) for cell in campaign.cells())
+def count_finished(folder: Path, cells: Iterable[Cell]) -> int:
+    """Of the campaign in `folder`."""
+    return sum(finished(folder / cell.path) for cell in cells)
 
 
 def run_cells(
     campaign: Campaign,
-    tasks: Mapping[str, Task],
+    tasks: Iterable[Task | None],
     versions: Mapping[str, str],
     open_evaluator: Callable[[Task], Profiler],
     make_engine: MakeEngine,
@@ -71,45 +74,71 @@ def run_cells(
 ) -> Generator[Done, None, None]:
     """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other.
 
+    tasks: None where the next one is not known yet.
     Close the generator: where it is left early, that waits for what is being evaluated, except after KeyboardInterrupt.
     """
     over = threading.Event()
+    ended: Queue[Future[str]] = Queue()
+    cells: dict[Future[str], Cell] = {}
 
     def halted() -> bool:
         return over.is_set() or stop()
 
-    todo = [c for c in campaign.cells() if not finished(campaign.folder / c.path)]
-    benches = {
-        name: _Bench(campaign, task, sum(c.task == name for c in todo), open_evaluator) for name, task in tasks.items()
-    }
-
-    def one(cell: Cell) -> str:
-        with benches[cell.task] as bench, _claimed(campaign.folder / cell.path) as mine:
+    def one(cell: Cell, task: Task, bench: _Bench) -> str:
+        with bench, _claimed(campaign.folder / cell.path) as mine:
             if halted():
                 return "interrupted"
             if not mine:
                 return ELSEWHERE
             evaluator, first = bench.prepared()
-            task = tasks[cell.task]
             info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
             return _run(campaign.folder / cell.path, info, lambda s: make_engine(s, task, first, evaluator, halted))
+
+    def begin(task: Task) -> int:
+        """Queues what is left of a task; how many cells."""
+        todo = [cell for cell in campaign.cells_of(task.name) if not finished(campaign.folder / cell.path)]
+        bench = _Bench(campaign, task, len(todo), open_evaluator)
+        for cell in todo:
+            future = pool.submit(one, cell, task, bench)
+            cells[future] = cell
+            future.add_done_callback(ended.put)
+        return len(todo)
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="cell")
     wait = True
     try:
-        futures: dict[Future[str], Cell] = {pool.submit(one, cell): cell for cell in todo}
-        for future in as_completed(futures):
-            failure = future.exception()
-            if failure is None:
-                yield Done(futures[future], future.result())
-            else:
-                yield _failed(campaign, futures[future], failure)
+        for future in _as_ended(tasks, begin, ended, halted):
+            yield _done(campaign, cells.pop(future), future)
     except KeyboardInterrupt:
         wait = False
         raise
     finally:
         over.set()
         pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def _as_ended(
+    tasks: Iterable[Task | None], begin: Callable[[Task], int], ended: Queue[Future[str]], halted: Callable[[], bool]
+) -> Iterator[Future[str]]:
+    """Begins tasks as they come, and gives what ended as it ends."""
+    running = 0
+    for task in tasks:
+        if halted():
+            break
+        if task is not None:
+            running += begin(task)
+            continue
+        with suppress(Empty):
+            future = ended.get(timeout=LOOK_S)
+            running -= 1
+            yield future
+    for _ in range(running):
+        yield ended.get()
+
+
+def _done(campaign: Campaign, cell: Cell, future: Future[str]) -> Done:
+    failure = future.exception()
+    return _failed(campaign, cell, failure) if failure is not None else Done(cell, future.result())
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from evo.arms import ARMS
-from evo.campaign import FILE, Campaign, Cell, Spec, read_spec
+from evo.campaign import FILE, Campaign, Cell, Spec, read_plan, read_spec
 from evo.errors import ConfigError, StoreError
 
 SPEC = """
@@ -188,3 +189,18 @@ def test_arms_of_models(tmp_path: Path) -> None:
     assert arms["tritonforge"].operators == ("mutate@m", "repair@m")
     frozen = Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS)
     assert Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS).cells() == frozen.cells()
+
+
+def test_tasks_may_come_later(tmp_path: Path) -> None:
+    spec = dataclasses.replace(spec_of(tmp_path), tasks=())
+    campaign = Campaign.open(tmp_path / "out", spec, "cpu", {}, VERSIONS)
+    assert campaign.cells() == []
+    campaign.add("softmax", "folder/softmax", "aa")
+    assert {cell.task for cell in campaign.cells()} == {"softmax"}
+    assert campaign.config(campaign.cells_of("softmax")[0]).task == "folder/softmax"
+    again = Campaign.open(tmp_path / "out", spec, "cpu", {}, VERSIONS)
+    assert len(read_plan(tmp_path / "out").cells) == 6
+    with pytest.raises(StoreError, match="task softmax differ"):
+        again.add("softmax", "folder/softmax", "bb")
+    with pytest.raises(StoreError, match="versions differ"):
+        Campaign.open(tmp_path / "out", spec, "cpu", {}, {**VERSIONS, "code": "other"})

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,14 +74,16 @@ def _ablate(arguments: argparse.Namespace) -> int:
     campaign = Campaign.open(folder, spec, device, hashes, versions())
     shutil.copyfile(arguments.spec, folder / "spec.toml")
     cells = campaign.cells()
-    before = count_finished(campaign)
+    before = count_finished(folder, cells)
     parts.say(
         f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
         f"of {in_words(spec.trials, spec.gpu_seconds)}; {before} finished; {workers} at once"
     )
     if spec.models:
         models.describe(spec.config("", spec.arms[0], 0, device))
-    failed, interrupted = run_campaign(campaign, tasks, workers, before, lambda: devices.open_workshop(spec.target))
+    failed, interrupted = run_campaign(
+        campaign, tasks.values(), workers, before, lambda: len(cells), lambda: devices.open_workshop(spec.target)
+    )
     report(folder, figures=not arguments.no_figures)
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
@@ -122,20 +124,20 @@ def _tasks(spec: Spec) -> dict[str, Task]:
 
 def run_campaign(
     campaign: Campaign,
-    tasks: dict[str, Task],
+    tasks: Iterable[Task | None],
     workers: int,
     before: int,
+    total: Callable[[], int],
     open_workshop: Callable[[], Workshop | ClusterWorkshop],
 ) -> tuple[list[Done], bool]:
     """Runs what is left and says how it went; what failed, and whether it was interrupted.
 
-    before: cells that are finished already.
+    tasks: None where the next one is not known yet; before: cells that are finished already; total: as known by then.
     """
     from evo.cells import ELSEWHERE, run_cells
     from evo.interrupt import Interrupt
     from evo.versions import versions
 
-    total = len(campaign.cells())
     failed: list[Done] = []
     begin, ended, elsewhere = time.monotonic(), 0, 0
     workshop = open_workshop()
@@ -158,9 +160,9 @@ def run_campaign(
                     continue
                 ended += 1
                 failed += [done] if done.reason == "failed" else []
-                left = round((time.monotonic() - begin) / ended * (total - before - ended))
+                left = round((time.monotonic() - begin) / ended * (total() - before - ended))
                 ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-                parts.say(f"[{before + ended}/{total}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+                parts.say(f"[{before + ended}/{total()}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
         if elsewhere:
             parts.say(f"{elsewhere} cells are left to other processes that run this campaign")
         for done in failed:

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts, suite
-from evo.errors import ConfigError, StoreError
+from evo.commands.checking import CHECKED, TASKS, Checking, adding, read, rows
+from evo.errors import ConfigError, EvoError, StoreError
 
 if TYPE_CHECKING:
     from analysis.suite import Kernel
-    from evo.campaign import Campaign, Spec
+    from evo.campaign import Campaign, Cell
     from evo.commands.suite import Source
     from fitness.suites.check import Outcome
     from fitness.task import Task
 
 SUITE = "suite.json"  # in the campaign's folder: which files at which sizes
-CHECKED = "checked.jsonl"  # how far each file came
-CHECKING = "checking.lock"
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
 ARM = "full"
+LOOK_S = 0.2  # between looks at the processes that search
 
 
 def add(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="search over a whole benchmark suite",
-        description="Makes a task of every file of the suite (as `evo suite check` does), runs a search on each that "
-        "can be run here, and sums up; on a GPU, PyTorch is timed beside KernelBench. The same command goes on "
-        "where it was stopped, and several of it may run at once: they share the work. Exit code 0: all searches are "
-        "finished or another process's; 1: some failed; 2: misuse.",
+        description="Makes a task of every file of the suite (as `evo suite check` does), runs a search on each "
+        "as soon as it is known to run here, and sums up; on a GPU, PyTorch is timed beside KernelBench. The same "
+        "command goes on where it was stopped, and several of it may run at once: they share the work. Exit code 0: "
+        "all searches are finished or another process's; 1: some failed; 2: misuse.",
     )
     suite.add_suite(bench)
     bench.add_argument("--out", type=Path, metavar="DIR", help="folder of the campaign (default: runs/ and the suite)")
@@ -65,7 +66,6 @@ def add(commands: Any) -> None:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from evo.device import resolve
-    from fitness.task import load_task
 
     parts.check_workers(arguments.workers)
     parts.check_seed(arguments.seed)
@@ -79,28 +79,28 @@ def _bench(arguments: argparse.Namespace) -> int:
     if device != "gpu" and not arguments.budget:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
     _check_same_files(arguments, folder)
-    checked = _checked(arguments, chosen, folder, choice.gpus, workers)
-    # What compiles quickly begins, so that a campaign that is stopped has finished the most kernels.
-    names = sorted((s.name for s in chosen if checked[s.name].verified), key=lambda n: _compiling(checked[n]))
-    tasks = {name: load_task(folder / "tasks" / name, tried=True) for name in names}  # when they were made
-    parts.say(f"{len(tasks)} of {len(chosen)} files can be searched")
-    if not tasks:
-        return parts.EXIT_NOT_OK
-    if device == "gpu" and arguments.suite == suite.KERNELBENCH:
-        _measure_baselines(folder, tasks, arguments.target, workers)
-    if not arguments.budget:
-        _sum_up(arguments, folder, None, chosen, checked)
-        return 0
-    campaign = _campaign(folder, _spec(arguments, folder, list(tasks)), device, tasks)
-    if processes > 1:
-        code = _shared(arguments, folder, choice.gpus, processes, -(-workers // processes))
-    else:
-        code = _searched(arguments, campaign, tasks, workers)
-    if arguments.helper:
-        return code
-    _sum_up(arguments, folder, campaign, chosen, checked)
+    campaign = _campaign(folder, arguments, device) if arguments.budget else None
+
+    def measure_baselines(checked: Mapping[str, Outcome]) -> None:
+        if device == "gpu" and arguments.suite == suite.KERNELBENCH:
+            _measure_baselines(folder, [s.name for s in chosen if checked[s.name].verified], arguments.target, workers)
+
+    if arguments.helper and campaign is not None:  # its parent checks
+        return _searched(arguments, campaign, chosen, workers, functools.partial(_lives, os.getppid()))
+    code = 0
+    with Checking(arguments, chosen, folder, choice.gpus, workers, measure_baselines) as checking:
+        if campaign is not None and processes > 1:
+            code = _shared(arguments, folder, choice.gpus, processes, -(-workers // processes), checking)
+        elif campaign is not None:
+            code = _searched(arguments, campaign, chosen, workers, checking.raise_error)
+        if code == parts.EXIT_INTERRUPTED:
+            checking.stop()
+    checked = read(folder)
+    _sum_up(arguments, folder, chosen, checked)
     if code == parts.EXIT_INTERRUPTED:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
+    elif not any(checked[s.name].verified for s in chosen):
+        return parts.EXIT_NOT_OK
     return code
 
 
@@ -112,23 +112,59 @@ def _processes(arguments: argparse.Namespace, gpus: int) -> int:
     return wanted
 
 
-def _searched(arguments: argparse.Namespace, campaign: Campaign, tasks: dict[str, Task], workers: int) -> int:
-    """Runs what no other process runs; the exit code."""
+def _searched(
+    arguments: argparse.Namespace, campaign: Campaign, chosen: Sequence[Source], workers: int, look: Callable[[], None]
+) -> int:
+    """Runs what no other process runs, as files get verified; the exit code.  `look` raises where none will be."""
     from evo.cells import count_finished
     from evo.commands.ablate import run_campaign
     from fitness.suites.check import LIMITS
 
     failed, interrupted = run_campaign(
         campaign,
-        tasks,
+        _arriving(campaign, chosen, look),
         workers,
-        count_finished(campaign),
+        count_finished(campaign.folder, (_cell(arguments, source) for source in chosen)),
+        lambda: _able(campaign.folder, chosen),
         lambda: parts.open_workshop(arguments.target, campaign.device, LIMITS),
     )
     return parts.EXIT_INTERRUPTED if interrupted else parts.EXIT_NOT_OK if failed else 0
 
 
-def _shared(arguments: argparse.Namespace, folder: Path, gpus: int, processes: int, workers: int) -> int:
+def _able(folder: Path, chosen: Sequence[Source]) -> int:
+    """How many files can be searched, as far as is known."""
+    known = read(folder)
+    return sum(source.name not in known or known[source.name].verified for source in chosen)
+
+
+def _arriving(campaign: Campaign, chosen: Sequence[Source], look: Callable[[], None]) -> Iterator[Task | None]:
+    """The tasks of the files, as they turn out to be verified; None where there is no other one yet."""
+    from fitness.task import load_task
+
+    waiting = {source.name for source in chosen}
+    while waiting:
+        look()
+        new = [outcome for name, outcome in read(campaign.folder).items() if name in waiting]
+        # What compiles quickly begins, so that a campaign that is stopped has finished the most kernels.
+        for outcome in sorted(new, key=_compiling):
+            waiting.remove(outcome.name)
+            if outcome.verified:
+                path = campaign.folder / TASKS / outcome.name
+                task = load_task(path, tried=True)  # when it was made
+                campaign.add(task.name, str(path), task.hash)
+                yield task
+        if waiting:
+            yield None
+
+
+def _lives(parent: int) -> None:
+    if os.getppid() != parent:
+        raise EvoError("the process that shared out the searches is gone")
+
+
+def _shared(
+    arguments: argparse.Namespace, folder: Path, gpus: int, processes: int, workers: int, checking: Checking
+) -> int:
     """Has that many processes run the campaign, spread over the GPUs; the exit code."""
     from evo.interrupt import Interrupt
 
@@ -141,18 +177,21 @@ def _shared(arguments: argparse.Namespace, folder: Path, gpus: int, processes: i
         helpers.append(subprocess.Popen(command, env={**os.environ, **own}, start_new_session=True))
 
     def pass_on() -> None:
+        checking.stop()
         for helper in helpers:
             helper.send_signal(signal.SIGINT)
 
     try:
         with Interrupt(pass_on) as interrupted:
-            codes = {helper.wait() for helper in helpers}
+            while any(helper.poll() is None for helper in helpers):
+                checking.raise_error()
+                time.sleep(LOOK_S)
     finally:
         for helper in helpers:
             helper.kill()  # after a second Ctrl-C; what is finished is stored
     if interrupted():
         return parts.EXIT_INTERRUPTED
-    return parts.EXIT_NOT_OK if codes - {0} else 0
+    return parts.EXIT_NOT_OK if any(helper.returncode for helper in helpers) else 0
 
 
 def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: str) -> list[str]:
@@ -203,41 +242,19 @@ def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
         raise StoreError(f"cannot go on in {folder}: {changed}; restore it, or choose another folder by --out")
 
 
-def _checked(
-    arguments: argparse.Namespace, chosen: list[Source], folder: Path, gpus: int, workers: int
-) -> dict[str, Outcome]:
-    """How far each file comes; what an earlier call found out is not done again."""
-    from evo.locks import lock
-    from fitness.suites.check import Outcome
-
-    path = folder / CHECKED
-    try:
-        (folder / "tasks").mkdir(parents=True, exist_ok=True)
-        with lock(folder / CHECKING):  # another process of this campaign may be at it
-            known = {row["name"]: Outcome(**row) for row in _rows(path)}
-            new = [source for source in chosen if source.name not in known]
-            with _adding(path) as add:
-                for outcome in suite.outcomes(arguments, new, folder / "tasks", gpus, workers) if new else ():
-                    add(dataclasses.asdict(outcome))
-                    known[outcome.name] = outcome
-                    parts.say(suite.line(outcome))
-    except OSError as error:
-        raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
-    return known
-
-
 def _compiling(outcome: Outcome) -> float:
     return outcome.seconds.get("compiled", 0.0)
 
 
-def _measure_baselines(folder: Path, tasks: dict[str, Task], target: str, workers: int) -> None:
+def _measure_baselines(folder: Path, names: Sequence[str], target: str, workers: int) -> None:
     """PyTorch's times beside the seed kernels; what an earlier call measured is not measured again."""
     from fitness.compilation.target import get_target
     from fitness.suites.baselines import measure
+    from fitness.task import load_task
 
     known = _baselines(folder)
-    new = [task for name, task in tasks.items() if name not in known]
-    with _adding(folder / BASELINES) as add:
+    new = [load_task(folder / TASKS / name, tried=True) for name in names if name not in known]
+    with adding(folder / BASELINES) as add:
         for task, found in measure(new, get_target(target), workers) if new else ():
             add({"kernel": task.name, "hash": task.hash, "baselines": [dataclasses.asdict(b) for b in found]})
             said = (f"{b.name} {b.us:.1f} us, {b.ratio:.2f}x" if not b.error else f"{b.name}: {b.error}" for b in found)
@@ -246,35 +263,16 @@ def _measure_baselines(folder: Path, tasks: dict[str, Task], target: str, worker
 
 def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What is known of PyTorch's times, by kernel."""
-    return {row["kernel"]: row["baselines"] for row in _rows(folder / BASELINES)}
+    return {row["kernel"]: row["baselines"] for row in rows(folder / BASELINES)}
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """What `_adding` added.  A line that was cut off by a kill is left out: what it was of is done again."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
+def _campaign(folder: Path, arguments: argparse.Namespace, device: str) -> Campaign:
+    """Of no task yet: they are added as they are verified."""
+    from evo.campaign import Campaign, Spec
+    from evo.versions import versions
 
-
-@contextmanager
-def _adding(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A function that adds a row to the file, at once."""
-    with open(path, "a", encoding="utf-8") as file:
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):  # cut off by a kill
-            file.write("\n")
-
-        def add(row: Mapping[str, Any]) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
-        yield add
-
-
-def _spec(arguments: argparse.Namespace, folder: Path, names: list[str]) -> Spec:
-    from evo.campaign import Spec
-
-    return Spec(
-        tasks=tuple(str(folder / "tasks" / name) for name in names),
+    spec = Spec(
+        tasks=(),
         seeds=(arguments.seed,),
         arms=(ARM,),
         trials=arguments.budget,
@@ -284,26 +282,25 @@ def _spec(arguments: argparse.Namespace, folder: Path, names: list[str]) -> Spec
         base={"strategy": arguments.strategy},
         own={},
     )
+    return Campaign.open(folder, spec, device, {}, versions())
 
 
-def _campaign(folder: Path, spec: Spec, device: str, tasks: dict[str, Task]) -> Campaign:
-    from evo.campaign import Campaign
-    from evo.versions import versions
+def _cell(arguments: argparse.Namespace, source: Source) -> Cell:
+    from evo.campaign import Cell
 
-    return Campaign.open(folder, spec, device, {name: task.hash for name, task in tasks.items()}, versions())
+    return Cell(source.name, ARM, arguments.seed)
 
 
 def _sum_up(
-    arguments: argparse.Namespace,
-    folder: Path,
-    campaign: Campaign | None,
-    chosen: list[Source],
-    checked: dict[str, Outcome],
+    arguments: argparse.Namespace, folder: Path, chosen: Sequence[Source], checked: Mapping[str, Outcome]
 ) -> None:
     from analysis.suite import markdown
 
     timed = _baselines(folder)
-    kernels = [_kernel(source, checked[source.name], campaign, timed.get(source.name, [])) for source in chosen]
+    kernels = [
+        _kernel(source, checked.get(source.name), folder / _cell(arguments, source).path, timed.get(source.name, []))
+        for source in chosen
+    ]
     try:
         text = markdown(kernels, with_pytorch=arguments.suite == suite.KERNELBENCH)
     except ValueError as error:
@@ -324,16 +321,15 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
     return ", kernels.parquet"
 
 
-def _kernel(source: Source, outcome: Outcome, campaign: Campaign | None, timed: list[dict[str, Any]]) -> Kernel:
+def _kernel(source: Source, outcome: Outcome | None, run: Path, timed: list[dict[str, Any]]) -> Kernel:
+    """`outcome`: None where the file was not checked yet."""
     from analysis.outcomes import outcome_of
     from analysis.suite import Baseline, Kernel, code_lines
     from evo.cells import finished
 
-    if not outcome.verified:
-        return Kernel(source.name, code_lines(source.kernels), reason=outcome.reason)
+    lines = code_lines(source.kernels)
+    if outcome is None or not outcome.verified:
+        return Kernel(source.name, lines, reason=outcome.reason if outcome else "")
     baselines = {b["name"]: Baseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed}
-    own = Kernel(source.name, code_lines(source.kernels), baselines=baselines, note=outcome.note)
-    if campaign is None:
-        return own
-    runs = [campaign.folder / cell.path for cell in campaign.cells() if cell.task == source.name]
-    return dataclasses.replace(own, outcome=outcome_of(runs[0], ARM) if finished(runs[0]) else None)
+    found = outcome_of(run, ARM) if finished(run) else None
+    return Kernel(source.name, lines, outcome=found, baselines=baselines, note=outcome.note)

@@ -9,8 +9,8 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Source = File | Problem
 
 TRITONBENCH, KERNELBENCH = SUITES = ("tritonbench", "kernelbench")
+LOOK_S = 0.5  # between looks whether to stop
 GIB = 2.0  # of inputs, state and outputs of a KernelBench problem, which has up to 17
 
 
@@ -131,9 +132,17 @@ def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
 
 
 def outcomes(
-    arguments: argparse.Namespace, files: Sequence[Source], folder: Path, gpus: int, workers: int
+    arguments: argparse.Namespace,
+    files: Sequence[Source],
+    folder: Path,
+    gpus: int,
+    workers: int,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """In the order in which files are finished.  `gpus`: how many verify; with 0 Triton's interpreter does."""
+    """In the order in which files are finished, until they all are or `stop` says so.
+
+    `gpus`: how many verify; with 0 Triton's interpreter does.
+    """
     from fitness.compilation.target import get_target
     from fitness.suites.check import gpu_verifier, new_zygote
 
@@ -144,8 +153,11 @@ def outcomes(
         checker = _checker(arguments, folder, target, zygote, verifier)
         pool = ThreadPoolExecutor(workers)
         try:
-            for future in as_completed([pool.submit(checker.check, source) for source in files]):
-                yield future.result()
+            running = {pool.submit(checker.check, source) for source in files}
+            while running and not stop():
+                done, running = wait(running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,0 +1,86 @@
+"""Cells of tasks that become known one after the other, with the real engine on an instant evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo.campaign import Campaign, Cell, Spec
+from evo.cells import Done, count_finished, finished, run_cells
+from evo.commands.ablate import run_campaign
+from evo.commands.search import make_engine
+from evo.errors import StoreError
+from tests.cli_support import CliEvaluator, install, load
+
+SPEC = Spec(
+    tasks=(), seeds=(0,), arms=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
+)  # fmt: skip
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[CliEvaluator]:
+    return install(monkeypatch.setattr)
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign.open(tmp_path / "out", SPEC, "cpu", {}, {"evo": "1"})
+
+
+def added(campaign: Campaign, name: str) -> Any:
+    campaign.add(name, name, "hash")
+    return load(name)
+
+
+def run(campaign: Campaign, tasks: Iterator[Any], stop: Any = lambda: False) -> list[Done]:
+    def make(store: Any, task: Any, first: Any, evaluator: Any, halted: Any) -> Any:
+        return make_engine(store, task, first, evaluator, stop=halted)
+
+    return list(run_cells(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), make, 2, stop))
+
+
+def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    def arriving() -> Iterator[Any]:
+        yield added(campaign, "softmax")
+        for _ in range(100):  # each waits a moment
+            if finished(campaign.folder / Cell("softmax", "full", 0).path):
+                break
+            yield None
+        else:
+            pytest.fail("the first task was not searched")
+        yield added(campaign, "rotary")
+
+    done = run(campaign, arriving())
+    assert [(d.cell.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
+    assert count_finished(campaign.folder, campaign.cells()) == 2
+
+
+def test_no_more_tasks_are_taken_once_it_is_to_stop(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    taken = []
+
+    def arriving() -> Iterator[Any]:
+        for name in ("softmax", "rotary"):
+            taken.append(name)
+            yield added(campaign, name)
+
+    assert run(campaign, arriving(), stop=lambda: len(taken) == 2) != []
+    assert [cell.task for cell in campaign.cells()] == taken
+    assert not finished(campaign.folder / Cell("rotary", "full", 0).path)
+
+
+def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    def arriving() -> Iterator[Any]:
+        yield added(campaign, "softmax")
+        raise StoreError("no files can be checked")
+
+    with pytest.raises(StoreError, match="no files can be checked"):
+        run_campaign(campaign, arriving(), 1, 0, lambda: 1, lambda: _workshop())
+
+
+def _workshop() -> Any:
+    from evo.commands import parts
+
+    return parts.open_workshop("sm_90", "cpu")

@@ -1,0 +1,54 @@
+"""evo.commands.checking: with the other process's lock, and what ends it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evo.commands import suite
+from evo.commands.checking import LOCK, Checking, read
+from evo.errors import ConfigError, StoreError
+from evo.locks import try_lock
+from fitness.suites.check import STAGES, Outcome
+
+FILES: Any = [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
+
+
+def checking(folder: Path, afterwards: Any = lambda known: None) -> Checking:
+    return Checking(Namespace(), FILES, folder, 0, 1, afterwards)
+
+
+def verified(_: Any, files: Any, *rest: Any) -> Any:
+    return (Outcome(file.name, list(STAGES)) for file in files)
+
+
+def test_each_file_is_checked_once_by_whoever_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "outcomes", verified)
+    seen: list[Any] = []
+    # Another process checks; leaving does not wait for it.
+    with try_lock(tmp_path / LOCK), pytest.raises(KeyError), checking(tmp_path, seen.append):
+        raise KeyError
+    assert seen == [] and read(tmp_path) == {}
+    with checking(tmp_path, seen.append):
+        pass
+    assert [sorted(known) for known in seen] == [["a", "b"]]
+    assert all(outcome.verified for outcome in read(tmp_path).values())
+    monkeypatch.setattr(suite, "outcomes", lambda *_: pytest.fail("checked again"))
+    with checking(tmp_path):
+        pass
+
+
+def test_what_ends_it_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ConfigError("no zygote")
+
+    monkeypatch.setattr(suite, "outcomes", fails)
+    with pytest.raises(ConfigError, match="no zygote"), checking(tmp_path):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="expected to write to"), checking(tmp_path / "file"):
+        pass
