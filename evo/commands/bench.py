@@ -74,7 +74,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     _check_settings(arguments)
     choice = resolve(arguments.gpus, lambda: parts.find_gpus(arguments.target))
     processes = _processes(arguments, choice.gpus)
-    parts.say(choice.line)
+    if not arguments.helper:
+        parts.say(choice.line)
     device, workers = choice.device, parts.workers(arguments.workers)
     if device != "gpu" and not arguments.budget:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
