@@ -44,9 +44,9 @@ class Calls:
 
     def describe(self, case: Case) -> list[dict[str, Any]]:
         """The arguments at `case.axes`, which need not be a case of the task's."""
-        return [_describe(value) for value in self._fake_inputs(case)]
+        return [_describe(value) for value in self.arguments(case)]
 
-    def _fake_inputs(self, case: Case) -> tuple:
+    def arguments(self, case: Case) -> tuple:
         """The inputs of `case`, without memory where the task's `inputs` allows it."""
         generator = torch.Generator().manual_seed(0)
         try:
@@ -71,7 +71,7 @@ class Calls:
         return links
 
     def _write_integers(self, case: Case) -> dict[int, Path]:
-        if not any(_is_integer(v) for v in self._fake_inputs(case)):
+        if not any(_is_integer(v) for v in self.arguments(case)):
             return {}
         files = {}
         for index, value in enumerate(self.task.inputs(case, torch.Generator().manual_seed(0))):

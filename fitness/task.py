@@ -59,7 +59,16 @@ from fitness.skeleton import parse_kernel, task_skeleton
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUILTIN_TASKS", "Task", "load_task", "run_reference", "task_names", "task_skeleton", "task_title"]
+__all__ = [
+    "BUILTIN_TASKS",
+    "Task",
+    "check_arguments",
+    "load_task",
+    "run_reference",
+    "task_names",
+    "task_skeleton",
+    "task_title",
+]
 
 BUILTIN_TASKS = Path(__file__).parent / "tasks"
 
@@ -353,7 +362,7 @@ def _check_case(task: Task, case: Case) -> None:
             f"{where}: inputs() gave the same values for two seeds, so a kernel could learn the answer by heart; "
             "draw them with generator=generator"
         )
-    _check_arguments(task, first, where)
+    check_arguments(task, case, first)
     if task.reference is not None:
         _check_reference(task, first, where)
     _check_counts(task, case, where)
@@ -399,9 +408,11 @@ def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     )
 
 
-def _check_arguments(task: Task, arguments: Sequence[Any], where: str) -> None:
+def check_arguments(task: Task, case: Case, arguments: Sequence[Any]) -> None:
+    """Raises TaskError where the arguments of a case are none for the entry, or for the plan of a kernel."""
     import torch
 
+    where = f"task {task.name}, case {case.name!r}"
     for position, value in enumerate(arguments):
         if isinstance(value, torch.Tensor):
             if _dtype_name(value) not in ITEMSIZE or value.device.type != "cpu":

@@ -76,6 +76,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     processes = _processes(arguments, choice.gpus)
     if not arguments.helper:
         parts.say(choice.line)
+    parts.one_thread_each()
     device, workers = choice.device, parts.workers(arguments.workers)
     if device != "gpu" and not arguments.budget:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")

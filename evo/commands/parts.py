@@ -174,6 +174,13 @@ def scorer() -> Score:
     return score
 
 
+def one_thread_each() -> None:
+    """For work in many threads: with threads of PyTorch's own for all cores in each they would be thousands."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def workers(wanted: int | None) -> int:
     return len(os.sched_getaffinity(0)) if wanted is None else wanted
 

@@ -93,6 +93,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     parts.check_workers(arguments.workers)
     workers = parts.workers(arguments.workers)
+    parts.one_thread_each()
     target = get_target(arguments.target)
     files = read(arguments)
     device, _ = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))

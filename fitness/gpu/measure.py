@@ -98,6 +98,7 @@ class Bench:
             program = self._verified(loaded, case, oracle.key_of("seed"), tally)
             if case.role == "tune" and program.plan.delegated:
                 self._own_time(case, program)
+        self._start_over()
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
 
     def baselines(self, work: Work) -> list[Baseline]:

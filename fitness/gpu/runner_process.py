@@ -34,6 +34,8 @@ from fitness.task import load_task
 
 _PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two keep the turn and give it back
 
+SCARCE = 0.35  # of the device's memory, free: a runner may need some 20 GiB more than it keeps
+
 
 def main(arguments: list[str]) -> None:
     """Serves the socket with file descriptor `arguments[0]`; the others are those of `fitness.gpu.runner.Runner`."""
@@ -85,6 +87,7 @@ def _serve(connection: Connection, bench: Bench, turn: Turn) -> str | None:
                     if kind == "task":
                         return str(request[0])
                     answer = answered(bench, kind, request)
+                    _leave_memory(bench)
             connection.send(answer)
             if isinstance(answer, Report) and answer.fault:
                 return None
@@ -111,6 +114,13 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     except Exception as error:
         report = _unexpected(error)
     return report if report.fault else _settled(bench, report)
+
+
+def _leave_memory(bench: Bench) -> None:
+    """What this process keeps for its next allocations goes back where the next process might lack it."""
+    free, total = torch.cuda.mem_get_info(bench.device)
+    if free < SCARCE * total:
+        torch.cuda.empty_cache()
 
 
 def _eager(bench: Bench, folder: str, seed: str, wall_s: float) -> Report:

@@ -30,13 +30,13 @@ from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.stages import Stop, expect_ok
 from fitness.suites.folder import write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
-from fitness.task import Task, load_task
+from fitness.task import Task, check_arguments, load_task
 from fitness.verification.verify import Executable, Jobs, verify
 
 CAPTURE = "fitness.suites.capture"
 STAGES = ("captured", "recorded", "compiled", "verified")
 MOST_CALLS = 5
-RUNNERS = 8  # processes on one GPU; starting one after a fault takes seconds
+RUNNERS = 4  # processes on one GPU; starting one after a fault takes seconds
 # Tests allocate what they like; autotuned kernels come in dozens of configurations.
 CAPTURE_LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
 LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
@@ -147,6 +147,8 @@ class Checker:
         task = self._task(source, calls, scratch)
         described = Calls(task)
         with _timed(outcome, "recorded"):
+            for case in task.cases:
+                check_arguments(task, case, described.arguments(case))
             facts = self._record(task, described, scratch)
             outcome.calls = len(task.cases)
             outcome.stages = ["captured", "recorded"]
@@ -158,13 +160,13 @@ class Checker:
         writes = [task.parameters[i] for i in sorted(written)]
         write_task(folder, writes)
         try:
-            self._any_configuration(load_task(folder), facts, scratch, outcome)
+            self._any_configuration(load_task(folder, tried=True), facts, scratch, outcome)
         except Stop as stop:
             if stop.verdict is not Verdict.REJECTED:
                 raise
             # Most of its own work is done by operators: then a candidate may leave them as much.
             write_task(folder, writes, min_own_share=0.0)
-            self._any_configuration(load_task(folder), facts, scratch, outcome)
+            self._any_configuration(load_task(folder, tried=True), facts, scratch, outcome)
         outcome.stages = list(STAGES)
 
     def _good(
@@ -219,7 +221,7 @@ class Checker:
     def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder = self._root / source.name
         write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
-        return load_task(folder, tried=True)  # in the end it is
+        return load_task(folder, tried=True)  # what it draws is what `write_folder` takes care of
 
     def _record(self, task: Task, calls: Calls, scratch: Path) -> Facts:
         described = calls.described()
