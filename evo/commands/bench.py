@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SUITE = "suite.json"  # in the campaign's folder: which files at which sizes
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
 ARM = "full"
+# On a GPU.  An estimate takes a core for a second, a measurement the GPU for a tenth of one: many searches at once are
+# short of cores.
+UNSCREENED = {"screen_budget": 0}
 LOOK_S = 0.2  # between looks at the processes that search
 
 
@@ -281,7 +284,7 @@ def _campaign(folder: Path, arguments: argparse.Namespace, device: str) -> Campa
         tokens=None,
         target=arguments.target,
         models=(),
-        base={"strategy": arguments.strategy},
+        base={"strategy": arguments.strategy, **({} if device == "cpu" else UNSCREENED)},
         own={},
     )
     return Campaign.open(folder, spec, device, {}, versions())
