@@ -98,7 +98,7 @@ def _head(kernels: Sequence[Kernel], done: Sequence[Kernel], refused: Sequence[K
     waiting = len(kernels) - len(done) - len(refused)
     unfinished = f", {waiting} not {'finished' if done else 'searched'}" if waiting else ""
     said = (
-        f" Speedups over the suite's own kernels (KernelBench: evo's seed kernels), {kind}; a gain within its 95% "
+        f" Speedups over the suite's own kernels (where it has none: seed kernels), {kind}; a gain within its 95% "
         "interval counts as none."
     )
     counts = f"{len(kernels)} files: {len(done)} searched, {len(refused)} not runnable here{unfinished}."

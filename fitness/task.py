@@ -433,7 +433,7 @@ def check_arguments(task: Task, case: Case, arguments: Sequence[Any]) -> None:
                 f"takes {least if least == most else f'{least} to {most}'} positional arguments; make them agree"
             )
     for name, position in zip(task.writes, task.written, strict=True):
-        optional = task.reference is None and position < len(arguments) and arguments[position] is None
+        optional = position < len(arguments) and arguments[position] is None
         if not optional and (position >= len(arguments) or not isinstance(arguments[position], torch.Tensor)):
             raise TaskError(f"{where}: writes names {name!r}, which must be a tensor among the inputs")
 
@@ -496,7 +496,7 @@ def run_reference(
         hint = "; take dtypes from the arguments, the float64 oracle upcasts them" if double else ""
         raise TaskError(f"{where}: reference failed{precision} on its own inputs: {_describe(error)}{hint}") from error
     structure, outputs = _flatten(result, where)
-    return structure, outputs + [copies[position] for position in task.written]
+    return structure, outputs + [copies[i] for i in task.written if copies[i] is not None]
 
 
 def _copy(tensor: torch.Tensor, double: bool) -> torch.Tensor:

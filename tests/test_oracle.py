@@ -67,6 +67,13 @@ def test_variants_do_what_they_say() -> None:
     assert last[-1].std() > 4 * std and last[:, -1].std() > 4 * std and last[:-1, :-1].std() < 1.5 * std
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_keep_strides(variant: str) -> None:
+    transposed = dataclasses.replace(TASKS["softmax"], inputs=lambda case, generator: (torch.ones(4, 6).t(),))
+    (x,) = make_inputs(transposed, SMALL["softmax"], 0, variant)
+    assert x.shape == (6, 4) and x.stride() == (1, 6)
+
+
 def test_negated_flips_every_other_floating_input() -> None:
     ones = dataclasses.replace(TASKS["matmul"], inputs=lambda case, generator: (torch.ones(2), 3, torch.ones(2), 1.0))
     a, n, b, x = make_inputs(ones, SMALL["matmul"], 0, "negated")

@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         "bench",
         help="search over a whole benchmark suite",
         description="Makes a task of every file of the suite (as `evo suite check` does), runs a search on each "
-        "as soon as it is known to run here, and sums up; on a GPU, PyTorch is timed beside KernelBench. The same "
+        "as soon as it is known to run here, and sums up; on a GPU, PyTorch is timed beside seed kernels. The same "
         "command goes on where it was stopped, and several of it may run at once: they share the work. Exit code 0: "
         "all searches are finished or another process's; 1: some failed; 2: misuse.",
     )
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
         type=int,
         default=64,
         metavar="N",
-        help="candidates a kernel (default: 64); 0 for KernelBench: its seed kernels beside PyTorch, no search",
+        help="candidates a kernel (default: 64); 0: seed kernels beside PyTorch alone",
     )
     bench.add_argument("--strategy", default="evolve", help="evolve (default), random or hillclimb")
     bench.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
@@ -87,7 +87,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     campaign = _campaign(folder, arguments, device) if arguments.budget else None
 
     def measure_baselines(checked: Mapping[str, Outcome]) -> None:
-        if device == "gpu" and arguments.suite == suite.KERNELBENCH:
+        if device == "gpu" and arguments.suite in suite.SEEDED:
             _measure_baselines(folder, [s.name for s in chosen if checked[s.name].verified], arguments.target, workers)
 
     if arguments.helper and campaign is not None:  # its parent checks
@@ -226,7 +226,7 @@ def _check_settings(arguments: argparse.Namespace) -> None:
     able = [name for name, strategy in STRATEGIES.items() if not strategy.asks]
     if arguments.strategy not in able:
         raise ConfigError(f"--strategy: expected one of {', '.join(able)}, got {arguments.strategy!r}")
-    least = 0 if arguments.suite == suite.KERNELBENCH else 1
+    least = 0 if arguments.suite in suite.SEEDED else 1
     if arguments.budget < least:
         raise ConfigError(f"--budget: expected a number from {least}, got {arguments.budget}")
 
@@ -307,7 +307,7 @@ def _sum_up(
         for source in chosen
     ]
     try:
-        text = markdown(kernels, with_pytorch=arguments.suite == suite.KERNELBENCH)
+        text = markdown(kernels, with_pytorch=arguments.suite in suite.SEEDED)
     except ValueError as error:
         parts.say(f"nothing to sum up: {error}")
         return

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     Source = File | Problem
 
-TRITONBENCH, KERNELBENCH = SUITES = ("tritonbench", "kernelbench")
+TRITONBENCH, TRITONBENCH_T, KERNELBENCH = SUITES = ("tritonbench", "tritonbench-t", "kernelbench")
+SEEDED = {TRITONBENCH_T: "a function as the file's", KERNELBENCH: "a function `entry`"}  # what a seed kernel is
 LOOK_S = 0.5  # between looks whether to stop
 GIB = 2.0  # of inputs, state and outputs of a KernelBench problem, which has up to 17
 
@@ -37,8 +38,8 @@ def add(commands: Any) -> None:
     check = suite.add_subparsers(required=True, metavar="COMMAND").add_parser(
         "check",
         help="take every file through record, compile and verify",
-        description="Makes a task of every file and verifies its kernel (KernelBench: a seed kernel for the problem): "
-        "on the GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
+        description="Makes a task of every file and verifies its kernel, or a seed kernel where it has none: on the "
+        "GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
     )
     add_suite(check)
     check.add_argument("--tasks", type=Path, metavar="DIR", help="keep the task folders here (default: thrown away)")
@@ -54,7 +55,10 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
     parser.add_argument("--only", metavar="A,B", help="these files alone, by name without .py; * stands for anything")
     parser.add_argument(
-        "--seeds", type=Path, metavar="DIR", help="KernelBench: seed kernels NAME.py (go before evo's own)"
+        "--seeds",
+        type=Path,
+        metavar="DIR",
+        help="KernelBench, TritonBench-T: seed kernels NAME.py (go before evo's own)",
     )
     parser.add_argument(
         "--gib",
@@ -66,25 +70,33 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
 
 def read(arguments: argparse.Namespace) -> list[Source]:
     """The chosen files.  Raises ConfigError for options of another suite, too."""
-    found: list[Source]
-    if arguments.suite == TRITONBENCH:
+    for option, suites in (("seeds", tuple(SEEDED)), ("gib", (KERNELBENCH,))):
+        if getattr(arguments, option) is not None and arguments.suite not in suites:
+            raise ConfigError(
+                f"--{option}: expected for {' or '.join(suites)}, got it for {arguments.suite}; leave it out"
+            )
+    if arguments.gib is not None and not arguments.gib > 0:
+        raise ConfigError(f"--gib: expected a number above 0, got {arguments.gib:g}")
+    found: Sequence[Source] = _sources(arguments.suite)(arguments.path)
+    if arguments.seeds is not None:
+        from fitness.suites.seeded import check_seeds
+
+        check_seeds(arguments.seeds, found, SEEDED[arguments.suite])
+    return chosen(found, arguments.only)
+
+
+def _sources(suite: str) -> Callable[[Path], Sequence[Source]]:
+    if suite == TRITONBENCH:
         from fitness.suites.tritonbench import sources
 
-        for option in ("seeds", "gib"):
-            if getattr(arguments, option) is not None:
-                raise ConfigError(f"--{option}: expected for kernelbench, got it for {arguments.suite}; leave it out")
-        found = list(sources(arguments.path))
-    else:
-        from fitness.suites.kernelbench import checkout
-        from fitness.suites.kernelbench.seeds import check_seeds
+        return sources
+    if suite == TRITONBENCH_T:
+        from fitness.suites.tritonbench_t.check import files
 
-        problems = checkout.sources(arguments.path)
-        if arguments.seeds is not None:
-            check_seeds(arguments.seeds, problems)
-        if arguments.gib is not None and not arguments.gib > 0:
-            raise ConfigError(f"--gib: expected a number above 0, got {arguments.gib:g}")
-        found = list(problems)
-    return chosen(found, arguments.only)
+        return files
+    from fitness.suites.kernelbench.checkout import sources as problems
+
+    return problems
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -170,6 +182,10 @@ def _checker(
         from fitness.suites.check import Checker
 
         return Checker(folder, target, zygote, verifier)
+    if arguments.suite == TRITONBENCH_T:
+        from fitness.suites.tritonbench_t.check import Checker as FunctionChecker
+
+        return FunctionChecker(folder, target, zygote, verifier, seeds=arguments.seeds)
     from fitness.suites.kernelbench.check import Checker as ProblemChecker
 
     most = int((GIB if arguments.gib is None else arguments.gib) * 2**30)
@@ -178,7 +194,7 @@ def _checker(
 
 def stages(suite: str) -> Sequence[str]:
     """What a file comes through, first to last."""
-    if suite == TRITONBENCH:
+    if suite != KERNELBENCH:
         from fitness.suites.check import STAGES
 
         return STAGES

@@ -7,6 +7,9 @@ launches are counted and not made, so what a kernel would have computed is zero.
 
 A call counts where it is the outermost one to a function (or to `apply` of an autograd function) of the kernel part
 that takes tensors, can be written down, and launches a kernel.  A launch outside of such a call counts itself.
+
+A suite without kernels has PyTorch functions in their place: there a call counts that returns, written with all of the
+function's parameters, so that calls differ in arguments alone.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ _UNWRITTEN = {
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """payload: "kernels" and "tests" (the two parts of a file), "timed" (the script that times it, or ""), "target",
-    "most" (calls that are kept).
+    """payload: "name", "kernels" and "tests" (a file and its two parts), "launching" (whether calls launch kernels),
+    "timed" (the script that times it, or ""), "target", "most" (calls that are kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
     is {"form", "arguments", "timed"}: a form says how the call is written (`_Writer`), an argument is {"tensor": form
@@ -62,12 +65,13 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     left in `scratch`.  Raises JobError where the kernel part cannot be executed.
     """
     target = get_target(payload["target"])
-    listener = _Listener(scratch, int(payload["most"]))
+    listener = _Listener(scratch, int(payload["most"]), payload["launching"])
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
     with device_facts(target, listener), _seeds_on_host(), listener.listening(), listener:
         space = _execute(payload["kernels"], scratch)
+        sys.modules.setdefault(payload["name"], sys.modules[MODULE])  # some tests import their own file
         listener.wrap_all(space)
         untimed = "no script that times it"
         if payload["timed"]:
@@ -126,11 +130,11 @@ def _seeds_on_host() -> Iterator[None]:
 class _Listener(AsCuda):
     """The function mode under which the tests run: knows who calls whom and where values come from."""
 
-    def __init__(self, scratch: Path, most: int) -> None:
+    def __init__(self, scratch: Path, most: int, launching: bool) -> None:
         super().__init__(self)  # type: ignore[arg-type]
         for needing_values in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__):
             del self._answers[needing_values]
-        self._scratch, self._most = scratch, most
+        self._scratch, self._most, self._launching = scratch, most, launching
         self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept
         self._seen: set[str] = set()
         self._depth = 0
@@ -176,7 +180,7 @@ class _Listener(AsCuda):
         elif func in _ALLOCATE:
             if func in _UNWRITTEN and result.dtype.itemsize:
                 result.zero_()
-            if self._depth:  # a kernel's result, which it would have computed
+            if self._depth and self._launching:  # a kernel's result, which it would have computed
                 self._remember(result, COMPUTED)
         elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
             known = self._drawn.get(args[0].untyped_storage()._cdata)
@@ -225,20 +229,26 @@ class _Listener(AsCuda):
         def called(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return function(*args, **kwargs)
+            if not self._launching:
+                args, kwargs = _all_arguments(function, args, kwargs)
             writer = _Writer(self, self._scratch, len(self.calls))
             with torch._C.DisableTorchFunction():
                 writer.write(name, parameters, args, kwargs)
             self.trouble = self.trouble or writer.trouble
             if writer.trouble or not writer.takes_tensors:
                 return function(*args, **kwargs)  # what it calls in its turn may do
+            if self.timed and not self._launching:  # PyTorch would compute it, however large it is
+                self._add(writer)
+                return None
             before, self._depth = self.launches, 1
             try:
                 result = function(*args, **kwargs)
             finally:
                 self._depth = 0
-            if self.launches > before:
+            if self._launching:
                 with torch._C.DisableTorchFunction():
                     writer.returned(result)
+            if self.launches > before or not self._launching:
                 self._add(writer)
             return result
 
@@ -285,7 +295,7 @@ class _Writer:
         self._listener, self._scratch, self._number = listener, scratch, number
         self.slots: list[str] = []
         self.arguments: list[dict[str, Any]] = []
-        self.text, self.result, self.trouble = "", "", ""
+        self.text, self.result, self.trouble = "", "result", ""
 
     @property
     def takes_tensors(self) -> bool:
@@ -385,6 +395,13 @@ def _kernel_name(kernel: Any) -> str:
         if inner is kernel:
             return name
     return ""
+
+
+def _all_arguments(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Those of a call and the defaults of the others.  Raises TypeError where the function takes no such call."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
 
 
 def _parameter_names(function: Callable[..., Any]) -> list[str]:

@@ -97,7 +97,9 @@ class Named(Protocol):
 
 
 class Checker:
-    """Checks files, several at once where several threads call it.  Here: those of TritonBench."""
+    """Checks files, several at once where several threads call it.  Here: those of TritonBench-G."""
+
+    launching = True  # whether the calls that are captured launch kernels
 
     def __init__(self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None) -> None:
         """`root`: where task folders are written; `verifier`: of a GPU; without one, kernels are interpreted."""
@@ -112,13 +114,13 @@ class Checker:
             with tempfile.TemporaryDirectory() as name:
                 self._through(source, Path(name), outcome)
         except Stop as stop:
-            outcome.reason = f"{stop.stage}: {stop.verdict.value}: {_first_line(str(stop))}"
+            outcome.reason = f"{stop.stage}: {stop.verdict.value}: {first_line(str(stop))}"
         except TaskError as error:
-            outcome.reason = _first_line(str(error))
+            outcome.reason = first_line(str(error))
         except EvoError:
             raise
         except Exception as error:  # a file that shows a fault of evo must not keep the others from being checked
-            outcome.reason = f"fault of evo: {type(error).__name__}: {_first_line(str(error))}"
+            outcome.reason = f"fault of evo: {type(error).__name__}: {first_line(str(error))}"
         return outcome
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
@@ -137,9 +139,9 @@ class Checker:
             good, why = self._good(source, captured, scratch, outcome)
             if not good:
                 raise
-            outcome.why_left_out = why
+            outcome.why_left_out = outcome.why_left_out or why
             self._all_of(source, good, scratch, outcome)
-        outcome.left_out = len(captured) - outcome.calls
+        outcome.left_out += len(captured) - outcome.calls
 
     def _all_of(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: Outcome) -> None:
         """Takes these calls through what follows capture.  Raises Stop, with `outcome` as far as they came."""
@@ -184,7 +186,7 @@ class Checker:
                 self._all_of(source, [call], scratch, alone)
                 found.append(call)
             except (Stop, TaskError) as problem:
-                why = why or _first_line(str(problem))
+                why = why or first_line(str(problem))
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
@@ -205,17 +207,20 @@ class Checker:
         # The sizes at which the suite times a file are too large for the interpreter.
         timed = source.timed if self._on_gpu else ""
         payload = {
+            "name": source.name,
             "kernels": source.kernels,
             "tests": source.tests,
+            "launching": self.launching,
             "timed": timed,
             "target": self._target.name,
             "most": MOST_CALLS,
         }
         found = expect_ok("capture", self._zygote.run(CAPTURE, payload, scratch=scratch, limits=CAPTURE_LIMITS))
         if not found["calls"]:
-            raise TaskError(f"its tests call no function that launches a kernel: {found['error'] or 'none found'}")
+            what = "that launches a kernel" if self.launching else "on tensors"
+            raise TaskError(f"its tests call no function {what}: {found['error'] or 'none found'}")
         if self._on_gpu and not any(call["timed"] for call in found["calls"]):
-            outcome.note = f"at the sizes of its tests: {_first_line(found['untimed']) or 'its script calls no kernel'}"
+            outcome.note = f"at the sizes of its tests: {first_line(found['untimed']) or 'its script calls no kernel'}"
         return list(found["calls"])
 
     def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
@@ -309,5 +314,6 @@ def _written_by_steps(plan: LaunchPlan) -> set[int]:
     return {i for i in owners if i is not None}
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """Of a message; "" where it is empty."""
     return (text.strip().splitlines() or [""])[0]

@@ -3,7 +3,7 @@
     kernel.py    the kernel part as it is, and below it the entry: one function that makes any of the captured calls
     calls.json   the calls: which of the entry's arguments hold what, and how tensors are drawn
     *.npy        values that are kept
-    task.py      reads calls.json; the seed kernel is the reference
+    task.py      reads calls.json; the reference is the seed kernel, or a PyTorch function with an entry like it
 
 The text of task.py holds the digest of the other files, so that the task's hash covers them.
 """
@@ -14,7 +14,7 @@ import ast
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,22 +29,25 @@ if TYPE_CHECKING:
 
 HOLDOUT_FROM = 3  # calls; the last of so many is a holdout
 
-_TASK = '''"""{title}: the calls of its own tests; right is what the kernel itself computes.  Generated."""
+_BY_SEED = """reference = "seed"
+allow_delegation = True
+min_own_share = {min_own_share}
+lenient = True"""
+
+_TASK = '''"""{title}: the calls of its own tests; right is what {right} computes.  Generated."""
 
 from pathlib import Path
 
 from fitness.suites.folder import CapturedCalls
 
+{reference}
+
 calls = CapturedCalls(Path(__file__).parent, "{digest}")
 entry = "{entry}"
 cases = calls.cases
-reference = "seed"
 writes = {writes!r}
-stress = False
+stress = {stress}
 deterministic = {deterministic}
-allow_delegation = True
-min_own_share = {min_own_share}
-lenient = True
 
 
 def inputs(case, generator):
@@ -78,11 +81,16 @@ class CapturedCalls:
         return tuple(draw(a["tensor"], generator, self._folder) if "tensor" in a else a["value"] for a in arguments)
 
 
-def write_folder(folder: Path, title: str, kernels: str, calls: Sequence[Mapping[str, Any]], values: Path) -> None:
+def write_folder(
+    folder: Path, title: str, kernels: str, calls: Sequence[Mapping[str, Any]], values: Path, function: str = ""
+) -> None:
     """Makes `folder` (emptied before) from captured calls; `values` is where their kept values are.
 
-    Raises TaskError where none of the calls has an input that can be drawn afresh.
+    `function`: the source of what is called as the reference; "" where the seed kernel is the reference.  Raises
+    TaskError where none of the calls has an input that can be drawn afresh.
     """
+    if function:  # a kernel could do without what is the same for all seeds
+        calls = [_with(_scaled, call) for call in calls]
     usable = [fresh for call in calls if (fresh := _with_fresh_input(call)) is not None]
     if not usable:
         raise TaskError("no call has an input that may be drawn afresh: all are constants, indices or tables")
@@ -92,22 +100,31 @@ def write_folder(folder: Path, title: str, kernels: str, calls: Sequence[Mapping
     for call in usable:
         if call["form"] not in forms:
             forms.append(call["form"])
-    source, entry = _with_entry(kernels, forms)
-    (folder / "kernel.py").write_text(source, encoding="utf-8")
+    entry = "entry"
+    while entry in kernels:
+        entry += "_"
+    (folder / "kernel.py").write_text(_with_entry(kernels, forms, entry), encoding="utf-8")
     for call in usable:
         for file in (a["tensor"]["file"] for a in call["arguments"] if "file" in a.get("tensor", {})):
             shutil.copy(values / file, folder / file)
     written = [_call(number, call, usable, forms) for number, call in enumerate(usable)]
     (folder / "calls.json").write_text(json.dumps(written), encoding="utf-8")
     facts = {"title": title, "entry": entry, "deterministic": "atomic" not in kernels}
+    if function:
+        facts["reference"] = _with_entry(function, forms, "reference")
     (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     write_task(folder, ())
 
 
-def write_task(folder: Path, writes: Sequence[str], min_own_share: float = MIN_OWN_SHARE) -> None:
+def write_task(
+    folder: Path, writes: Sequence[str], *, stress: bool = False, min_own_share: float = MIN_OWN_SHARE
+) -> None:
     """(Re)writes task.py of a folder made by `write_folder`; `writes`: names of the arguments written in place."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    text = _TASK.format(**facts, digest=_digest(folder), writes=tuple(writes), min_own_share=min_own_share)
+    by_seed = {"reference": _BY_SEED.format(min_own_share=min_own_share)}
+    right = "its function" if "reference" in facts else "the kernel itself"
+    facts = by_seed | facts | {"right": right, "writes": tuple(writes), "stress": stress}
+    text = _TASK.format(**facts, digest=_digest(folder))
     (folder / "task.py").write_text(text, encoding="utf-8")
 
 
@@ -127,17 +144,19 @@ def _with_fresh_input(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
     Where nothing was random, floating tensors of a constant are drawn from half to one and a half of it; where there is
     none, kept values are shuffled.
     """
-    tensors = [a["tensor"] for a in call["arguments"] if "tensor" in a]
-    if any(is_fresh(t) for t in tensors):
-        return call
-    for changed in (_scaled, _shuffled):
-        arguments = [
-            {"tensor": changed(a["tensor"])} if "tensor" in a and 0 not in a["tensor"]["shape"] else a
-            for a in call["arguments"]
-        ]
-        if any(is_fresh(a["tensor"]) for a in arguments if "tensor" in a):
-            return {**call, "arguments": arguments}
+    for candidate in (call, _with(_scaled, call), _with(_shuffled, call)):
+        if any(is_fresh(a["tensor"]) for a in candidate["arguments"] if "tensor" in a):
+            return candidate
     return None
+
+
+def _with(changed: Callable[[Mapping[str, Any]], Mapping[str, Any]], call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The call with its tensors changed, but for empty ones."""
+    arguments = [
+        {"tensor": changed(a["tensor"])} if "tensor" in a and 0 not in a["tensor"]["shape"] else a
+        for a in call["arguments"]
+    ]
+    return {**call, "arguments": arguments}
 
 
 def _scaled(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,11 +195,8 @@ def _call(
 # --- the entry -------------------------------------------------------------------------------------------------------
 
 
-def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The source with an entry, and its name."""
-    name = "entry"
-    while name in kernels:
-        name += "_"
+def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The source with an entry of that name."""
     if len(forms) == 1:
         header, body = ", ".join(forms[0]["slots"]), _body(forms[0], 0, "    ")
     else:
@@ -191,7 +207,7 @@ def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]]) -> tuple[str, 
             body += f"    if form == {index}:\n{_body(form, index, '        ')}"
         body += _body(forms[-1], len(forms) - 1, "    ")
     imported = "" if "import torch\n" in kernels else "import torch\n"
-    return f"{imported}{kernels.rstrip()}\n\n\ndef {name}({header}):\n{body}", name
+    return f"{imported}{kernels.rstrip()}\n\n\ndef {name}({header}):\n{body}"
 
 
 def _slots(form: Mapping[str, Any], index: int) -> list[str]:

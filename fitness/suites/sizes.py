@@ -18,7 +18,7 @@ import torch
 
 MOST_BYTES = 64 << 20  # of the inputs of one call: beyond the L2 cache, and quick to verify
 MOST_BYTES_ALONE = 256 << 20  # where the smallest size of a script is larger than that
-_KERNELS = re.compile(r"^from (TritonBench_v1)\.(\w+) import", re.MULTILINE)
+_KERNELS = re.compile(r"^from (TritonBench_v1|TorchBench_v1)\.(\w+) import", re.MULTILINE)
 
 
 def run(script: str, kernels: Mapping[str, Any], scratch: Path) -> str:

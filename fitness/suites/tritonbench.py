@@ -1,4 +1,8 @@
-"""TritonBench-G (github.com/thunlp/TritonBench): 184 files of kernels with wrappers, a line of #, and tests."""
+"""TritonBench (github.com/thunlp/TritonBench).
+
+TritonBench-G: 184 files of kernels with wrappers, a line of #, and tests.  TritonBench-T (`tritonbench_t`): 166 files
+of the same form, with a PyTorch function in the place of kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _SEPARATOR = 20  # a line of so many # or more
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the suite: its kernels with their wrappers, its tests, and the script that times it."""
+    """One file: its kernels with their wrappers (or its function), its tests, and the script that times it."""
 
     name: str
     kernels: str
@@ -23,17 +27,16 @@ class Source:
     timed: str = ""  # "" where there is none
 
 
-def sources(checkout: Path) -> list[Source]:
+def sources(checkout: Path, folder: Path = FOLDER, sizes: Path = SIZES) -> list[Source]:
     """The files of a checkout, by name.  Raises ConfigError where it is none."""
-    folder = checkout / FOLDER
-    files = sorted(folder.glob("*.py"))
+    files = sorted((checkout / folder).glob("*.py"))
     if not files:
         raise ConfigError(
-            f"expected a checkout of TritonBench with {FOLDER}/*.py, found none in {checkout}; "
+            f"expected a checkout of TritonBench with {folder}/*.py, found none in {checkout}; "
             "git clone https://github.com/thunlp/TritonBench, and give its path"
         )
     found = [_split(file.stem, file.read_text(encoding="utf-8")) for file in files]
-    return [replace(source, timed=_text(checkout / SIZES / f"{source.name}_perf.py")) for source in found]
+    return [replace(source, timed=_text(checkout / sizes / f"{source.name}_perf.py")) for source in found]
 
 
 def _text(path: Path) -> str:

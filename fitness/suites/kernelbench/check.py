@@ -7,13 +7,9 @@ from typing import Any
 
 from evo.errors import TaskError
 from fitness.compilation.target import Target
-from fitness.evaluator import CpuJudge
-from fitness.facts import Facts, Recorder
-from fitness.rules.gate import gate
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop
-from fitness.suites import check
-from fitness.suites.check import LIMITS, Outcome, Verifier
+from fitness.suites import seeded
+from fitness.suites.check import Outcome, Verifier
 from fitness.suites.kernelbench.folder import parameters_of, write_folder
 from fitness.suites.kernelbench.seeds import seed_kernel
 from fitness.task import Task, load_task
@@ -21,12 +17,11 @@ from fitness.task import Task, load_task
 STAGES = ("read", "recorded", "compiled", "verified")
 MOST_BYTES = 2 << 30
 
-# Of a Stop: what was reached before.
-_REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
 
-
-class Checker(check.Checker):
+class Checker(seeded.Checker):
     """As that of other suites; a problem's reference is its model, its seed kernel is evo's or the user's."""
+
+    stages = STAGES
 
     def __init__(
         self,
@@ -39,8 +34,8 @@ class Checker(check.Checker):
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """`seeds`: a folder of kernels that go before evo's; `most_bytes`: of inputs, state and outputs of a case."""
-        super().__init__(root, target, zygote, verifier)
-        self._seeds, self._most_bytes = seeds, most_bytes
+        super().__init__(root, target, zygote, verifier, seeds=seeds)
+        self._most_bytes = most_bytes
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
         folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
@@ -50,31 +45,8 @@ class Checker(check.Checker):
         task = _loaded(folder, kernel)
         outcome.stages.append("read")
         if kernel is None:
-            raise TaskError("no seed kernel: evo has none for it; give one by --seeds")
-        outcome.calls = len(task.cases)
-        findings = gate(kernel, entry=task.entry, allow_delegation=False)
-        outcome.rules = sorted({finding.rule for finding in findings})
-        try:
-            self._check_kernel(task)
-        except Stop as stop:
-            outcome.stages = list(STAGES[: _REACHED.get(stop.stage, 3)])
-            raise
-        outcome.stages = list(STAGES)
-
-    def _check_kernel(self, task: Task) -> None:
-        recorder = Recorder(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
-        try:
-            self._verifier(task, recorder.collect(task.seed_source))
-        finally:
-            recorder.close()
-
-    def _interpreted(self, task: Task, facts: Facts) -> None:
-        """Verified at the sizes for a CPU, which other suites do not have."""
-        judge = CpuJudge(task, self._target, limits=LIMITS, zygote=self._zygote)
-        try:
-            judge.prepare(task.seed_source, facts)
-        finally:
-            judge.close()
+            raise TaskError(seeded.NO_SEED)
+        self._check_kernel(task, outcome)
 
 
 def _loaded(folder: Path, kernel: str | None) -> Task:

@@ -129,17 +129,18 @@ def _check_repeatable(model: torch.nn.Module, given: Sequence[Any]) -> None:
             put(model, path, value.clone())
         with torch.no_grad():
             results.append(tensors_of(model(*given)))
-    if not all(_same(a, b) for a, b in zip(*results, strict=True)):
+    if not all(same(a, b) for a, b in zip(*results, strict=True)):
         raise TaskError("its forward gives other results for the same arguments: it draws random numbers or counts")
 
 
 def _ignores_inputs(model: torch.nn.Module, given: Sequence[Any], others: Sequence[Any]) -> bool:
     with torch.no_grad():
         results = zip(tensors_of(model(*given)), tensors_of(model(*others)), strict=True)
-    return all(_same(a, b) for a, b in results)
+    return all(same(a, b) for a, b in results)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two results of one shape are the same but for rounding."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     largest = a[torch.isfinite(a)].abs().max().item() if bool(torch.isfinite(a).any()) else 0.0

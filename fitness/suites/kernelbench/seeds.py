@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from evo.errors import ConfigError
 from fitness.suites.kernelbench.checkout import Source
+from fitness.suites.seeded import given
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -123,27 +123,19 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, str]]] = _families()
 
 def seed_kernel(source: Source, folder: Path | None = None) -> str | None:
     """The seed of a problem: `NAME.py` of `folder` where that is there, else of its family, else None."""
-    if folder is not None and (path := folder / f"{source.name}.py").exists():
-        return path.read_text(encoding="utf-8")
+    if (kernel := given(source.name, folder)) is not None:
+        return kernel
     if source.family not in FAMILIES or not source.name.startswith("level1_"):
         return None
     file, words = FAMILIES[source.family]
-    text = (KERNELS / f"{file}.py").read_text(encoding="utf-8")
+    return filled(KERNELS / f"{file}.py", words)
+
+
+def filled(pattern: Path, words: Mapping[str, str]) -> str:
+    """The text of a pattern with something for each of its words in capitals."""
+    text = pattern.read_text(encoding="utf-8")
     for word, value in words.items():
         text = re.sub(rf"\b{word}\b", lambda _, value=value: value, text)  # type: ignore[misc]
     if "multiplied" in text:
         text = text.replace("\n\n@triton.jit", f"{_MULTIPLIED}\n\n@triton.jit", 1)
     return text
-
-
-def check_seeds(folder: Path, sources: list[Source]) -> None:
-    """Raises ConfigError where a file of `folder` is for no problem."""
-    if not folder.is_dir():
-        raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")
-    known = {source.name for source in sources}
-    unknown = sorted(path.stem for path in folder.glob("*.py") if path.stem not in known)
-    if unknown:
-        raise ConfigError(
-            f"--seeds: expected files called like problems ({min(known)}.py), with a function `entry`, got "
-            f"{', '.join(unknown)}"
-        )

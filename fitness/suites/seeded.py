@@ -1,0 +1,79 @@
+"""Checks of suites whose files say what is to be computed, and have no kernel: seed kernels come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from evo.errors import ConfigError
+from fitness.compilation.target import Target
+from fitness.evaluator import CpuJudge
+from fitness.facts import Facts, Recorder
+from fitness.rules.gate import gate
+from fitness.sandbox.zygote import Zygote
+from fitness.stages import Stop
+from fitness.suites import check
+from fitness.suites.check import LIMITS, Named, Outcome, Verifier
+from fitness.task import Task
+
+NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
+
+# Of a Stop: what was reached before.
+_REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
+
+
+class Checker(check.Checker):
+    """As that of files with kernels; a task's reference is PyTorch's."""
+
+    stages: ClassVar[Sequence[str]] = check.STAGES
+
+    def __init__(
+        self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None, *, seeds: Path | None = None
+    ) -> None:
+        """`seeds`: a folder of kernels that go before evo's."""
+        super().__init__(root, target, zygote, verifier)
+        self._seeds = seeds
+
+    def _check_kernel(self, task: Task, outcome: Outcome) -> None:
+        """Takes the seed kernel through all stages.  Raises Stop, with `outcome` as far as it came."""
+        outcome.calls = len(task.cases)
+        findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+        outcome.rules = sorted({finding.rule for finding in findings})
+        recorder = Recorder(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
+        try:
+            self._verifier(task, recorder.collect(task.seed_source))
+        except Stop as stop:
+            outcome.stages = list(self.stages[: _REACHED.get(stop.stage, 3)])
+            raise
+        finally:
+            recorder.close()
+        outcome.stages = list(self.stages)
+
+    def _interpreted(self, task: Task, facts: Facts) -> None:
+        """Verified at the sizes for a CPU."""
+        judge = CpuJudge(task, self._target, limits=LIMITS, zygote=self._zygote)
+        try:
+            judge.prepare(task.seed_source, facts)
+        finally:
+            judge.close()
+
+
+def given(name: str, folder: Path | None) -> str | None:
+    """The kernel that a folder of the user's has for the file of that name."""
+    if folder is not None and (path := folder / f"{name}.py").exists():
+        return path.read_text(encoding="utf-8")
+    return None
+
+
+def check_seeds(folder: Path, sources: Sequence[Named], function: str) -> None:
+    """Raises ConfigError where a file of `folder` is for no file of the suite; `function`: what each has to define."""
+    if not folder.is_dir():
+        raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")
+    known = {source.name for source in sources}
+    unknown = sorted(path.stem for path in folder.glob("*.py") if path.stem not in known)
+    if unknown:
+        raise ConfigError(
+            f"--seeds: expected files called like those of the suite ({min(known)}.py), with {function}, got "
+            f"{', '.join(unknown)}"
+        )

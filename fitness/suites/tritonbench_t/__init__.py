@@ -1,0 +1,1 @@
+"""TritonBench-T as tasks (`docs/suites.md`)."""
