@@ -6,6 +6,7 @@ run cells of one campaign: each claims a cell before it begins, and leaves alone
 
 from __future__ import annotations
 
+import re
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -56,6 +57,15 @@ def finished(folder: Path) -> bool:
     except StoreError:
         return False
     return ends not in ([], ["interrupted"], [SILENT])
+
+
+def why_failed(folder: Path) -> str:
+    """The first line of what ended the run in `folder` when it was tried last; "" where nothing did."""
+    path = folder / FAILURE
+    if finished(folder) or not path.exists():
+        return ""
+    ends = re.findall(r"^[\w.]+: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)  # of a traceback, not indented
+    return ends[-1] if ends else "see failure.txt"
 
 
 def count_finished(folder: Path, cells: Iterable[Cell]) -> int:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from evo.campaign import Campaign, Cell, Spec
-from evo.cells import Done, count_finished, finished, run_cells
+from evo.cells import Done, count_finished, finished, run_cells, why_failed
 from evo.commands.ablate import run_campaign
 from evo.commands.search import make_engine
 from evo.errors import StoreError
-from tests.cli_support import CliEvaluator, install, load
+from evo.records import Verdict
+from fitness.pipeline import SeedError
+from tests.cli_support import BROKEN, CliEvaluator, install, load
 
 SPEC = Spec(
     tasks=(), seeds=(0,), arms=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
@@ -78,6 +80,21 @@ def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluat
 
     with pytest.raises(StoreError, match="no files can be checked"):
         run_campaign(campaign, arriving(), 1, 0, lambda: 1, lambda: _workshop())
+
+
+def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    def tasks() -> Iterator[Any]:
+        yield added(campaign, BROKEN)
+
+    def fails(task: Any) -> Any:
+        raise SeedError(task, Verdict.COMPILE_ERROR, "compile", "line 3: K / 4\n  in `static_assert`")
+
+    folder = campaign.folder / Cell(BROKEN, "full", 0).path
+    assert why_failed(folder) == ""
+    [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, lambda *_: pytest.fail("begun"), 1, lambda: False)
+    assert done.reason == "failed"
+    assert why_failed(folder).startswith("task 'broken'")
+    assert "\n" not in why_failed(folder) and "line 3: K / 4" in why_failed(folder)
 
 
 def _workshop() -> Any:

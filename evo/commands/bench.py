@@ -330,11 +330,13 @@ def _kernel(source: Source, outcome: Outcome | None, run: Path, timed: list[dict
     """`outcome`: None where the file was not checked yet."""
     from analysis.outcomes import outcome_of
     from analysis.suite import Baseline, Kernel, code_lines
-    from evo.cells import finished
+    from evo.cells import finished, why_failed
 
     lines = code_lines(source.kernels)
     if outcome is None or not outcome.verified:
         return Kernel(source.name, lines, reason=outcome.reason if outcome else "")
+    if why := why_failed(run):
+        return Kernel(source.name, lines, reason=f"its search failed: {why}")
     baselines = {b["name"]: Baseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed}
     found = outcome_of(run, ARM) if finished(run) else None
     return Kernel(source.name, lines, outcome=found, baselines=baselines, note=outcome.note)

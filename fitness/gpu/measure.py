@@ -42,7 +42,7 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 # Of the seed with itself, each time in other memory: where its buffers lie makes a kernel up to a percent faster or
 # slower, for as long as they lie there.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
-FLOOR_BYTES = 16 << 30  # device memory of the twins that are kept so that the next one gets other memory
+FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
 RETAKES = 2  # of a block of pairs that was disturbed
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 

@@ -34,7 +34,7 @@ from fitness.task import load_task
 
 _PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two keep the turn and give it back
 
-SCARCE = 0.35  # of the device's memory, free: a runner may need some 20 GiB more than it keeps
+SCARCE = 0.15  # of the device's memory, free: a runner may need that much beside what it keeps
 
 
 def main(arguments: list[str]) -> None:
