@@ -40,6 +40,7 @@ class Elite:
     per_case: Mapping[str, float]
     occupancy: float  # of its worst kernel, 0..1
     niche: Niche
+    frozen: str = ""  # the source with its chosen autotune configurations alone, where there were others
 
 
 def elite_of(trial: Trial) -> Elite | None:
@@ -53,6 +54,7 @@ def elite_of(trial: Trial) -> Elite | None:
         per_case=dict(sorted(trial.fitness.per_case.items())),
         occupancy=min(build.occupancy for build in trial.evaluation.builds),
         niche=niche_of(trial.evaluation),
+        frozen=trial.evaluation.frozen_source,
     )
 
 

@@ -37,6 +37,7 @@ SETTINGS = (
     "screen_budget",
     "tune_budget",
     "redrafts",
+    "frozen_parents",
     "archive_share",
     "guidance",
 )
@@ -88,6 +89,7 @@ class Spec:
             max_tokens=self.tokens,
             gpu_seconds=self.gpu_seconds,
             redrafts=REDRAFTS,
+            frozen_parents=True,
             triton=version("triton") if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)

@@ -62,6 +62,7 @@ class RunConfig:
     redrafts: int = (
         0  # most drafts dropped for one proposal that come to an earlier candidate's machine code; serial runs
     )
+    frozen_parents: bool = False  # rules change a parent with its chosen autotune configurations alone
     tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands

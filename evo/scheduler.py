@@ -21,6 +21,7 @@ from evo.records import Candidate, Proposal, Trial, Verdict
 from evo.strategies import STRATEGIES, Strategy
 from operators.base import Context, Operator, Parent, Screen
 from operators.params import tune
+from operators.rewrites.configs import inlined
 
 # Drafts tried for one proposal before the space counts as exhausted.  The first few may screen (which costs
 # compilations), the later half leaves the strategy's preferences for uniformly random choices.
@@ -166,7 +167,8 @@ class Scheduler:
         if len(parents) < operator.arity:
             return None
         screen = self._screen if attempt < SCREENED_ATTEMPTS else None
-        draft = operator(_as_parents(parents), Context(rng, screen, self._config.screen_budget))
+        known = _as_frozen(parents) if self._config.frozen_parents else _as_parents(parents)
+        draft = operator(known, Context(rng, screen, self._config.screen_budget))
         if draft is None:
             return None
         cost.update(draft.cost)  # type: ignore[arg-type]  # what failed drafts cost is paid too; counts may be fractions
@@ -201,6 +203,11 @@ class Scheduler:
 
     def _seed_of(self, index: int) -> int:
         return random.Random(f"{self._config.seed}/{index}").getrandbits(31)  # fits every library's seed
+
+
+def _as_frozen(elites: Sequence[Elite]) -> list[Parent]:
+    """What was measured of them: a change of a configuration that does not win changes nothing, and is compiled."""
+    return [Parent(e.index, inlined(e.frozen or e.source), e.speedup, e.per_case) for e in elites]
 
 
 def _as_parents(elites: Sequence[Elite]) -> list[Parent]:

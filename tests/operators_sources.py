@@ -24,6 +24,51 @@ def softmax(x):
 """
 )
 
+OVER_LAUNCHED = (
+    HEADER
+    + """@triton.jit
+def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    start = tl.program_id(axis=0) * BLOCK
+    offsets = start + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) * 2.0, mask=mask)
+
+
+def double(x):
+    y = torch.empty_like(x)
+    n = x.numel()
+    scale_kernel[(n,)](x, y, n, BLOCK=4)
+    return y
+"""
+)
+
+ROWS_OF_PLANES = (
+    HEADER
+    + """@triton.jit
+def softmax_kernel(x_ptr, y_ptr, plane, stride, n, BLOCK: tl.constexpr, LOG: tl.constexpr, SCALE: tl.constexpr):
+    at, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    x_row = x_ptr + at * plane + row * stride
+    columns = tl.arange(0, BLOCK)
+    x = tl.load(x_row + columns, mask=columns < n, other=float("-inf"))
+    if SCALE != 1.0:
+        x = x * SCALE
+    z = x - tl.max(x, axis=0)
+    total = tl.sum(tl.exp(z), axis=0)
+    if LOG:
+        y = z - tl.log(total)
+    else:
+        y = tl.exp(z) / total
+    tl.store(y_ptr + at * plane + row * stride + columns, y, mask=columns < n)
+
+
+def planes(x):
+    y = torch.empty_like(x)
+    a, b, n = x.shape
+    softmax_kernel[(a, b)](x, y, b * n, n, n, BLOCK=triton.next_power_of_2(n), LOG=True, SCALE=0.5)
+    return y
+"""
+)
+
 ONE_PASS_LAYER_NORM = (
     HEADER
     + """@triton.jit
@@ -169,6 +214,8 @@ SOURCES = {
     "flat_tiles": ("outer", FLAT_TILES, [[[13], [45]], [[64], [64]]]),
     "column_sum": ("column_sum", COLUMN_SUM, [[[7, 45]], [[4, 64]]]),
     "in_place": ("scale", IN_PLACE, [[[97], 2.0], [[128], 0.5]]),
+    "over_launched": ("double", OVER_LAUNCHED, [[[97]], [[128]]]),
+    "rows_of_planes": ("planes", ROWS_OF_PLANES, [[[3, 5, 37]], [[2, 8, 64]]]),
     "early_return": ("head", EARLY_RETURN, [[[97], 40], [[128], 16]]),
     "tuned": ("halve", TUNED, [[[97]], [[128]]]),
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,18 @@ from fitness.task import task_names
 from operators.base import Context, Parent
 from operators.genes import get_genes
 from operators.rewrite import REWRITES, RewriteOperator
-from tests.operators_sources import EARLY_RETURN, FLAT_TILES, HEADER, IN_PLACE, ONE_PASS_SOFTMAX, SOURCES, TUNED
+from operators.rewrites.configs import inlined
+from tests.operators_sources import (
+    EARLY_RETURN,
+    FLAT_TILES,
+    HEADER,
+    IN_PLACE,
+    ONE_PASS_SOFTMAX,
+    OVER_LAUNCHED,
+    ROWS_OF_PLANES,
+    SOURCES,
+    TUNED,
+)
 from tests.operators_tasks import seed
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +102,8 @@ def test_each_rewrite_compiles_for_the_target(families: dict[str, dict[str, str]
     groups = {}
     small_first = (
         "vector_sin",
+        "over_launched",
+        "rows_of_planes",
         "column_sum",
         "one_pass_softmax",
         "one_pass_layer_norm",
@@ -225,5 +239,40 @@ def test_a_loop_variable_that_means_two_things_proves_nothing() -> None:
 
 
 def test_other_names_for_triton_are_left_alone() -> None:
-    renamed = seed("softmax").replace("import triton.language as tl", "from triton import language as tl")
-    assert children(renamed) == {}
+    source = seed("softmax")
+    assert children(source.replace("import triton.language as tl", "from triton import language as lang")) == {}
+    same = children(source.replace("import triton.language as tl", "from triton import language as tl"))
+    assert set(same) == set(children(source))
+
+
+def test_the_grid_is_exact_only_where_a_program_is_launched_for_each_element_that_masks_count() -> None:
+    assert applies("exact_grid", OVER_LAUNCHED)
+    for old, new in (
+        ("[(n,)]", "[(n // 2,)]"),
+        ("offsets < n", "offsets <= n"),
+        ("* 2.0, mask=mask)", "* 2.0)"),
+        ("axis=0) * BLOCK", "axis=0) * 4"),
+        ("tl.store(", "tl.atomic_add("),
+    ):
+        assert old in OVER_LAUNCHED
+        assert not applies("exact_grid", OVER_LAUNCHED.replace(old, new)), new
+
+
+def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compiled() -> None:
+    made = {REWRITES["rows_per_program"].apply(ROWS_OF_PLANES, random.Random(n)) for n in range(6)}
+    assert {f"(triton.cdiv({name}, BLOCK_ROWS)" in str(m) for m in made for name in "a"} == {True, False}
+    blocked = ROWS_OF_PLANES.replace("columns = tl.arange(0, BLOCK)", "columns = row * BLOCK + tl.arange(0, BLOCK)")
+    for number in range(6):
+        one = REWRITES["rows_per_program"].apply(blocked, random.Random(number))
+        assert one is not None and "(triton.cdiv(a, BLOCK_ROWS), b,)" in one
+    assert not applies("rows_per_program", ROWS_OF_PLANES.replace("if LOG:", "if stride > 4:"))
+
+
+def test_the_only_configuration_is_written_out_where_nothing_else_is_asked_of_autotuning() -> None:
+    one = re.sub(r"configs=\[.*?\]", "configs=[triton.Config({'BLOCK': 32}, num_warps=2)]", TUNED, flags=re.DOTALL)
+    made = inlined(one)
+    assert "autotune" not in made and "BLOCK=32, num_warps=2)" in made
+    assert inlined(TUNED) == TUNED  # several
+    for more in ("pre_hook=None, ", "reset_to_zero=['y_ptr'], ", "restore_value=['y_ptr'], "):
+        kept = one.replace("configs=[", f"{more}configs=[")
+        assert kept != one and inlined(kept) == kept

@@ -167,3 +167,21 @@ def test_the_first_proposal_is_the_seed() -> None:
     assert made.next_index == 0
     made.register(proposal)
     assert made.next_index == 1
+
+
+def test_rules_change_what_was_measured_of_an_autotuned_parent() -> None:
+    trial = ok_trial(0, operator="seed", source="tuned = 1\n")
+    trial = replace(trial, evaluation=replace(trial.evaluation, frozen_source="chosen = 1\n"))
+
+    def sources(**changes: object) -> set[str]:
+        seen: set[str] = set()
+
+        def draft(parents: Sequence[Parent], context: Context) -> Draft:
+            seen.update(p.source for p in parents)
+            return fresh(parents, context)
+
+        scheduler(Scripted(draft), trial, **changes).ask()
+        return seen
+
+    assert sources() == {"tuned = 1\n"}
+    assert sources(frozen_parents=True) == {"chosen = 1\n"}

@@ -15,6 +15,7 @@ from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
 from fitness.task import load_task
+from operators.rewrites.configs import inlined
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,23 @@ def test_configurations_that_are_compiled_side_by_side_come_back_in_order(zygote
     assert set(work.cubins) == built
     again = work_of(TUNED.replace("WRONG", "* 3"), zygote, tmp_path)  # in the same folder
     assert not set(again.cubins) & built and len(again.cubins) == len(built)
+
+
+def test_the_only_configuration_written_out_is_the_same_machine_code(zygote, tmp_path):
+    """As rules are given parents whose winner is known."""
+    one = TUNED.replace("WRONG", "* 2").replace(
+        '[triton.Config({"BLOCK": 64 << i}, num_warps=1 << i) for i in range(5)]',
+        '[triton.Config({"BLOCK": 128}, num_warps=2)]',
+    )
+    assert "autotune" in one and "autotune" not in inlined(one)
+    tuned, plain = (
+        {
+            name: [b["sass_hash"] for (b,) in by_launch]
+            for name, by_launch in work_of(s, zygote, tmp_path).builds.items()
+        }
+        for s in (one, inlined(one))
+    )
+    assert tuned == plain
 
 
 def test_an_error_in_one_of_many_configurations_is_told_with_its_line(zygote, tmp_path):

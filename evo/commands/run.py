@@ -108,6 +108,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         ray_address=arguments.ray_address,
         gpu_seconds=arguments.gpu_seconds,
         redrafts=REDRAFTS,
+        frozen_parents=True,
     )
 
 

@@ -48,8 +48,11 @@ class Rewrite:
 
 def _imports_triton(source: Source) -> bool:
     """`triton` and `tl` are what rewrites write; a source that names them otherwise is left alone."""
-    aliases = [n for n in walk(source.module) if isinstance(n, cst.ImportAlias)]
-    imported = {(dotted(a.name), dotted(a.asname.name) if a.asname else "") for a in aliases}
+    imported = set()
+    for node in walk(source.module):
+        if isinstance(node, (cst.Import, cst.ImportFrom)) and not isinstance(node.names, cst.ImportStar):
+            package = f"{dotted(node.module)}." if isinstance(node, cst.ImportFrom) and node.module else ""
+            imported |= {(package + dotted(a.name), dotted(a.asname.name) if a.asname else "") for a in node.names}
     return {("triton", ""), ("triton.language", "tl")} <= imported
 
 

@@ -1,16 +1,18 @@
-"""The rewrite that gives triton.autotune more configurations to choose from."""
+"""Configurations of triton.autotune: the rewrite that adds some, and sources with a single one of them written out."""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import cast
 
 import libcst as cst
 
 from operators.genes import OPTION_DEFAULTS, Gene, config_calls, config_entries, get_genes
-from operators.rewrites.base import Rewrite, edited, shuffled
-from operators.source import Kernel, Source, add_argument, code, replace, walk
+from operators.rewrites.base import Pairs, Rewrite, edited, shuffled, with_arguments
+from operators.source import OPTIONS, Kernel, Source, add_argument, called, code, parse, replace, walk
 
 _MOST = 24  # configurations of a list: each has to be compiled
 _NEW = 4
@@ -89,6 +91,59 @@ def _longer(whole: cst.List, calls: Sequence[cst.Call]) -> cst.List:
     return whole.with_changes(
         elements=[*old[:-1], last.with_changes(comma=between), *new[:-1], new[-1].with_changes(comma=last.comma)]
     )
+
+
+@lru_cache(maxsize=128)
+def inlined(text: str) -> str:
+    """The source with kernels that have one configuration launched with what it says, without triton.autotune.
+
+    Rewrites that give a kernel another grid or parameter then apply.
+    """
+    source = parse(text)
+    pairs: Pairs = []
+    for kernel in source.rewritable() if source else ():
+        settings = _only_configuration(kernel)
+        launches = cast(Source, source).launches_of(kernel)
+        if settings is None or any(not {*n.arguments, *n.options}.isdisjoint(settings) for n in launches):
+            continue
+        pairs += [(d, cst.RemoveFromParent()) for d in kernel.node.decorators if _is_autotune(d)]
+        pairs += [(n.call, with_arguments(n, *(f"{k}={v}" for k, v in settings.items()))) for n in launches]
+    return edited(cast(Source, source), pairs) if pairs else text
+
+
+def _only_configuration(kernel: Kernel) -> dict[str, str] | None:
+    """What the only configuration above a kernel sets, as text; None where there are others or more is asked for."""
+    calls = [cast(cst.Call, d.decorator) for d in kernel.node.decorators if _is_autotune(d)]
+    if len(calls) != 1 or any(a.keyword and a.keyword.value not in ("configs", "key") for a in calls[0].args):
+        return None
+    lists = [a.value for a in calls[0].args if isinstance(a.value, cst.List) and called(_first(a.value)) in _CONFIGS]
+    if len(lists) != 1 or len(lists[0].elements) != 1:
+        return None
+    settings: dict[str, str] = {}
+    for arg in cast(cst.Call, _first(lists[0])).args:
+        if isinstance(arg.value, cst.Dict):
+            for element in arg.value.elements:
+                match element:
+                    case cst.DictElement(cst.SimpleString() as key, value):
+                        settings[str(key.evaluated_value)] = code(value)
+                    case _:
+                        return None
+        elif arg.keyword is not None and arg.keyword.value in OPTIONS:
+            settings[arg.keyword.value] = code(arg.value)
+        else:  # a hook
+            return None
+    return settings
+
+
+_CONFIGS = ("triton.Config", "Config")
+
+
+def _is_autotune(decorator: cst.Decorator) -> bool:
+    return called(decorator.decorator).endswith("autotune")
+
+
+def _first(elements: cst.List) -> cst.CSTNode:
+    return elements.elements[0].value if elements.elements else elements
 
 
 REWRITES = (Rewrite("more_configs", "more configurations for triton.autotune to choose from", _more_configs),)

@@ -8,8 +8,9 @@ from typing import cast
 
 import libcst as cst
 
-from operators.dataflow import assigned, functions_behind
+from operators.dataflow import assigned, functions_behind, single
 from operators.rewrites.base import (
+    ATOMICS,
     Pairs,
     Rewrite,
     axis_of,
@@ -34,6 +35,8 @@ from operators.source import (
     fresh,
     grid_tuple,
     grid_values,
+    integer,
+    keyword,
     names,
     replace,
     stmts,
@@ -271,6 +274,77 @@ def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str,
     return edited(source, pairs)
 
 
+# --- programs that do nothing -----------------------------------------------------------------------------------------
+
+
+def _exact_grid(source: Source, rng: random.Random) -> str | None:
+    """A program for each block, where there was one for each element: those beyond the end stored nothing."""
+    found = [(k, n, m) for k in source.rewritable() for n in source.launches_of(k) if (m := _block_and_end(k))]
+    found = [(k, n, (block, end)) for k, n, (block, end) in found if _one_each(source, n, block, end)]
+    choice = pick(rng, found)
+    if choice is None:
+        return None
+    _, launch, (block, end) = choice
+    count = code(launch.arguments[end].value)
+    grid = f"lambda meta: (triton.cdiv({count}, meta[{block!r}]),)"
+    return edited(source, [(launch.call, with_arguments(launch, grid=grid))])
+
+
+def _block_and_end(kernel: Kernel) -> tuple[str, str] | None:
+    """The parameters `block` and `end` of a kernel whose programs each take `block` elements and store below `end`."""
+    if axes_of_grid(kernel) != {0} or len(program_ids(kernel)) != 1 or kernel.calls(*ATOMICS):
+        return None
+    blocks = {
+        code(c.args[1].value) for c in kernel.calls("tl.arange") if len(c.args) == 2 and integer(c.args[0].value) == 0
+    }
+    stores = kernel.calls("tl.store")
+    if len(blocks) != 1 or not blocks <= kernel.constexpr or not stores:
+        return None
+    ends = [{end for c in _conjuncts(kernel, _mask(s)) if (end := _end(kernel, c, blocks))} for s in stores]
+    common = set.intersection(*ends)
+    return (blocks.pop(), common.pop()) if len(common) == 1 else None
+
+
+def _mask(store: cst.Call) -> cst.BaseExpression | None:
+    mask = keyword(store, "mask") or (store.args[2] if len(store.args) > 2 else None)
+    return mask.value if mask else None
+
+
+def _conjuncts(kernel: Kernel, node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
+    """The conditions that all hold where `node` does."""
+    if isinstance(node, cst.Name):
+        node = single(kernel, node.value)
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitAnd):
+        return [*_conjuncts(kernel, node.left), *_conjuncts(kernel, node.right)]
+    return [node] if node is not None else []
+
+
+def _end(kernel: Kernel, node: cst.BaseExpression, blocks: set[str]) -> str | None:
+    """`end` of `tl.program_id(0) * block + tl.arange(0, block) < end`."""
+    match node:
+        case cst.Comparison(left=left, comparisons=[cst.ComparisonTarget(cst.LessThan(), cst.Name(end))]):
+            (block,) = blocks
+            number = "tl.program_id(0)", "tl.program_id(axis=0)"
+            whole = {f"{n} * {block} + tl.arange(0, {block})" for n in number}
+            return end if end in kernel.parameters and _written_out(kernel, left) in whole else None
+    return None
+
+
+def _written_out(kernel: Kernel, node: cst.BaseExpression) -> str:
+    """The text of an expression with names that are bound once replaced by what they are bound to."""
+    for _ in range(3):
+        bound = [(n, v) for n in walk(node) if isinstance(n, cst.Name) and (v := single(kernel, n.value)) is not None]
+        node = replace(node, bound) if bound else node
+    return code(node)
+
+
+def _one_each(source: Source, launch: Launch, block: str, end: str) -> bool:
+    """As many programs as elements are launched."""
+    values = grid_values(source, launch)
+    known = end in launch.arguments and block in launch.arguments
+    return values is not None and known and values == [code(launch.arguments[end].value)]
+
+
 _TILE = "tile"
 
 
@@ -358,4 +432,5 @@ REWRITES = (
     Rewrite("swap_axes", "grid axes 0 and 1 exchanged", _swap_axes),
     Rewrite("persistent", "one wave of programs that loop over the tiles", _persistent),
     Rewrite("tiles_per_program", "several consecutive tiles per program, one after the other", _tiles_per_program),
+    Rewrite("exact_grid", "a program for each block and not for each element", _exact_grid),
 )

@@ -7,9 +7,20 @@ from typing import cast
 
 import libcst as cst
 
-from operators.dataflow import assigned, functions_behind, pointers
-from operators.rewrites.base import ATOMICS, ELEMENTWISE, Pairs, Rewrite, edited, pick, with_arguments, with_parameter
-from operators.rewrites.grid import axes_of_grid, constants_of_body, loopable
+from operators.dataflow import assigned, closure, functions_behind, pointers
+from operators.rewrites.base import (
+    ATOMICS,
+    ELEMENTWISE,
+    Pairs,
+    Rewrite,
+    axis_of,
+    edited,
+    pick,
+    program_ids,
+    with_arguments,
+    with_parameter,
+)
+from operators.rewrites.grid import constants_of_body, loopable
 from operators.source import (
     Kernel,
     Source,
@@ -40,15 +51,18 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
     What depends on the row becomes a column, vectors become tiles, reductions run along axis 1 and keep it.  Rows past
     the end repeat the last row, and write the same values to the same place.
     """
-    kernel = pick(rng, [k for k in source.rewritable() if _row_kernel(source, k)])
-    if kernel is None:
+    choice = pick(rng, [(k, axis) for k in source.rewritable() for axis in _row_axes(source, k)])
+    if choice is None:
         return None
+    kernel, axis = choice
     (launch,) = source.launches_of(kernel)
     rows, total = fresh(source, "BLOCK_ROWS"), fresh(source, "total_rows")
-    new = replace(kernel.node, _as_tile(kernel, rows, total))
+    new = replace(kernel.node, _as_tile(kernel, axis, rows, total))
     new = with_parameter(with_parameter(new, total, constexpr=False), rows, constexpr=True)
-    count = cast(list[str], grid_values(source, launch))[0]
-    grid = f"(triton.cdiv({count}, {rows}),)"
+    counts = cast(list[str], grid_values(source, launch))
+    count = counts[axis]
+    counts[axis] = f"triton.cdiv({count}, {rows})"
+    grid = f"({', '.join(counts)},)"
     call = with_arguments(launch, f"{total}={count}", f"{rows}={rows}", grid=grid)
     line = cast(cst.SimpleStatementLine, launch.line)
     (setup,) = stmts(f"{rows} = {rng.choice((2, 4, 8))}\n")
@@ -61,37 +75,49 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
     return edited(source, pairs)
 
 
-def _row_kernel(source: Source, kernel: Kernel) -> bool:
-    """One-dimensional, no branches, loops whose bounds are the same for every row, elementwise functions only."""
-    if not loopable(source, kernel) or axes_of_grid(kernel) != {0} or kernel.calls("tl.num_programs"):
-        return False
+def _row_axes(source: Source, kernel: Kernel) -> list[int]:
+    """The axes of the grid that count rows.
+
+    No branches but those that are decided when the kernel is compiled, loops whose bounds are the same for every row,
+    elementwise functions only.
+    """
+    if not loopable(source, kernel) or kernel.calls("tl.num_programs") or constants_of_body(kernel):
+        return []
     if not pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store")) or kernel.calls(*ATOMICS):
-        return False
-    if constants_of_body(kernel) or len(kernel.calls("tl.program_id")) != 1 or not kernel.calls("tl.arange"):
-        return False
-    if _vector_rows(kernel):
-        return False
+        return []
+    if not kernel.calls("tl.arange") or not all(_clear_start(kernel, n) for n in _carried(kernel)):
+        return []
     for node in walk(kernel.node.body):
-        if isinstance(node, (cst.If, cst.While, cst.IfExp, cst.Subscript, cst.ListComp, cst.Assert)):
-            return False
-        if isinstance(node, cst.For) and "tl.program_id" in functions_behind(kernel, node.iter):
-            return False
-        if isinstance(node, cst.For) and "tl.load" in functions_behind(kernel, node.iter):
-            return False
+        if isinstance(node, (cst.While, cst.Subscript, cst.ListComp, cst.Assert)):
+            return []
+        if isinstance(node, (cst.If, cst.IfExp)) and not names(node.test) <= kernel.constexpr:
+            return []
+        if isinstance(node, cst.For) and {"tl.program_id", "tl.load"} & functions_behind(kernel, node.iter):
+            return []
         if isinstance(node, cst.Call) and not _plain_call(node):
-            return False
-    return all(_clear_start(kernel, n) for n in _carried(kernel))
+            return []
+    axes = [axis_of(call) for call in program_ids(kernel)]
+    return [a for a in set(axes) if a is not None and axes.count(a) == 1 and not _vector_rows(kernel, a)]
 
 
-def _vector_rows(kernel: Kernel) -> bool:
+def _vector_rows(kernel: Kernel, axis: int) -> bool:
     """The position is multiplied by a block: a program already has many elements of a vector, not one row."""
-    return any(
-        isinstance(n, cst.BinaryOperation)
-        and "tl.program_id" in functions_behind(kernel, n)
-        and "tl.arange" not in functions_behind(kernel, n)
-        and names(n) & kernel.constexpr & {m for c in kernel.calls("tl.arange") for m in names(c)}
-        for n in walk(kernel.node.body)
-    )
+    blocks = kernel.constexpr & {m for c in kernel.calls("tl.arange") for m in names(c)}
+    for node in walk(kernel.node.body):
+        match node:
+            case cst.BinaryOperation(left, cst.Multiply(), right):
+                named = {s.value for s in (left, right) if isinstance(s, cst.Name)}
+                if named & blocks and axis in _positions(kernel, node):
+                    return True
+    return False
+
+
+def _positions(kernel: Kernel, node: cst.CSTNode) -> set[int | None]:
+    """The axes of the grid that a value depends on."""
+    values = [v for n in closure(kernel, node) for v in kernel.bound.get(n, []) if v is not None]
+    return {
+        axis_of(c) for v in (node, *values) for c in walk(v) if isinstance(c, cst.Call) and called(c) == "tl.program_id"
+    }
 
 
 def _plain_call(call: cst.Call) -> bool:
@@ -135,12 +161,12 @@ def _number(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Float) or called(node) == "float"
 
 
-def _as_tile(kernel: Kernel, rows: str, total: str) -> Pairs:
+def _as_tile(kernel: Kernel, axis: int, rows: str, total: str) -> Pairs:
     pairs: Pairs = []
     for node in walk(kernel.node.body):
         function = called(node)
-        if function == "tl.program_id":
-            number = f"tl.program_id(0) * {rows} + tl.arange(0, {rows})"
+        if function == "tl.program_id" and axis_of(cast(cst.Call, node)) == axis:
+            number = f"tl.program_id({axis}) * {rows} + tl.arange(0, {rows})"
             pairs.append((node, expr(f"tl.minimum({number}, {total} - 1)[:, None]")))
         elif function == "tl.arange":
             pairs.append((node, expr(f"{code(node)}[None, :]")))
