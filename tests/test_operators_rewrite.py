@@ -269,9 +269,13 @@ def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compil
 
 
 def test_the_only_configuration_is_written_out_where_nothing_else_is_asked_of_autotuning() -> None:
-    one = re.sub(r"configs=\[.*?\]", "configs=[triton.Config({'BLOCK': 32}, num_warps=2)]", TUNED, flags=re.DOTALL)
+    only = "configs=[triton.Config({'BLOCK': 32}, num_warps=2, num_ctas=1)]"
+    one = re.sub(r"configs=\[.*?\]", only, TUNED, flags=re.DOTALL)
     made = inlined(one)
     assert "autotune" not in made and "BLOCK=32, num_warps=2)" in made
+    assert applies("add_autotune", made) and not applies(
+        "add_autotune", made.replace("warps=2)", "warps=2, num_ctas=2)")
+    )
     assert inlined(TUNED) == TUNED  # several
     for more in ("pre_hook=None, ", "reset_to_zero=['y_ptr'], ", "restore_value=['y_ptr'], "):
         kept = one.replace("configs=[", f"{more}configs=[")

@@ -129,7 +129,8 @@ def _only_configuration(kernel: Kernel) -> dict[str, str] | None:
                     case _:
                         return None
         elif arg.keyword is not None and arg.keyword.value in OPTIONS:
-            settings[arg.keyword.value] = code(arg.value)
+            if (arg.keyword.value, code(arg.value)) != ("num_ctas", "1"):  # as without it
+                settings[arg.keyword.value] = code(arg.value)
         else:  # a hook
             return None
     return settings

@@ -72,7 +72,7 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
     left alone.  A block moves only where nothing but the launch and its grid depends on it; the grid becomes a function
     of the configuration.
     """
-    kernel = pick(rng, [k for k in source.rewritable() if not k.autotuned and _idempotent(k)])
+    kernel = pick(rng, [k for k in source.rewritable() if _tunable(source, k)])
     if kernel is None:
         return None
     launches = source.launches_of(kernel)
@@ -86,6 +86,13 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
     decorator = cst.Decorator(expr(text))
     pairs.append((kernel.node, lambda f: f.with_changes(decorators=[decorator, *f.decorators])))
     return edited(source, pairs)
+
+
+def _tunable(source: Source, kernel: Kernel) -> bool:
+    in_clusters = any(
+        "num_ctas" in launch.options for launch in source.launches_of(kernel)
+    )  # as configurations say too
+    return not kernel.autotuned and not in_clusters and _idempotent(kernel)
 
 
 def _idempotent(kernel: Kernel) -> bool:
