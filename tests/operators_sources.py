@@ -45,7 +45,7 @@ def double(x):
 ROWS_OF_PLANES = (
     HEADER
     + """@triton.jit
-def softmax_kernel(x_ptr, y_ptr, plane, stride, n, BLOCK: tl.constexpr, LOG: tl.constexpr, SCALE: tl.constexpr):
+def softmax_kernel(x_ptr, y_ptr, plane, stride, n, BLOCK: tl.constexpr, LOG: tl.constexpr, SCALE: tl.constexpr = 0.5):
     at, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x_row = x_ptr + at * plane + row * stride
     columns = tl.arange(0, BLOCK)
@@ -64,7 +64,7 @@ def softmax_kernel(x_ptr, y_ptr, plane, stride, n, BLOCK: tl.constexpr, LOG: tl.
 def planes(x):
     y = torch.empty_like(x)
     a, b, n = x.shape
-    softmax_kernel[(a, b)](x, y, b * n, n, n, BLOCK=triton.next_power_of_2(n), LOG=True, SCALE=0.5)
+    softmax_kernel[(a, b)](x, y, b * n, n, n, BLOCK=triton.next_power_of_2(n), LOG=True)
     return y
 """
 )

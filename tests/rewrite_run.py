@@ -42,7 +42,8 @@ def _every_config(self: Any, *args: Any, **kwargs: Any) -> None:
 def _compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
     """In place of a launch: machine code for sm_90."""
     options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTIONS}
-    bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+    defaults = {p.name: p.default for p in self.params if p.has_default}
+    bound = defaults | dict(zip(self.arg_names, args, strict=False)) | kwargs
     grid = grid(bound) if callable(grid) else grid
     assert all(isinstance(n, int) and n > 0 for n in grid), f"grid {grid}"
     assert set(bound) == set(self.arg_names), f"arguments {sorted(bound)} for parameters {self.arg_names}"

@@ -104,7 +104,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     _sum_up(arguments, folder, chosen, checked)
     if code == parts.EXIT_INTERRUPTED:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
-    elif not any(checked[s.name].verified for s in chosen):
+    elif not any(outcome.verified for outcome in checked.values()):
         return parts.EXIT_NOT_OK
     return code
 
@@ -196,7 +196,10 @@ def _shared(
             helper.kill()  # after a second Ctrl-C; what is finished is stored
     if interrupted():
         return parts.EXIT_INTERRUPTED
-    return parts.EXIT_NOT_OK if any(helper.returncode for helper in helpers) else 0
+    if any(helper.returncode for helper in helpers):
+        checking.stop()  # unless all files are checked, and some searches failed
+        return parts.EXIT_NOT_OK
+    return 0
 
 
 def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: str) -> list[str]:

@@ -90,16 +90,15 @@ def helpers_ask_position(source: Source, kernel: Kernel) -> bool:
 def extendable(kernel: Kernel) -> bool:
     """A parameter can be added at the end of the signature."""
     p = kernel.node.params
-    return (
-        not kernel.defaults and not p.kwonly_params and isinstance(p.star_arg, cst.MaybeSentinel) and not p.star_kwarg
-    )
+    return not p.kwonly_params and isinstance(p.star_arg, cst.MaybeSentinel) and not p.star_kwarg
 
 
 def with_parameter(function: cst.FunctionDef, name: str, *, constexpr: bool) -> cst.FunctionDef:
-    """The kernel with one more parameter at the end."""
+    """The kernel with one more parameter at the end; behind one with a default it has one too, which no launch uses."""
     annotation = cst.Annotation(expr("tl.constexpr")) if constexpr else None
     params = list(function.params.params)
-    new = cst.Param(cst.Name(name), annotation=annotation)
+    default = cst.Integer("1") if params and params[-1].default is not None else None
+    new = cst.Param(cst.Name(name), annotation=annotation, default=default)
     if params:  # the line breaks of a signature over several lines stay where they are
         last = params[-1]
         new = new.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
