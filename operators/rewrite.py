@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 from operators.base import Context, Draft, Parent
@@ -19,8 +20,13 @@ class RewriteOperator:
     arity = 1
 
     def __call__(self, parents: Sequence[Parent], context: Context) -> Draft | None:
-        for rewrite in context.rng.sample(list(REWRITES.values()), len(REWRITES)):
+        for rewrite in _in_order(context.rng):
             source = rewrite.apply(parents[0].source, context.rng)
             if source is not None:
                 return Draft(source, f"{rewrite.name}: {rewrite.description}")
         return None
+
+
+def _in_order(rng: random.Random) -> list[Rewrite]:
+    """Drawn one after the other, each by its weight among those left (Efraimidis, Spirakis 2006)."""
+    return sorted(REWRITES.values(), key=lambda rewrite: rng.random() ** (1 / rewrite.weight), reverse=True)

@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -280,3 +281,12 @@ def test_the_only_configuration_is_written_out_where_nothing_else_is_asked_of_au
     for more in ("pre_hook=None, ", "reset_to_zero=['y_ptr'], ", "restore_value=['y_ptr'], "):
         kept = one.replace("configs=[", f"{more}configs=[")
         assert kept != one and inlined(kept) == kept
+
+
+def test_hints_are_tried_less_often() -> None:
+    """Of kernels that both apply to."""
+    drafts = [RewriteOperator()([Parent(0, seed("softmax"), 1.0)], Context(random.Random(n))) for n in range(300)]
+    count = Counter(d.note.partition(":")[0] for d in drafts if d)
+    hints = [count[name] for name in ("eviction_policy", "cache_modifier", "launch_preset")]
+    others = [count[name] for name in ("pipelined_range", "add_autotune", "tiles_per_program")]
+    assert 0 < max(hints) < min(others)

@@ -23,17 +23,24 @@ from operators.source import (
     walk,
 )  # fmt: skip
 
+HINT = 0.4  # weight
+
 T = TypeVar("T")
 Pairs = list[tuple[cst.CSTNode, Any]]
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One structural change.  `edit` gives the new source, or None where its precondition does not hold."""
+    """One structural change.  `edit` gives the new source, or None where its precondition does not hold.
+
+    weight: how often it is tried, over the others.  Hints apply to nearly every kernel and seldom help: in searches over
+    121 kernels on an H200 1.5 to 2 % of them made the best candidate 1.02 times as fast, of the other rewrites 5 %.
+    """
 
     name: str
     description: str
     edit: Callable[[Source, random.Random], str | None]
+    weight: float = 1.0
 
     def apply(self, source: str, rng: random.Random) -> str | None:
         """The rewritten source; None where the rewrite does not apply or would change nothing."""

@@ -10,7 +10,7 @@ import libcst as cst
 
 from operators.dataflow import assigned, pointers
 from operators.genes import OPTION_DEFAULTS, Gene, get_genes, set_genes
-from operators.rewrites.base import ATOMICS, Pairs, Rewrite, edited, pick, shuffled, with_arguments
+from operators.rewrites.base import ATOMICS, HINT, Pairs, Rewrite, edited, pick, shuffled, with_arguments
 from operators.source import (
     Kernel,
     Launch,
@@ -89,10 +89,8 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
 
 
 def _tunable(source: Source, kernel: Kernel) -> bool:
-    in_clusters = any(
-        "num_ctas" in launch.options for launch in source.launches_of(kernel)
-    )  # as configurations say too
-    return not kernel.autotuned and not in_clusters and _idempotent(kernel)
+    in_clusters = any("num_ctas" in launch.options for launch in source.launches_of(kernel))
+    return not kernel.autotuned and not in_clusters and _idempotent(kernel)  # configurations say num_ctas, too
 
 
 def _idempotent(kernel: Kernel) -> bool:
@@ -211,7 +209,7 @@ def _keys(kernel: Kernel) -> str:
 
 
 REWRITES = (
-    Rewrite("launch_preset", "warps and stages that go together", _preset),
+    Rewrite("launch_preset", "warps and stages that go together", _preset, HINT),
     Rewrite("widen_block", "a tiny block made several times as wide", _widen),
     Rewrite("cap_registers", "at most so many registers a thread (maxnreg)", _cap_registers),
     Rewrite("add_autotune", "block sizes, warps and stages chosen by triton.autotune", _add_autotune),
