@@ -32,6 +32,7 @@ ARM = "full"
 # On a GPU.  An estimate takes a core for a second, a measurement the GPU for a tenth of one: many searches at once are
 # short of cores.
 UNSCREENED = {"screen_budget": 0}
+CORES_A_PROCESS = 4  # the others compile
 LOOK_S = 0.2  # between looks at the processes that search
 
 
@@ -60,7 +61,8 @@ def add(commands: Any) -> None:
         "--processes",
         type=int,
         metavar="P",
-        help="processes that share the searches: one uses one core for operators, and one GPU (default: one a GPU)",
+        help="processes that share the searches: one uses one core for operators, and one GPU (default: on GPUs one "
+        f"for {CORES_A_PROCESS} cores, at least one a GPU)",
     )
     bench.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
     parts.add_target(bench)
@@ -111,7 +113,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _processes(arguments: argparse.Namespace, gpus: int) -> int:
     """How many processes search; each drives one GPU, or none."""
-    wanted: int = max(gpus, 1) if arguments.processes is None else arguments.processes
+    default = gpus * max(1, parts.workers(None) // CORES_A_PROCESS // gpus) if gpus else 1
+    wanted: int = default if arguments.processes is None else arguments.processes
     if wanted < max(gpus, 1):
         raise ConfigError(f"--processes: expected at least {max(gpus, 1)}, one a GPU, got {wanted}; leave it out")
     return wanted
