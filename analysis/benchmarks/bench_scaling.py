@@ -1,6 +1,6 @@
 """Candidates a second on one GPU and on several of the same machine, in the same run.
 
-    python -m analysis.benchmarks.bench_scaling [--gpus 2] [--candidates 300] [--plain]
+    python -m analysis.benchmarks.bench_scaling [--gpus 2] [--candidates 300] [--plain] [--processes]
 
 The candidates of `bench_gpu` (softmax of 8192 x 8192 float32, all right, no two with the same machine code) go through
 the whole evaluator: gate, recording, compilation, verification (3 fresh inputs, and every stress variant unless
@@ -8,6 +8,9 @@ the whole evaluator: gate, recording, compilation, verification (3 fresh inputs,
 `--gpus`; each time as many candidates a GPU, after as many as there are workers to warm up.  Printed are the rates,
 that of the recorders alone, and the rate on several GPUs as a part of as many times that on one.  New champions are
 certified, seconds each: how many there are is chance, so rates are given with them and, for the ratio, without.
+
+With `--processes` there is no Ray but a process for each GPU with its share of the cores, as `evo bench` has them: one
+alone, then all at once.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +37,8 @@ from fitness.gpu_evaluator import GpuEvaluator
 from fitness.pipeline import Evaluator
 from fitness.task import Task, load_task
 
+READY = "ready\n"
+
 
 def softmaxes() -> Iterator[str]:
     """Right kernels, no two equal."""
@@ -38,8 +46,15 @@ def softmaxes() -> Iterator[str]:
         yield SOFTMAX.format(padding=-1e30 - 1e24 * i, warps=(8, 16, 32)[i % 3])
 
 
-def rates(open_evaluator: Callable[[], Evaluator], gpus: int, workers: int, count: int, sources: Iterator[str]) -> Any:
-    """Of `count` candidates, after `workers` others."""
+def rates(
+    open_evaluator: Callable[[], Evaluator],
+    gpus: int,
+    workers: int,
+    count: int,
+    sources: Iterator[str],
+    begin: Callable[[], object] = lambda: None,
+) -> Any:
+    """Of `count` candidates, after `workers` others and `begin`."""
     with open_evaluator() as evaluator, ThreadPoolExecutor(workers) as pool:
         evaluator.prepare()
 
@@ -53,6 +68,7 @@ def rates(open_evaluator: Callable[[], Evaluator], gpus: int, workers: int, coun
             return evaluator.evaluate(Candidate(source), seed=0, known={})
 
         per_s(evaluate, workers)
+        begin()
         rate, done = per_s(evaluate, count)
         recorded, _ = per_s(evaluator._recorder.collect, count)
     certified = [float(e.environment["certificate_s"]) for e in done if "certificate_s" in e.environment]
@@ -90,18 +106,74 @@ def compare(task: Task, gpus: int, candidates: int) -> Iterator[dict[str, Any]]:
         cluster.close()
 
 
+def side_by_side(home: Path, gpus: int, candidates: int) -> Iterator[dict[str, Any]]:
+    """A process on one GPU alone, then one on each at the same time; at last the ratio."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // gpus
+
+    def start(number: int) -> subprocess.Popen[str]:
+        own = cores[number * share : (number + 1) * share]
+        command = [sys.executable, "-m", "analysis.benchmarks.bench_scaling", "--home", str(home)]
+        return subprocess.Popen(
+            [*command, "--candidates", str(candidates)],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(number)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, own),
+        )
+
+    def together(numbers: Sequence[int]) -> dict[str, Any]:
+        running = [start(number) for number in numbers]
+        for process in running:
+            assert process.stdout is not None and process.stdout.readline() == READY
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        found = [json.loads(process.communicate()[0]) for process in running]
+        rates = [figures["without_certificates_per_s"] for figures in found]
+        return {"gpus": len(found), "cores_each": share, "each_per_s": rates, "per_s": round(sum(rates), 2)}
+
+    one, several = together([0]), together(range(gpus))
+    yield one
+    yield several
+    yield {"of_linear": round(several["per_s"] / (gpus * one["per_s"]), 3)}
+
+
+def alone(home: Path, candidates: int) -> dict[str, Any]:
+    """Of this process, which begins when it is told to."""
+    task, target, workers = load_task(home), get_target(TARGET), len(os.sched_getaffinity(0))
+
+    def begin() -> None:
+        print(READY, end="", flush=True)
+        sys.stdin.readline()
+
+    figures: dict[str, Any] = rates(lambda: GpuEvaluator(task, target), 1, workers, candidates, softmaxes(), begin)
+    return figures
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--candidates", type=int, default=300, help="a GPU")
     parser.add_argument("--plain", action="store_true", help="no stress variants of the inputs")
+    parser.add_argument("--processes", action="store_true", help="a process for each GPU, without Ray")
+    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)  # of the task: this is one of those processes
     options = parser.parse_args(arguments)
+    if options.home:
+        print(json.dumps(alone(options.home, options.candidates)))
+        return
     with tempfile.TemporaryDirectory(prefix="evo-bench-") as folder:
         home = Path(folder) / "softmax"
         home.mkdir()
         (home / "task.py").write_text(SOFTMAX_TASK.format(stress=not options.plain))
         (home / "kernel.py").write_text(SOFTMAX.format(padding=-1e30, warps=4))
-        for figures in compare(load_task(home), options.gpus, options.candidates):
+        if options.processes:
+            found = side_by_side(home, options.gpus, options.candidates)
+        else:
+            found = compare(load_task(home), options.gpus, options.candidates)
+        for figures in found:
             print(json.dumps(figures), flush=True)
 
 
