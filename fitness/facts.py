@@ -21,6 +21,7 @@ from typing import Any
 from evo.records import Finding, Verdict
 from fitness.calls import CPU, Calls
 from fitness.compilation import screen
+from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target
 from fitness.estimation import estimate as model
 from fitness.gpu import work as steps
@@ -44,6 +45,7 @@ class Facts:
     plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
     constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
+    left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
     cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
     plan_hash: str = ""
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
@@ -77,7 +79,7 @@ class Recorder:
         self._measured, self._use_gate = measured, use_gate
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
-        self._known = steps.KnownBuilds()
+        self._known = KnownBuilds()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
@@ -142,8 +144,10 @@ class Recorder:
 
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes."""
-        plans = {name: facts.plans[name] for name in self._compiled()}
-        facts.builds = steps.build(source, plans, facts.constants, known=self._known, **self._in(scratch))
+        built = steps.build(
+            source, facts.plans, facts.constants, known=self._known, cases=self._compiled(), **self._in(scratch)
+        )
+        facts.plans, facts.builds, facts.left_out = built.plans, built.builds, built.left_out
         if self._measured:
             facts.cubins = steps.cubins(facts.builds, scratch)
 

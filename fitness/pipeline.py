@@ -316,6 +316,8 @@ class Evaluator:
     def _environment(self, facts: Facts) -> dict[str, Any]:
         gpu = self._judge.environment.get("gpu")
         found: dict[str, Any] = {"target": self.target.name, "sandbox": list(facts.layers)}
+        if facts.left_out:
+            found["left_out"] = list(facts.left_out)
         return found if gpu is None else {**found, "gpu": gpu}
 
 

@@ -45,5 +45,9 @@ def expect_ok(stage: str, result: JobResult) -> dict:
         return dict(result.value or {})
     verdict = result.verdict or _VERDICTS[result.status]
     message = result.message or f"the {stage} process ended with status {result.status!r}"
-    findings = (Finding(rule=stage, line=result.line, message=message),) if result.line else ()
-    raise Stop(stage, verdict, f"line {result.line}: {message}" if result.line else message, findings)
+    raise Stop(stage, verdict, *at_line(stage, message, result.line))
+
+
+def at_line(stage: str, message: str, line: int) -> tuple[str, tuple[Finding, ...]]:
+    """The message and findings of a Stop; `line`: of the candidate's source, 0 where it is not known."""
+    return (f"line {line}: {message}", (Finding(rule=stage, line=line, message=message),)) if line else (message, ())

@@ -70,6 +70,31 @@ def test_an_autotuned_kernel_comes_back_frozen(evaluators):
     assert [t.ratio for t in frozen.timings] == pytest.approx([t.ratio for t in evaluation.timings])
 
 
+def test_a_configuration_that_does_not_compile_is_left_to_the_others(evaluators):
+    evaluator = evaluators("softmax")
+    source = (VARIANTS[0].parent / "softmax__autotuned.py").read_text(encoding="utf-8")
+    head = "BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):\n"
+    picky = source.replace(head, head + "    tl.static_assert(BLOCK_N < CONDITION)\n")
+    assert picky != source
+    all_of_them = evaluator.evaluate(Candidate(source), seed=1, known={})
+    evaluation = evaluator.evaluate(Candidate(picky.replace("CONDITION", "256")), seed=1, known={})
+    assert evaluation.verdict is Verdict.OK, evaluation.message
+    assert [text.split(",")[:2] for text in evaluation.environment["left_out"]] == [["BLOCK_M: 2", " BLOCK_N: 256"]]
+    assert "left_out" not in all_of_them.environment
+    # As if it had never been in the list.
+    last = '        triton.Config({"BLOCK_M": 2, "BLOCK_N": 256}, num_warps=8),\n'
+    shorter = evaluator.evaluate(Candidate(source.replace(last, "")), seed=1, known={})
+    assert source.count(last) == 1 and evaluation.plan_hash == shorter.plan_hash != all_of_them.plan_hash
+    assert [t.ratio for t in evaluation.timings] == [t.ratio for t in shorter.timings]
+    frozen = evaluator.evaluate(Candidate(evaluation.frozen_source), seed=1, known={})
+    assert frozen.verdict is Verdict.OK and "left_out" not in frozen.environment
+    assert evaluation.frozen_source.count("triton.Config(") == 1 and "256}" not in evaluation.frozen_source
+    none = evaluator.evaluate(Candidate(picky.replace("CONDITION", "64")), seed=1, known={})
+    line = picky[: picky.index("tl.static_assert")].count("\n") + 1
+    assert (none.verdict, none.stage, none.findings[0].line) == (Verdict.COMPILE_ERROR, "compile", line)
+    assert none.message.startswith(f"line {line}: kernel tuned_kernel: ")
+
+
 def test_the_active_layers_of_the_sandbox_are_told(evaluators):
     evaluator = evaluators("softmax")
     evaluation = evaluator.evaluate(Candidate(evaluator.task.seed_source), seed=1, known={})

@@ -6,7 +6,7 @@ import pytest
 import triton.language as tl
 
 from evo.records import Verdict
-from fitness.compilation.kernels import argument, get_kernel, load_kernels
+from fitness.compilation.kernels import argument, closures, get_kernel, load_kernels
 from fitness.sandbox.jobs import JobError
 
 SOURCE = '''"""A candidate."""
@@ -98,3 +98,17 @@ def test_an_unknown_kernel_lists_the_known_ones(tmp_path):
     with pytest.raises(JobError, match="found: double, scale") as caught:
         get_kernel(kernels, "wrapped", 7)
     assert caught.value.verdict is Verdict.UNSUPPORTED and caught.value.line == 7
+
+
+def test_parameters_are_known_as_constexpr_by_their_annotation():
+    found = closures(SOURCE)
+    assert found["scale"].constexprs == {"BLOCK", "KIND"} and found["double"].constexprs == set()
+    assert SOURCE.splitlines()[found["scale"].line - 1].startswith("def scale(")
+    source = """
+import triton
+from triton.language import constexpr as fixed
+@triton.jit
+def f(a, /, b: fixed, c: "tl.constexpr", d: "fp32", *, e: fixed = 2):
+    pass
+"""
+    assert closures(source)["f"].constexprs == {"b", "c", "e"}

@@ -212,6 +212,28 @@ def least(x):
 least(torch.randn(50, device="cuda"))
 """
 
+# Its first configuration does not compile, which Triton's autotuner is not stopped by; what it writes is an argument.
+PICKY = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.autotune(
+    configs=[triton.Config({{"BLOCK": 16}}), triton.Config({{"BLOCK": 64}}), triton.Config({{"BLOCK": 256}})], key=["n"]
+)
+@triton.jit
+def minus_kernel(x, y, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK % 64 == 0)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, -tl.load(x + i, mask=i < n), mask=i < n)
+
+def minus(x, y):
+    minus_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+
+{LINE}
+
+minus(torch.randn(500, device="cuda"), torch.empty(500, device="cuda"))
+"""
+
 BROKEN = f"import no_such_module\n{LINE}\n"
 
 
@@ -220,7 +242,7 @@ def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     (root / FOLDER).mkdir(parents=True)
     files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
-    files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS}
+    files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS, "picky": PICKY}
     for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
@@ -261,6 +283,18 @@ def test_what_goes_through_and_why_the_rest_does_not(checked):
     assert outcomes["value"].stages == ["captured"]
     assert "value computed on the device" in outcomes["value"].reason
     assert outcomes["broken"].stages == [] and "no_such_module" in outcomes["broken"].reason
+
+
+def test_of_an_autotuned_kernel_the_first_configuration_that_compiles_is_checked(checked, zygote):
+    root, outcomes = checked
+    assert outcomes["picky"].verified, outcomes["picky"].reason
+    task = load_task(root / "picky")
+    assert task.writes == ("y",)
+    with CpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
+        evaluation = evaluator.prepare()
+    left_out = evaluation.environment["left_out"]
+    assert len(left_out) == 1 and left_out[0].startswith("BLOCK: 16, ") and "static_assert" in left_out[0]
+    assert evaluation.frozen_source.count("triton.Config(") == 1 and "{'BLOCK': 16}" not in evaluation.frozen_source
 
 
 TIMED = """import sys

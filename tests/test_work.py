@@ -8,9 +8,13 @@ import pytest
 
 from evo.records import Verdict
 from fitness.calls import CPU, Calls
+from fitness.compilation.freeze import freeze
+from fitness.compilation.kernels import closures
+from fitness.compilation.known import KnownBuilds, build_key
+from fitness.gpu import work as steps
 from fitness.gpu.parameters import pack
-from fitness.gpu.work import KnownBuilds, build, cubins, make_work, record
-from fitness.plan import TensorRef
+from fitness.gpu.work import Built, Unbuildable, build, cubins, make_work, record
+from fitness.plan import LaunchPlan, TensorRef
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
@@ -119,6 +123,149 @@ def test_an_error_in_one_of_many_configurations_is_told_with_its_line(zygote, tm
     assert "line 14" in stop.value.message
 
 
+# A kernel that says which configurations are for which sizes: of narrow rows, at least LEAST columns a block.
+PICKY = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": b}, num_warps=w) for b, w in CONFIGS], key=["n_columns"])
+@triton.jit
+def kernel(x, y, n_columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK >= LEAST or WIDTH > 256, "too small a block")
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    for start in range(0, n_columns, BLOCK):
+        mask = start + columns < n_columns
+        at = row * n_columns + start + columns
+        tl.store(y + at, tl.load(x + at, mask=mask)WRONG, mask=mask)
+
+
+def softmax(x):
+    y = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, y, x.shape[1], triton.next_power_of_2(x.shape[1]))
+    return y
+"""
+WIDTHS = (200, 500, 1000)
+
+
+def picky(least: int = 0, configs: str = "((64, 1), (128, 2), (256, 4))", wrong: str = "") -> str:
+    return PICKY.replace("LEAST", str(least)).replace("CONFIGS", configs).replace("WRONG", wrong)
+
+
+class Counting:
+    """A zygote that counts what it is asked to compile."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+        self.jobs: list[int] = []  # launches of each
+
+    def run(self, job: str, payload: dict[str, Any], **options: Any) -> Any:
+        if job == "compile":
+            self.jobs.append(len(payload["launches"]))
+        return self._zygote.run(job, payload, **options)
+
+
+def built_of(
+    source: str, zygote: Any, scratch: Any, *, known: KnownBuilds | None = None, cases: tuple[str, ...] | None = None
+) -> tuple[dict[str, LaunchPlan], Built]:
+    """The plans of `source` at three widths, and what is built of them."""
+    scratch.mkdir()
+    options = {"zygote": zygote, "target": "sm_90", "limits": Limits(), "scratch": scratch}
+    tensors = [{"shape": [4, width], "strides": [width, 1], "dtype": "float32"} for width in WIDTHS]
+    calls = [{"name": f"{w}", "args": [{"tensor": t}]} for w, t in zip(WIDTHS, tensors, strict=True)]
+    recorded = record(source, load_task("softmax"), calls, **options)
+    return recorded.plans, build(source, recorded.plans, recorded.constants, known=known, cases=cases, **options)
+
+
+def blocks(plans: dict[str, LaunchPlan]) -> dict[str, list[Any]]:
+    return {name: [c.args["BLOCK"] for c in plan.launches[0].configs] for name, plan in plans.items()}
+
+
+def test_a_configuration_that_triton_leaves_out_is_left_out_of_all_cases(zygote, tmp_path):
+    plans, built = built_of(picky(least=128), zygote, tmp_path / "all")
+    assert blocks(plans) == {"200": [64, 128, 256], "500": [64, 128, 256], "1000": [64, 128, 256]}
+    assert blocks(built.plans) == {"200": [128, 256], "500": [128, 256], "1000": [128, 256]}
+    for (by_config,) in built.builds.values():
+        assert [b["num_warps"] for b in by_config] == [2, 4]
+    [said] = built.left_out
+    assert said.startswith("BLOCK: 64, num_warps: 1,") and "kernel kernel: too small a block in `tl.static" in said
+    chosen = {"kernel": built.plans["500"].launches[0].configs[0]}
+    assert "[triton.Config({'BLOCK': 128}, num_warps=2" in freeze(picky(least=128), chosen)
+
+
+def test_it_is_left_out_of_cases_that_are_not_compiled_too(zygote, tmp_path):
+    _, built = built_of(picky(least=128), zygote, tmp_path / "one", cases=("200",))
+    assert list(built.builds) == ["200"]
+    assert blocks(built.plans) == {"200": [128, 256], "500": [128, 256], "1000": [128, 256]}
+    _, built = built_of(picky(least=128), zygote, tmp_path / "other", cases=("500",))
+    assert blocks(built.plans)["200"] == [64, 128, 256] and built.left_out == ()
+
+
+def test_what_ptxas_refuses_is_left_out(zygote, tmp_path):
+    text = '"mov.f32 $0, $1;" if BLOCK < 128 else "nonsense $0, $1;"'
+    assembly = f" + tl.inline_asm_elementwise({text}, '=f,f', [mask.to(tl.float32)], tl.float32, True, 1)"
+    _, built = built_of(picky(configs="((64, 4), (128, 4))", wrong=assembly), zygote, tmp_path / "ptxas")
+    assert blocks(built.plans) == {"200": [64], "500": [64], "1000": [64]}
+    assert len(built.left_out) == 1 and "PTXAS error" in built.left_out[0]
+
+
+@pytest.mark.parametrize("configs", ["((64, 1), (128, 2))", "((64, 1),)"])
+def test_a_kernel_without_a_configuration_is_a_compile_error(zygote, tmp_path, configs):
+    with pytest.raises(Unbuildable, match="line 10: kernel kernel: too small a block in `tl") as stop:
+        built_of(picky(least=256, configs=configs), zygote, tmp_path / "none")
+    assert (stop.value.stage, stop.value.verdict, stop.value.kernel) == ("compile", Verdict.COMPILE_ERROR, "kernel")
+    assert [(f.rule, f.line) for f in stop.value.findings] == [("compile", 10)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        (" + missing", "missing is not defined"),
+        (" + tl.arange(0, BLOCK // 2)", "line 15"),  # shapes that do not go together
+        (" + tl.arange(0, 65536 // BLOCK)", "line 15"),  # they do for 256: Triton does not go on all the same
+    ],
+)
+def test_other_errors_are_those_of_the_candidate(zygote, tmp_path, wrong, part):
+    with pytest.raises(Stop, match=part) as stop:
+        built_of(picky(least=128, wrong=wrong), zygote, tmp_path / "wrong")
+    assert (stop.value.verdict, type(stop.value)) == (Verdict.COMPILE_ERROR, Stop)
+
+
+def test_that_it_cannot_be_compiled_is_known_too(zygote, tmp_path):
+    known = KnownBuilds()
+    _, first = built_of(picky(least=128), zygote, tmp_path / "first", known=known)
+    again = Counting(zygote)
+    _, second = built_of(picky(least=128), again, tmp_path / "second", known=known)
+    assert again.jobs == [] and second.left_out == first.left_out and second.plans == first.plans
+    moved = "# a line more\n" + picky(least=128, configs="((64, 1),)")
+    with pytest.raises(Unbuildable, match="line 11: "):
+        built_of(moved, again, tmp_path / "third", known=known)
+    assert again.jobs == []
+
+
+def test_jobs_are_made_by_what_differs(zygote, tmp_path, monkeypatch):
+    """A build for each width and configuration, on jobs of their own; and none of them twice."""
+    monkeypatch.setattr(steps, "CONFIGS_A_JOB", 1)
+    monkeypatch.setattr(steps, "COMPILE_JOBS", 6)
+    counting = Counting(zygote)
+    twice = "((64, 1), (128, 2), (64, 1))"
+    _, built = built_of(picky(configs=twice), counting, tmp_path / "jobs")
+    every = [b for (by_config,) in built.builds.values() for b in by_config]
+    assert len({b["key"] for b in every}) == 6 and sorted(counting.jobs) == [1, 1, 1, 2, 2, 2]
+    assert len({b["cubin"] for b in every}) == 6  # each compiled once, by one of the jobs
+    for by_case in zip(*(by_config for (by_config,) in built.builds.values()), strict=True):
+        assert (
+            len({b["cubin"].split("/")[0] for b in by_case}) == 3
+        )  # a configuration of several widths is several jobs'
+
+
+def test_what_is_dealt_comes_by_turns_that_begin_anew_with_another_job(monkeypatch):
+    monkeypatch.setattr(steps, "COMPILE_JOBS", 3)
+    assert steps._dealt([[i] for i in range(9)]) == [[0, 5, 7], [1, 3, 8], [2, 4, 6]]
+    assert steps._dealt([[0, 1], [2]]) == [[0, 1, 2]]
+
+
 HELPED = """
 import torch
 import triton
@@ -146,7 +293,7 @@ LAUNCH = {"args": {"x": 1, "n": 100, "BLOCK": 16}, "options": {"num_warps": 4}}
 def key_of(kernel: str, *, factor: str = "3", addend: str = "1", scale: float = 2.0, **changes: Any) -> str:
     launch = {"kernel": kernel, **LAUNCH, **changes}
     source = HELPED.format(factor=factor, addend=addend)
-    return KnownBuilds().keys(source, {"SCALE": scale}, "sm_90", [launch])[0]
+    return build_key(closures(source), {"SCALE": scale}, "sm_90", launch)
 
 
 def test_a_build_is_known_by_all_that_decides_it():
@@ -167,7 +314,7 @@ def test_a_build_is_known_by_all_that_decides_it():
 def test_what_cannot_be_known_has_no_key():
     assert key_of("missing") == ""
     assert key_of("scale", args={"x": {"jit": "helper"}}) == ""
-    assert KnownBuilds().keys("def broken(", {}, "sm_90", [{"kernel": "f", **LAUNCH}]) == [""]
+    assert build_key(closures("def broken("), {}, "sm_90", {"kernel": "f", **LAUNCH}) == ""
 
 
 def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
@@ -182,10 +329,11 @@ def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
     first = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "first", **rest)
     rest["zygote"] = None  # nothing may be asked of it
     second = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "second", **rest)
-    machine_code = cubins(first, tmp_path / "first")
-    again = cubins(second, tmp_path / "second")
-    for name, launches in first.items():
-        for ours, theirs in zip(launches, second[name], strict=True):
+    assert first.plans == second.plans == recorded.plans
+    machine_code = cubins(first.builds, tmp_path / "first")
+    again = cubins(second.builds, tmp_path / "second")
+    for name, launches in first.builds.items():
+        for ours, theirs in zip(launches, second.builds[name], strict=True):
             assert [{**b, "cubin": ""} for b in ours] == [{**b, "cubin": ""} for b in theirs]
             assert [machine_code[b["cubin"]] for b in ours] == [again[b["cubin"]] for b in theirs]
 

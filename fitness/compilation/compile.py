@@ -22,9 +22,10 @@ import torch
 from elftools.elf.elffile import ELFFile
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler.errors import CompilationError
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.errors import TritonError
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction, MockTensor
 
 from evo.records import Verdict
@@ -40,6 +41,10 @@ _AT_FAULT = (
     TritonError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, NameError, IndexError,
     RecursionError, ArithmeticError, SyntaxError,
 )  # fmt: skip
+
+# What Triton's autotuner takes for a configuration that is not to be had, rather than for an error of the kernel
+# (`Autotuner._bench`).  A static_assert in a function that the kernel calls is not among them: Triton wraps it.
+_NOT_TO_BE_HAD = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 
 # Options a launch may set.  Others (`ir_override`, `extern_libs`, `ptx_options`, ...) bring in code beside the kernel
 # that the interpreter checks.
@@ -59,8 +64,9 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     encoded as in plans; "cache_dir" (optional) keeps Triton's cache elsewhere than in `scratch`.  Returns {"builds":
     [...]} in the order of the launches: the fields of `evo.records.Build`, "parameters" (names of the runtime
     parameters, in order), "launch" (see `_launch_facts`), "resident" (programs on a multiprocessor), "key" (Triton's
-    name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).  Raises
-    JobError(COMPILE_ERROR).
+    name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).  A launch
+    that Triton's autotuner would leave out has {"problem": why, "line": of the kernel's own, from 1, 0 where it is not
+    known} instead.  Raises JobError(COMPILE_ERROR) for all other errors.
     """
     target = get_target(payload["target"])
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
@@ -74,12 +80,26 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             options = {name: decode(value) for name, value in launch["options"].items()}
             _check_options(launch, options)
             begin = time.perf_counter()
-            compiled = _compile(kernel, args, options, kernels, scratch)
+            try:
+                compiled = _compile(kernel, args, options, kernels, scratch)
+            except _NotToBeHad as error:
+                builds.append({"problem": error.message, "line": _own_line(kernel, error.line)})
+                continue
             if compiled.hash not in known:
                 seconds = time.perf_counter() - begin
                 known[compiled.hash] = _describe(compiled, launch["kernel"], target, seconds, scratch)
             builds.append(known[compiled.hash])
     return {"builds": builds}
+
+
+class _NotToBeHad(JobError):
+    """A configuration of a kernel that others may take the place of."""
+
+
+def _own_line(kernel: JITFunction, line: int) -> int:
+    """A line of the candidate as one of the kernel's own, from 1; 0 where it is none."""
+    own = line - kernel.fn.__code__.co_firstlineno + 1
+    return own if 1 <= own <= kernel.src.count("\n") + 1 else 0
 
 
 def _check_options(launch: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -162,7 +182,9 @@ def _compile(
     kernels: Mapping[str, JITFunction],
     scratch: Path,
 ) -> Any:
-    """Triton's CompiledKernel.  Raises JobError(COMPILE_ERROR) with the candidate's line where that is known."""
+    """Triton's CompiledKernel.  Raises JobError(COMPILE_ERROR) with the candidate's line where that is known; the kind
+    is _NotToBeHad where Triton's autotuner would go on.
+    """
     log = scratch / "compiler.log"
     try:
         with _stderr_to(log):
@@ -170,7 +192,8 @@ def _compile(
     except _AT_FAULT as error:
         said = log.read_text(errors="replace")
         message, line = _explain(error, kernels, said)
-        raise JobError(Verdict.COMPILE_ERROR, f"kernel {kernel.__name__}: {message}", line) from error
+        kind = _NotToBeHad if isinstance(error, _NOT_TO_BE_HAD) else JobError
+        raise kind(Verdict.COMPILE_ERROR, f"kernel {kernel.__name__}: {message}", line) from error
 
 
 def _explain(error: BaseException, kernels: Mapping[str, JITFunction], said: str) -> tuple[str, int]:

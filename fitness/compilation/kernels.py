@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,10 +96,18 @@ def _is_free(name: str) -> bool:
     return name.isidentifier() and not name.startswith("__")
 
 
-def closures(source: str) -> dict[str, tuple[str, frozenset[str]]]:
-    """What decides how each kernel of `source` compiles, beside its arguments: its text with what it calls and of
-    the imports, and the names in it, by the kernel's name.  {} where the source cannot be parsed.
-    """
+@dataclass(frozen=True)
+class Closure:
+    """A kernel as its source has it, with all that decides how it compiles beside its arguments."""
+
+    text: str  # its own, with what it calls and of the imports
+    names: frozenset[str]  # in that text
+    constexprs: frozenset[str]  # parameters annotated so: for each value of theirs there is a build
+    line: int  # of its `def`
+
+
+def closures(source: str) -> dict[str, Closure]:
+    """The kernels of `source` by name; {} where it cannot be parsed."""
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
         tree = ast.parse(source)
@@ -106,17 +115,30 @@ def closures(source: str) -> dict[str, tuple[str, frozenset[str]]]:
         return {}
     imports = list(_imports(tree.body))
     names = _imported_names(imports)
-    lines, texts, mentioned = source.split("\n"), {}, {}
+    lines, texts, mentioned, nodes = source.split("\n"), {}, {}, {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and (jit := _jit_decorator(node, names)) is not None:
+            nodes[node.name] = node
             mentioned[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
             body = lines[node.lineno - 1 : node.end_lineno]
             texts[node.name] = "\n".join([f"@{ast.unparse(jit)}", *body])
     head = "\n".join(map(ast.unparse, imports))
-    return {name: _closure(name, head, texts, mentioned) for name in texts}
+    found = {}
+    for name, node in nodes.items():
+        text, reached = _reached(name, head, texts, mentioned)
+        found[name] = Closure(text, reached, _constexprs(node, names), node.lineno)
+    return found
 
 
-def _closure(
+def _constexprs(function: ast.FunctionDef, names: Mapping[str, str]) -> frozenset[str]:
+    """Parameters that are annotated as `tl.constexpr`, by whatever name it was imported."""
+    arguments = function.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    said = ((p.arg, _dotted(p.annotation, names) or ast.unparse(p.annotation)) for p in every if p.annotation)
+    return frozenset(name for name, annotation in said if "constexpr" in annotation)
+
+
+def _reached(
     name: str, head: str, texts: Mapping[str, str], mentioned: Mapping[str, set[str]]
 ) -> tuple[str, frozenset[str]]:
     reached, names, new = set(), set(), {name}

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evo.records import Verdict
-from fitness.compilation.kernels import closures
+from fitness.compilation.kernels import Closure, closures
+from fitness.compilation.known import KnownBuilds, build_key
 from fitness.gpu.runner import Work
-from fitness.plan import LaunchPlan, PlanError, from_json, to_json
+from fitness.plan import Launch, LaunchPlan, PlanError, from_json, to_json
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop, expect_ok
+from fitness.stages import Stop, at_line, expect_ok
 from fitness.task import Task
 
 CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
-COMPILE_JOBS = 4  # of one candidate at once
+# Of one candidate; as many at once as there are CPUs.  Where CPUs are fewer there are as many jobs: what shares a time
+# limit, and which of two errors is told, would depend on the machine.  More gain little: others are compiled too.
+COMPILE_JOBS = 8
 
-Builds = dict[
-    str, list[list[dict[str, Any]]]
-]  # case -> launch -> configuration: items of `fitness.compilation.compile.job`
+# case -> launch -> configuration: items of `fitness.compilation.compile.job`
+Builds = dict[str, list[list[dict[str, Any]]]]
+
+# A kernel, the number of its configurations and which of them: what is chosen as one over all launches and cases.
+Way = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What can be launched of some plans."""
+
+    plans: dict[str, LaunchPlan]  # without the configurations that cannot be compiled
+    builds: Builds
+    left_out: tuple[str, ...]  # those configurations, and why
+
+
+class Unbuildable(Stop):
+    """A kernel of which no configuration can be compiled, each for a reason that Triton's autotuner goes on after."""
+
+    def __init__(self, kernel: str, problem: str, line: int) -> None:
+        super().__init__("compile", Verdict.COMPILE_ERROR, *at_line("compile", problem, line))
+        self.kernel = kernel
 
 
 @dataclass(frozen=True)
@@ -87,115 +107,126 @@ def build(
     scratch: Path,
     limits: Limits,
     known: KnownBuilds | None = None,
-) -> Builds:
-    """Every configuration of every launch of `plans`, compiled; the cubins are left in `scratch`.  Raises Stop.
+    cases: Collection[str] | None = None,
+) -> Built:
+    """Every configuration of every launch of `plans`, or of those `cases`; the cubins are left in `scratch`.
 
     Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
     candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards.
-    """
-    launches, parts = _launches(plans)
-    known = known or KnownBuilds()
-    keys = known.keys(source, constants, target, launches)
-    built = known.left_in(scratch, keys)
-    parts = [part for every in parts if (part := [i for i in every if i not in built])]
 
-    def compiled(folder: Path, part: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+    A configuration that Triton's autotuner would take for infinitely slow is left out of all plans.  Raises Stop:
+    Unbuildable where that leaves a kernel without any.
+    """
+    compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
+    kernels = closures(source)
+    launches, ways = _launches(compiled)
+    known = known or KnownBuilds()
+    keys = [build_key(kernels, constants, target, launch) for launch in launches]
+    built = known.left_in(scratch, keys)
+    unknown = [i for i in range(len(launches)) if i not in built]
+
+    def job(folder: Path, part: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
         folder.mkdir()
         chosen = [launches[i] for i in part]
         payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
         found = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=limits))["builds"]
-        return [(i, {**b, "cubin": f"{folder.name}/{Path(b['cubin']).name}"}) for i, b in zip(part, found, strict=True)]
+        return [(i, _from(folder, b)) for i, b in zip(part, found, strict=True)]
 
-    if parts:
-        jobs = _dealt(parts)
+    if unknown:
+        jobs = _dealt(_parts(launches, kernels, unknown))
         taken = len(list(scratch.glob("build*")))  # by what was built before
         folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
-        with ThreadPoolExecutor(len(jobs)) as threads:
-            new = dict(pair for pairs in threads.map(compiled, folders, jobs) for pair in pairs)
+        with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
+            new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
         known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
-    in_order = (built[i] for i in range(len(launches)))
-    return {
-        name: [[next(in_order) for _ in launch.configs] for launch in plan.launches] for name, plan in plans.items()
-    }
+    left_out = _left_out(launches, ways, built, kernels)
+    left = {name: _without(plan, left_out) for name, plan in plans.items()}
+    in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
+    builds = {name: [[next(in_order) for _ in launch.configs] for launch in left[name].launches] for name in compiled}
+    return Built(left, builds, tuple(left_out.values()))
 
 
-class KnownBuilds:
-    """What was compiled for a task: candidates have most of their kernels and configurations in common.
-
-    A build is known by all that decides it: the text of its kernel and of what that calls, the constants in it, the
-    arguments, options and target.  Thread-safe.
-    """
-
-    def __init__(self, most: int = 1024) -> None:
-        """`most`: builds that are kept, of some ten kilobytes each."""
-        self._most = most
-        self._builds: OrderedDict[str, tuple[Mapping[str, Any], bytes]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def keys(
-        self, source: str, constants: Mapping[str, Any], target: str, launches: Sequence[Mapping[str, Any]]
-    ) -> list[str]:
-        """The name of each launch's build, "" where it cannot be known."""
-        found = closures(source)
-        return [_key(found, constants, target, launch) for launch in launches]
-
-    def left_in(self, scratch: Path, keys: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """The known ones among the builds, by their place; their cubins are written to `scratch`."""
-        found: dict[int, dict[str, Any]] = {}
-        with self._lock:
-            for place, key in enumerate(keys):
-                if key in self._builds:
-                    self._builds.move_to_end(key)
-                    build, cubin = self._builds[key]
-                    (scratch / f"{key}.cubin").write_bytes(cubin)
-                    found[place] = {**build, "cubin": f"{key}.cubin"}
-        return found
-
-    def add(self, scratch: Path, builds: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes in builds by their keys; their cubins are in `scratch`."""
-        new = {key: (b, (scratch / b["cubin"]).read_bytes()) for key, b in builds.items() if key}
-        with self._lock:
-            self._builds |= new
-            while len(self._builds) > self._most:
-                self._builds.popitem(last=False)
+def _from(folder: Path, build: Mapping[str, Any]) -> dict[str, Any]:
+    """A build of a job in that folder, as seen from the one above."""
+    return {**build, "cubin": f"{folder.name}/{Path(build['cubin']).name}"} if "cubin" in build else dict(build)
 
 
-def _key(
-    kernels: Mapping[str, tuple[str, frozenset[str]]],
-    constants: Mapping[str, Any],
-    target: str,
-    launch: Mapping[str, Any],
-) -> str:
-    if launch["kernel"] not in kernels:
-        return ""
-    text, names = kernels[launch["kernel"]]
-    used = {name: value for name, value in constants.items() if name in names}
-    decisive = json.dumps([text, used, target, launch["kernel"], launch["args"], launch["options"]], sort_keys=True)
-    # A function that is passed to a kernel, or that a constant stands for, is part of neither's text.
-    return "" if '"jit"' in json.dumps([used, launch["args"]]) else sha256(decisive.encode()).hexdigest()[:32]
-
-
-def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """All launches as a compile job takes them, and which of them should be one job's.
-
-    Cases mostly share the build of a configuration, and a job compiles equal ones once.
-    """
+def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[Way]]:
+    """All launches as a compile job takes them (and more), and the way of each."""
     launches: list[dict[str, Any]] = []
-    parts: dict[tuple, list[int]] = {}
+    ways: list[Way] = []
     for plan in plans.values():
         for step in to_json(plan)["steps"]:
-            for number, config in enumerate(step["configs"] if "launch" in step else ()):
-                kernel, line = step["launch"], step["line"]
-                parts.setdefault((kernel, line, number), []).append(len(launches))
-                launches.append({"kernel": kernel, "args": config["args"], "options": config["options"], "line": line})
-    return launches, list(parts.values())
+            configs = step["configs"] if "launch" in step else ()
+            for number, config in enumerate(configs):
+                launches.append({"kernel": step["launch"], "line": step["line"], **config})
+                ways.append((step["launch"], len(configs), number))
+    return launches, ways
+
+
+# --- what differs ----------------------------------------------------------------------------------------------------
+
+
+def _parts(
+    launches: Sequence[Mapping[str, Any]], kernels: Mapping[str, Closure], chosen: Iterable[int]
+) -> list[list[int]]:
+    """The chosen launches by what should be one job's: those that may share a build, which a job compiles once.
+
+    Launches of a kernel do not where values of its constexpr parameters differ, such as sizes, or options.
+    """
+    parts: dict[tuple, list[int]] = {}
+    for i in chosen:
+        kernel, args, options = (launches[i][key] for key in ("kernel", "args", "options"))
+        fixed = kernels[kernel].constexprs if kernel in kernels else ()
+        values = {name: value for name, value in args.items() if name in fixed}
+        parts.setdefault((kernel, json.dumps([values, options], sort_keys=True)), []).append(i)
+    return list(parts.values())
 
 
 def _dealt(parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The parts as the work of so many jobs: in turns, as neighbours among configurations are alike."""
+    """The parts as the work of so many jobs: in turns, as neighbours among configurations are alike.
+
+    Each round begins with another job, since what is as far apart as there are jobs may be alike too: the same
+    configuration of other cases.
+    """
     count = min(-(-len(parts) // CONFIGS_A_JOB), COMPILE_JOBS)
-    return [[i for part in parts[first::count] for i in part] for first in range(count)]
+    jobs: list[list[int]] = [[] for _ in range(count)]
+    for number, part in enumerate(parts):
+        jobs[(number + number // count) % count] += part
+    return jobs
+
+
+# --- what cannot be compiled -----------------------------------------------------------------------------------------
+
+
+def _left_out(
+    launches: Sequence[Mapping[str, Any]],
+    ways: Sequence[Way],
+    built: Mapping[int, Mapping[str, Any]],
+    kernels: Mapping[str, Closure],
+) -> dict[Way, str]:
+    """The ways of which a launch cannot be compiled, and why.  Raises Unbuildable where a kernel has no other."""
+    found: dict[Way, int] = {}
+    for i, way in enumerate(ways):
+        if "problem" in built[i]:
+            found.setdefault(way, i)
+    for (kernel, count, _), i in found.items():
+        if all((kernel, count, number) in found for number in range(count)):
+            own = built[i]["line"]
+            raise Unbuildable(kernel, built[i]["problem"], kernels[kernel].line + own - 1 if own else 0)
+    return {way: f"{launches[i]['label']}: {built[i]['problem'].splitlines()[0]}" for way, i in found.items()}
+
+
+def _without(plan: LaunchPlan, left_out: Collection[Way]) -> LaunchPlan:
+    steps = (_fewer(step, left_out) if isinstance(step, Launch) else step for step in plan.steps)
+    return replace(plan, steps=tuple(steps)) if left_out else plan
+
+
+def _fewer(launch: Launch, left_out: Collection[Way]) -> Launch:
+    count = len(launch.configs)
+    left = (c for number, c in enumerate(launch.configs) if (launch.kernel, count, number) not in left_out)
+    return replace(launch, configs=tuple(left))
 
 
 def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:
@@ -216,7 +247,7 @@ def make_work(
 ) -> Work:
     """Work for the GPU of `source` on `calls`, with every configuration left to choose from.  Raises Stop."""
     recorded = record(source, task, calls, zygote=zygote, target=target, scratch=scratch, limits=limits)
-    builds = build(
+    built = build(
         source, recorded.plans, recorded.constants, zygote=zygote, target=target, scratch=scratch, limits=limits
     )
-    return Work(recorded.plans, builds, cubins(builds, scratch))
+    return Work(built.plans, built.builds, cubins(built.builds, scratch))

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from evo.errors import EvoError, TaskError
 from evo.records import Verdict
 from fitness.calls import Calls
+from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target
 from fitness.estimation.estimate import traces_from_json
 from fitness.estimation.trace import Traffic
@@ -106,6 +107,7 @@ class Checker:
         self._root, self._target, self._zygote = root, target, zygote
         self._on_gpu = verifier is not None
         self._verifier = verifier or self._interpreted
+        self._known = KnownBuilds()  # a file's are wanted again where its calls are tried one by one
 
     def check(self, source: Named) -> Outcome:
         """How far the file comes.  Raises EvoError where nothing can be checked at all."""
@@ -154,7 +156,10 @@ class Checker:
             facts = self._record(task, described, scratch)
             outcome.calls = len(task.cases)
             outcome.stages = ["captured", "recorded"]
-            written = self._written(task, described, facts)
+        with _timed(outcome, "compiled"):
+            first = self._first_configurations(task, facts, scratch)
+        with _timed(outcome, "recorded"):
+            written = self._written(task, described, first)
         for name, plan in facts.plans.items():
             if not plan.outputs and not plan.tensors_among(sorted(written)):
                 message = f"{name} returns no tensor and is not seen to write to one: nothing can be compared"
@@ -162,13 +167,13 @@ class Checker:
         writes = [task.parameters[i] for i in sorted(written)]
         write_task(folder, writes)
         try:
-            self._any_configuration(load_task(folder, tried=True), facts, scratch, outcome)
+            self._any_configuration(load_task(folder, tried=True), facts, first, scratch, outcome)
         except Stop as stop:
             if stop.verdict is not Verdict.REJECTED:
                 raise
             # Most of its own work is done by operators: then a candidate may leave them as much.
             write_task(folder, writes, min_own_share=0.0)
-            self._any_configuration(load_task(folder, tried=True), facts, scratch, outcome)
+            self._any_configuration(load_task(folder, tried=True), facts, first, scratch, outcome)
         outcome.stages = list(STAGES)
 
     def _good(
@@ -191,15 +196,17 @@ class Checker:
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
 
-    def _any_configuration(self, task: Task, facts: Facts, scratch: Path, outcome: Outcome) -> None:
+    def _any_configuration(self, task: Task, facts: Facts, first: Facts, scratch: Path, outcome: Outcome) -> None:
         """With the first configuration of each launch, or the best of all where that one fails."""
         try:
-            self._build_and_verify(task, _first_configurations(facts), scratch, outcome)
+            self._verify(task, first, outcome)
         except Stop as stop:
             tuned = any(len(launch.configs) > 1 for plan in facts.plans.values() for launch in plan.launches)
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
-            self._build_and_verify(task, facts, scratch, outcome)
+            with _timed(outcome, "compiled"):
+                built = self._build(task, facts, scratch)
+            self._verify(task, built, outcome)
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
@@ -234,10 +241,27 @@ class Checker:
         recorded = work.record(task.seed_source, task, wanted, **self._in(scratch))
         return Facts(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
-    def _build_and_verify(self, task: Task, facts: Facts, scratch: Path, outcome: Outcome) -> None:
-        with _timed(outcome, "compiled"):
-            facts.builds = work.build(task.seed_source, facts.plans, facts.constants, **self._in(scratch))
-            facts.cubins = work.cubins(facts.builds, scratch)
+    def _first_configurations(self, task: Task, facts: Facts, scratch: Path) -> Facts:
+        """Built, every launch with one configuration alone: the first with which its kernel can be compiled.
+
+        Raises Stop, also where there is none.
+        """
+        left = facts.plans
+        while True:
+            try:
+                return self._build(task, replace(facts, plans=_configurations(left, slice(1))), scratch)
+            except work.Unbuildable as stop:
+                fewer = _configurations(left, slice(1, None), stop.kernel)
+                if fewer == left:
+                    raise
+                left = fewer
+
+    def _build(self, task: Task, facts: Facts, scratch: Path) -> Facts:
+        given = (task.seed_source, facts.plans, facts.constants)
+        built = work.build(*given, known=self._known, **self._in(scratch))
+        return replace(facts, plans=built.plans, builds=built.builds, cubins=work.cubins(built.builds, scratch))
+
+    def _verify(self, task: Task, facts: Facts, outcome: Outcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
         with _timed(outcome, "verified"):
             self._verifier(task, facts)
@@ -251,13 +275,14 @@ class Checker:
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
 
     def _written(self, task: Task, calls: Calls, facts: Facts) -> set[int]:
-        """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.
+        """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.  Of facts
+        with one configuration a launch.
 
         A launch that cannot be traced is taken to write nothing; verification finds it out.
         """
         found: set[int] = set()
         for case in task.cases:
-            plan = _first_configurations(facts).plans[case.name]
+            plan = facts.plans[case.name]
             found |= _written_by_steps(plan)
             payload = {
                 "source": task.seed_source,
@@ -287,14 +312,15 @@ def _timed(outcome: Outcome, stage: str) -> Iterator[None]:
         outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + spent, 3)
 
 
-def _first_configurations(facts: Facts) -> Facts:
-    """Facts of plans in which every launch has its first configuration alone."""
+def _configurations(plans: Mapping[str, LaunchPlan], which: slice, kernel: str = "") -> dict[str, LaunchPlan]:
+    """The plans with those configurations of each launch, or of those of one kernel; where it has no such, with all."""
 
-    def first(plan: LaunchPlan) -> LaunchPlan:
-        steps = (replace(s, configs=s.configs[:1]) if isinstance(s, Launch) else s for s in plan.steps)
-        return replace(plan, steps=tuple(steps))
+    def chosen(step: Any) -> Any:
+        if not isinstance(step, Launch) or kernel not in ("", step.kernel):
+            return step
+        return replace(step, configs=step.configs[which] or step.configs)
 
-    return Facts(plans={name: first(plan) for name, plan in facts.plans.items()}, constants=facts.constants)
+    return {name: replace(plan, steps=tuple(map(chosen, plan.steps))) for name, plan in plans.items()}
 
 
 def _inputs_among(plan: LaunchPlan, traffic: Sequence[Traffic]) -> set[int]:
