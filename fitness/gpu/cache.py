@@ -50,8 +50,11 @@ _PTX = f"""
 def demote(rows: torch.Tensor) -> None:
     """Enqueues: every line of the rows, (number, bytes) and aligned to lines, is one like any other.
 
-    What a last line has beyond a row's end must be memory of the same allocation.  Raises DeviceError.
+    What a last line has beyond a row's end must be memory of the same allocation.  The host's memory has no such lines.
+    Raises DeviceError.
     """
+    if not rows.is_cuda:
+        return
     lines = -(-rows.shape[1] // LINE)
     values = rows.data_ptr(), rows.stride(0), lines
     stream = torch.cuda.current_stream().cuda_stream
