@@ -175,9 +175,11 @@ class Campaign:
         file = self.folder / FILE
         with lock(self.folder / LOCK):
             frozen = json.loads(file.read_text(encoding="utf-8"))
-            if frozen["tasks"].setdefault(task, hash) != hash:
+            if frozen["tasks"].get(task, hash) != hash:
                 raise _other(self.folder, f"task {task}")
-            _write(file, frozen)
+            if task not in frozen["tasks"]:  # every process that shares the campaign says so
+                frozen["tasks"][task] = hash
+                _write(file, frozen)
         self._paths[task] = path
 
     def cells(self) -> list[Cell]:
@@ -315,8 +317,8 @@ def _check_different(spec: Spec, device: str) -> None:
 
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    later = {} if now["tasks"] else {"tasks": then.get("tasks")}  # they were added one by one
-    changed = [key for key, value in {**now, **later}.items() if then.get(key) != value and key != "hash"]
+    free = {"hash"} if now["tasks"] else {"hash", "tasks"}  # they are added one by one
+    changed = [key for key in now if then.get(key) != now[key] and key not in free]
     if changed:
         raise _other(folder, ", ".join(changed))
 

@@ -35,11 +35,15 @@ def closure(kernel: Kernel, node: cst.CSTNode) -> set[str]:
     return reached
 
 
+def values_behind(kernel: Kernel, node: cst.CSTNode) -> list[cst.CSTNode]:
+    """The value itself, and what the names that it depends on are bound to."""
+    bound = kernel.bound
+    return [node, *(v for n in closure(kernel, node) for v in bound.get(n, []) if v is not None)]
+
+
 def functions_behind(kernel: Kernel, node: cst.CSTNode) -> set[str]:
     """Dotted names of all functions called on the way to a value."""
-    bound = kernel.bound
-    values = [v for n in closure(kernel, node) for v in bound.get(n, []) if v is not None]
-    return {called(c) for v in (node, *values) for c in walk(v)} - {""}
+    return {called(c) for v in values_behind(kernel, node) for c in walk(v)} - {""}
 
 
 def pointers(kernel: Kernel, *functions: str) -> set[str]:
@@ -70,14 +74,11 @@ def pointers(kernel: Kernel, *functions: str) -> set[str]:
 
 def lanes_compared(kernel: Kernel, block: str) -> bool:
     """Some comparison (a mask) depends on `tl.arange(0, block)`: the kernel knows how to leave lanes unused."""
-    bound = kernel.bound
 
     def lanes(node: cst.CSTNode) -> bool:
         return any(called(n) == "tl.arange" and block in names(n) for n in walk(node))
 
     for node in walk(kernel.node.body):
-        if isinstance(node, cst.Comparison):
-            values = [v for n in closure(kernel, node) for v in bound.get(n, []) if v is not None]
-            if any(lanes(v) for v in (node, *values)):
-                return True
+        if isinstance(node, cst.Comparison) and any(map(lanes, values_behind(kernel, node))):
+            return True
     return False

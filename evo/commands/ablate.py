@@ -160,9 +160,10 @@ def run_campaign(
                     continue
                 ended += 1
                 failed += [done] if done.reason == "failed" else []
-                left = round((time.monotonic() - begin) / ended * (total() - before - ended))
+                cells = total()
+                left = round((time.monotonic() - begin) / ended * (cells - before - ended))
                 ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-                parts.say(f"[{before + ended}/{total()}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+                parts.say(f"[{before + ended}/{cells}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
         if elsewhere:
             parts.say(f"{elsewhere} cells are left to other processes that run this campaign")
         for done in failed:

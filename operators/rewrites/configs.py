@@ -100,15 +100,17 @@ def inlined(text: str) -> str:
     Rewrites that give a kernel another grid or parameter then apply.
     """
     source = parse(text)
+    if source is None:
+        return text
     pairs: Pairs = []
-    for kernel in source.rewritable() if source else ():
+    for kernel in source.rewritable():
         settings = _only_configuration(kernel)
-        launches = cast(Source, source).launches_of(kernel)
+        launches = source.launches_of(kernel)
         if settings is None or any(not {*n.arguments, *n.options}.isdisjoint(settings) for n in launches):
             continue
         pairs += [(d, cst.RemoveFromParent()) for d in kernel.node.decorators if _is_autotune(d)]
         pairs += [(n.call, with_arguments(n, *(f"{k}={v}" for k, v in settings.items()))) for n in launches]
-    return edited(cast(Source, source), pairs) if pairs else text
+    return edited(source, pairs) if pairs else text
 
 
 def _only_configuration(kernel: Kernel) -> dict[str, str] | None:

@@ -7,7 +7,7 @@ from typing import cast
 
 import libcst as cst
 
-from operators.dataflow import assigned, closure, functions_behind, pointers
+from operators.dataflow import assigned, functions_behind, pointers, values_behind
 from operators.rewrites.base import (
     ATOMICS,
     ELEMENTWISE,
@@ -114,10 +114,8 @@ def _vector_rows(kernel: Kernel, axis: int) -> bool:
 
 def _positions(kernel: Kernel, node: cst.CSTNode) -> set[int | None]:
     """The axes of the grid that a value depends on."""
-    values = [v for n in closure(kernel, node) for v in kernel.bound.get(n, []) if v is not None]
-    return {
-        axis_of(c) for v in (node, *values) for c in walk(v) if isinstance(c, cst.Call) and called(c) == "tl.program_id"
-    }
+    calls = (c for v in values_behind(kernel, node) for c in walk(v) if isinstance(c, cst.Call))
+    return {axis_of(c) for c in calls if called(c) == "tl.program_id"}
 
 
 def _plain_call(call: cst.Call) -> bool:
