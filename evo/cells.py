@@ -117,7 +117,7 @@ def run_cells(
     pool = ThreadPoolExecutor(workers, thread_name_prefix="cell")
     wait = True
     try:
-        for future in _as_ended(tasks, begin, ended, halted):
+        for future in _as_ended(tasks, workers, begin, ended, halted):
             yield _done(campaign, cells.pop(future), future)
     except KeyboardInterrupt:
         wait = False
@@ -128,20 +128,28 @@ def run_cells(
 
 
 def _as_ended(
-    tasks: Iterable[Task | None], begin: Callable[[Task], int], ended: Queue[Future[str]], halted: Callable[[], bool]
+    tasks: Iterable[Task | None],
+    workers: int,
+    begin: Callable[[Task], int],
+    ended: Queue[Future[str]],
+    halted: Callable[[], bool],
 ) -> Iterator[Future[str]]:
-    """Begins tasks as they come, and gives what ended as it ends."""
+    """Begins tasks as they come and workers are free, and gives what ended as it ends.
+
+    A task is asked for no sooner than it can begin: by then a better one may have come.
+    """
     running = 0
     for task in tasks:
         if halted():
             break
-        if task is not None:
-            running += begin(task)
-            continue
-        with suppress(Empty):
-            future = ended.get(timeout=LOOK_S)
-            running -= 1
-            yield future
+        running += begin(task) if task is not None else 0
+        looked = False
+        while running >= workers or (task is None and not looked):
+            looked = True
+            with suppress(Empty):
+                future = ended.get(timeout=LOOK_S)
+                running -= 1
+                yield future
     for _ in range(running):
         yield ended.get()
 

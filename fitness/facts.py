@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
+# CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
+# far too large compile for minutes and are slow: docs/suites.md, "What compiling may take".
+BUILD_S, TIMES_SEED = 10.0, 3.0
 
 Estimates = dict[str, model.Estimate]  # by tune case
 
@@ -80,6 +84,8 @@ class Recorder:
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
         self._known = KnownBuilds()
+        self._seed_s: float | None = None  # what its slowest build took
+        self._lock = threading.Lock()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
@@ -144,20 +150,41 @@ class Recorder:
 
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes."""
-        built = steps.build(
-            source, facts.plans, facts.constants, known=self._known, cases=self._compiled(), **self._in(scratch)
-        )
-        facts.plans, facts.builds, facts.left_out = built.plans, built.builds, built.left_out
+        if source == self.task.seed_source:
+            self._build(source, facts, scratch)
+            self._seed_s = steps.slowest(facts.builds)
+        else:
+            seed_s = self._slowest_of_seed()
+            most = max(BUILD_S, TIMES_SEED * seed_s)
+            try:
+                self._build(source, facts, scratch, build_s=most, slow=seed_s > steps.SLOW_S)
+            except Stop as stop:
+                if stop.verdict is not Verdict.TIMEOUT:
+                    raise
+                seed = f"the slowest build of the seed took {seed_s:.1f} s"
+                message = f"compiling {stop}; {seed}: are its blocks too large?"
+                raise Stop(stop.stage, stop.verdict, message) from stop
         if self._measured:
             facts.cubins = steps.cubins(facts.builds, scratch)
 
+    def _slowest_of_seed(self) -> float:
+        """Seconds.  A recorder that shares a task with others may not have seen the seed yet."""
+        with self._lock:
+            if self._seed_s is None:
+                with scratch_folder(self._root) as scratch:
+                    facts = Facts()
+                    self._record(self.task.seed_source, facts, scratch)
+                    self._build(self.task.seed_source, facts, scratch)
+                    self._seed_s = steps.slowest(facts.builds)
+            return self._seed_s
+
+    def _build(self, source: str, facts: Facts, scratch: Path, **limits: Any) -> None:
+        given = {"known": self._known, "cases": self._compiled(), **limits, **self._in(scratch)}
+        built = steps.build(source, facts.plans, facts.constants, **given)
+        facts.plans, facts.builds, facts.left_out = built.plans, built.builds, built.left_out
+
     def _screen(self, source: str, facts: Facts, scratch: Path) -> None:
-        """Refuses what the device cannot launch; gives the plan its hash."""
-        for name in self._compiled():
-            for launch, builds in zip(facts.plans[name].launches, facts.builds[name], strict=True):
-                problems = [screen.out_of_resources(build, self.target) for build in builds]
-                if all(problems):
-                    raise Stop("screen", Verdict.OUT_OF_MEMORY, f"kernel {launch.kernel}: {problems[0]}")
+        """Gives the plan its hash."""
         facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._compiled()})
 
     def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:

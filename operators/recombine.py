@@ -88,11 +88,15 @@ def _lambda_parameters(function: cst.FunctionDef) -> set[str]:
 
 
 def _launched_as(source: Source, kernel: str) -> list[str]:
-    """The launches of a kernel as text, their grids written out and integers left open."""
+    """The launches of a kernel as text, their grids written out and integers left open.
+
+    Autotuned or not is part of it: warps are said by configurations or by launches, not by both.
+    """
     texts = []
     for launch in source.launches:
         if launch.kernel.name == kernel:
             grid = source.resolve(launch.grid, launch.host)
             arguments = [f"{k}={code(a.value)}" for k, a in sorted(launch.arguments.items())]
-            texts.append(re.sub(r"\b\d+\b", "_", f"[{code(grid) if grid else '?'}] {' '.join(arguments)}"))
+            text = f"{launch.kernel.autotuned} [{code(grid) if grid else '?'}] {' '.join(arguments)}"
+            texts.append(re.sub(r"\b\d+\b", "_", text))
     return texts

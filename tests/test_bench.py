@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 
+import fitness.task
 from evo.cli import main
+from evo.commands import bench as command
+from evo.commands import checking
 from fitness.suites.tritonbench import FOLDER
 from tests.test_suites_tritonbench import BROKEN, SCALE
 
@@ -70,3 +74,20 @@ def test_misuse_is_said_before_any_file_is_checked(checkout: Path, capsys: pytes
     assert bench(checkout, "--only", "nothing") == 2
     assert bench(checkout, "--processes", "0") == 2
     assert not (checkout.parent / "out").exists()
+
+
+def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is known by then."""
+    made = SimpleNamespace(folder=tmp_path, add=lambda *_: None)
+    monkeypatch.setattr(fitness.task, "load_task", lambda path, tried: SimpleNamespace(name=path.name, hash=""))
+    chosen = [SimpleNamespace(name=name) for name in ("quick", "slow", "wrong", "late", "slower")]
+    arriving = command._arriving(made, chosen, lambda: None)
+    with checking.adding(tmp_path / checking.CHECKED) as add:
+        assert next(arriving) is None
+        for name, seconds in (("quick", 1.0), ("wrong", 9.0), ("slow", 5.0)):
+            stages = [] if name == "wrong" else ["verified"]
+            add({"name": name, "stages": stages, "seconds": {"compiled": seconds}})
+        assert next(arriving).name == "slow"
+        for name, seconds in (("late", 0.5), ("slower", 7.0)):
+            add({"name": name, "stages": ["verified"], "seconds": {"compiled": seconds}})
+    assert [task.name for task in arriving] == ["slower", "quick", "late"]

@@ -60,6 +60,18 @@ def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEval
     assert count_finished(campaign.folder, campaign.cells()) == 2
 
 
+def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    ended = []
+
+    def arriving() -> Iterator[Any]:
+        for name in ("softmax", "rotary", "matmul", "scatter"):
+            ended.append(count_finished(campaign.folder, campaign.cells()))
+            yield added(campaign, name)
+
+    assert len(run(campaign, arriving())) == 4
+    assert all(n >= least for n, least in zip(ended, (0, 0, 1, 2), strict=True))  # of two workers
+
+
 def test_no_more_tasks_are_taken_once_it_is_to_stop(opened: list[CliEvaluator], campaign: Campaign) -> None:
     taken = []
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from evo.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
+from fitness import oracle
 from fitness.certification import certify, judge
 from fitness.certification.certify import Certifier, unseen_cases
 from fitness.certification.exchange import ExchangeError, put, take
@@ -134,6 +135,35 @@ def test_outputs_must_be_those_of_the_plan_to_the_bit(zygote, task, tmp_path):
     near = judge.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True) + 1e-6])
     assert near.verdict is Verdict.WRONG
     assert "recorded plan" in near.message
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        (1.5, 0.0, Verdict.OK),
+        (1.5, 1.5, Verdict.WRONG),  # written after all
+        (torch.nan, torch.nan, Verdict.OK),  # what comes of either memory
+    ],
+)
+def test_what_a_plan_makes_of_the_memory_it_gets_is_not_compared(zygote, task, tmp_path, first, second, verdict):
+    """Where the seed is the reference: the last column is one that its kernel does not write."""
+    case = task.cases[0].on_cpu()
+    answer = answer_of(zygote, task, RIGHT, tmp_path, case)
+
+    def planned(arguments, fill=None):
+        outputs = arguments[0] * 2 + arguments[0].sum(1, keepdim=True)
+        outputs[:, -1] = second if fill == 0 else first
+        return [outputs]
+
+    def expected(case, key):
+        return oracle.expect(task, case, key)
+
+    by_seed = dataclasses.replace(task, reference=None)
+    match = judge.judge(by_seed, case, 7, answer, tmp_path, "cpu", planned, expected)
+    assert (match.verdict, match.bitwise) == (verdict, False)
+    # A reference in PyTorch writes all of its outputs.
+    match = judge.judge(task, case, 7, answer, tmp_path, "cpu", planned)
+    assert match.verdict is Verdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -346,6 +376,29 @@ def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     assert "recorded plan" in certificate.message
     lazy = certifier.quick(right.replace("return o", "return o * 1.001"), work, seed="s")
     assert lazy.verdict is Verdict.WRONG
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_the_seed_leaves_unwritten_is_not_compared(tmp_path):
+    from fitness.compilation.target import get_target
+    from fitness.gpu_evaluator import GpuEvaluator
+
+    def shorter(source):  # its last load or store is the store
+        head, tail = source.rsplit("mask=mask)", 1)
+        return f"{head}mask=mask & (c < n - 1)){tail}"
+
+    text = sources.TASK[: sources.TASK.index("def reference")] + 'reference = "seed"\nstress = False\n'
+    (tmp_path / "task.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(shorter(sources.SEED))
+    with GpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        evaluator.prepare()
+        right = shorter(sources.RIGHT["one pass"])
+        evaluation = evaluator.evaluate(Candidate(right), seed=1, known={})
+        assert evaluation.verdict is Verdict.OK, evaluation.message
+        assert evaluation.environment["certificate"] == "eager: passed"
+        wrong = evaluator.evaluate(Candidate(right.replace("v * 2", "v * 3")), seed=1, known={})
+        assert wrong.verdict is Verdict.WRONG
 
 
 @pytest.mark.gpu

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from evo.errors import TaskError
 from evo.records import Candidate, Verdict
+from fitness import facts
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.score import score
@@ -93,6 +95,19 @@ def test_a_configuration_that_does_not_compile_is_left_to_the_others(evaluators)
     line = picky[: picky.index("tl.static_assert")].count("\n") + 1
     assert (none.verdict, none.stage, none.findings[0].line) == (Verdict.COMPILE_ERROR, "compile", line)
     assert none.message.startswith(f"line {line}: kernel tuned_kernel: ")
+
+
+def test_what_compiling_may_take_is_measured_by_the_seed(evaluators, monkeypatch):
+    """Also where another recorder has seen it."""
+    monkeypatch.setattr(facts, "BUILD_S", 0.1)  # at least a second, in whole ones
+    seed = evaluators("softmax").task.seed_source
+    unrolled = seed.replace("BLOCK_SIZE=128, num_warps=8", "BLOCK_SIZE=65536, num_warps=1")
+    with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
+        slow = evaluator.evaluate(Candidate(unrolled), seed=1, known={})
+        assert (slow.stage, slow.verdict) == ("compile", Verdict.TIMEOUT)
+        said = r"compiling used more than \d s of CPU time; the slowest build of the seed took 0\.\d s: are its blocks"
+        assert re.match(said, slow.message)
+        assert evaluator.prepare().verdict is Verdict.OK
 
 
 def test_the_active_layers_of_the_sandbox_are_told(evaluators):

@@ -38,6 +38,14 @@ def test_keyword_configs_are_replaced_and_the_rest_stays():
     assert "[triton.Config({}, num_stages=2)]" in frozen  # another kernel is not touched
 
 
+def test_what_the_launch_sets_is_left_to_it():
+    label = "BLOCK: 256, num_warps: 8, num_ctas: 1, num_stages: 3, maxnreg: None"
+    chosen = Config((4, 1, 1), CHOSEN.args, {**CHOSEN.options, "maxnreg": 128}, label)
+    assert freeze(SOURCE, {"scale": chosen}) == freeze(SOURCE, {"scale": CHOSEN})
+    own = Config((4, 1, 1), CHOSEN.args, {**CHOSEN.options, "maxnreg": 64}, label.replace("None", "64"))
+    assert "num_stages=3, maxnreg=64)]" in freeze(SOURCE, {"scale": own})
+
+
 def test_positional_configs_are_replaced():
     frozen = freeze(SOURCE, {"other": Config((1, 1, 1), {"x": 0}, {"num_stages": 4}, "num_stages: 4")})
     assert "@triton.autotune([triton.Config({}, num_stages=4)], key=[])" in frozen

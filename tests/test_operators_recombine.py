@@ -42,6 +42,14 @@ def test_kernels_that_are_launched_otherwise_do_not_mix() -> None:
     assert all(child(one, two, i) is None for i in range(10))
 
 
+def test_an_autotuned_kernel_stays_out_of_launches_that_say_how_many_warps() -> None:
+    one = seed("rms_norm")
+    config = "@triton.autotune([triton.Config({}, num_warps=4)], key=[])\n@triton.jit"
+    two = one.replace("@triton.jit", config)
+    assert one.count("num_warps=") == 2 and two != one
+    assert all(child(one, two, i) is None for i in range(10))
+
+
 def test_names_that_the_other_does_not_have_stay_out() -> None:
     one = seed("vector_sin")
     two = one.replace("import torch\n", "import torch\nimport math\n").replace(

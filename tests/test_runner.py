@@ -184,6 +184,7 @@ def test_faults_are_verdicts_and_the_next_candidate_is_measured(lab, source, ver
     before = lab.runner.respawns
     report = lab.evaluate(source)
     assert report.verdict is verdict, report.message
+    assert "Traceback" not in report.message  # the process told of the fault, or was killed for its silence
     assert lab.evaluate(sources.RIGHT["one pass"]).verdict is Verdict.OK
     assert lab.runner.respawns == before + 2  # after the first try, and after the second
 

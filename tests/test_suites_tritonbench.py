@@ -14,6 +14,7 @@ from evo.errors import ConfigError, TaskError
 from evo.records import Candidate, Verdict
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
+from fitness.gpu import work
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.suites import values
 from fitness.suites.check import Checker, gpu_verifier, new_zygote
@@ -346,6 +347,27 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_
     # By the interpreter, which could not execute such sizes, it is the tests' calls alone.
     outcome = Checker(tmp_path, get_target("sm_90"), zygote).check(source)
     assert outcome.verified and outcome.calls == 3
+
+
+def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypatch):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
+    source = replace(sources(tmp_path)[0], timed=TIMED)
+    took = iter([45.0, 1.0, 31.0, 1.0, 1.0, *[1.0] * 3])
+    monkeypatch.setattr(work, "slowest", lambda builds: next(took))
+    checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None)
+    outcome = checker.check(source)
+    assert outcome.verified and (outcome.calls, outcome.left_out, outcome.note) == (3, 2, "")
+    why = "compiling a kernel takes 45 s, more than the 30 s that a search can afford"
+    assert outcome.why_left_out == why
+    cases = load_task(tmp_path / "scale").cases
+    assert [(case.name, case.role) for case in cases] == [("call0", "tune"), ("call1", "holdout"), ("call2", "holdout")]
+    # Those of the script are gone; then all are.
+    took = iter([45.0, 45.0, *[1.0] * 6])
+    assert checker.check(source).note == f"at the sizes of its tests: at that of its script, {why}"
+    took = iter([45.0] * 5)
+    outcome = checker.check(source)
+    assert (outcome.verified, outcome.reason) == (False, f"compile: timeout: {why}")
 
 
 @pytest.mark.parametrize(

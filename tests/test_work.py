@@ -210,6 +210,42 @@ def test_what_ptxas_refuses_is_left_out(zygote, tmp_path):
     assert len(built.left_out) == 1 and "PTXAS error" in built.left_out[0]
 
 
+# Tiles of 64 KiB that wait in shared memory for their turn in the pipeline: four are more than a program has.
+PIPELINED = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": 128}, num_stages=s, num_warps=4) for s in STAGES], key=["n_columns"])
+@triton.jit
+def kernel(x, y, n_columns, BLOCK: tl.constexpr):
+    rows = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for start in range(0, n_columns, BLOCK):
+        tile = tl.load(x + rows[:, None] * n_columns + start + rows[None, :])
+        other = tl.load(x + (start + rows)[:, None] * BLOCK + rows[None, :])
+        total = tl.dot(tile, other, total)
+    tl.store(y + rows[:, None] * BLOCK + rows[None, :], total)
+
+
+def softmax(x):
+    y = torch.empty((128, 128), device=x.device)
+    kernel[(1,)](x, y, x.shape[1])
+    return y
+"""
+
+
+def test_a_configuration_that_needs_more_than_the_device_has_is_left_out(zygote, tmp_path):
+    _, built = built_of(PIPELINED.replace("STAGES", "(5, 1)"), zygote, tmp_path / "some")
+    assert [c.options["num_stages"] for c in built.plans["200"].launches[0].configs] == [1]
+    [said] = built.left_out
+    assert "num_stages: 5" in said and "bytes of shared memory, a program on NVIDIA H200 has" in said
+    with pytest.raises(Unbuildable, match=r"kernel kernel: needs \d+ bytes of shared memory") as stop:
+        built_of(PIPELINED.replace("STAGES", "(5, 6)"), zygote, tmp_path / "none")
+    assert (stop.value.stage, stop.value.verdict) == ("screen", Verdict.OUT_OF_MEMORY)
+
+
 @pytest.mark.parametrize("configs", ["((64, 1), (128, 2))", "((64, 1),)"])
 def test_a_kernel_without_a_configuration_is_a_compile_error(zygote, tmp_path, configs):
     with pytest.raises(Unbuildable, match="line 10: kernel kernel: too small a block in `tl") as stop:
@@ -262,8 +298,9 @@ def test_jobs_are_made_by_what_differs(zygote, tmp_path, monkeypatch):
 
 def test_what_is_dealt_comes_by_turns_that_begin_anew_with_another_job(monkeypatch):
     monkeypatch.setattr(steps, "COMPILE_JOBS", 3)
-    assert steps._dealt([[i] for i in range(9)]) == [[0, 5, 7], [1, 3, 8], [2, 4, 6]]
-    assert steps._dealt([[0, 1], [2]]) == [[0, 1, 2]]
+    assert steps._dealt([[i] for i in range(9)], 2) == [[[0], [5], [7]], [[1], [3], [8]], [[2], [4], [6]]]
+    assert steps._dealt([[0, 1], [2]], 2) == [[[0, 1], [2]]]
+    assert steps._dealt([[0, 1], [2]], 1) == [[[0, 1]], [[2]]]
 
 
 HELPED = """

@@ -153,16 +153,17 @@ def _arriving(campaign: Campaign, chosen: Sequence[Source], look: Callable[[], N
     while waiting:
         look()
         new = [outcome for name, outcome in read(campaign.folder).items() if name in waiting]
-        # What compiles quickly begins, so that a campaign that is stopped has finished the most kernels.
-        for outcome in sorted(new, key=_compiling):
-            waiting.remove(outcome.name)
-            if outcome.verified:
-                path = campaign.folder / TASKS / outcome.name
-                task = load_task(path, tried=True)  # when it was made
-                campaign.add(task.name, str(path), task.hash)
-                yield task
-        if waiting:
+        # What compiles longest begins: a search is serial, and the last ones would keep the others waiting.
+        outcome = max(new, key=_compiling, default=None)
+        if outcome is None:
             yield None
+            continue
+        waiting.remove(outcome.name)
+        if outcome.verified:
+            path = campaign.folder / TASKS / outcome.name
+            task = load_task(path, tried=True)  # when it was made
+            campaign.add(task.name, str(path), task.hash)
+            yield task
 
 
 def _lives(parent: int) -> None:

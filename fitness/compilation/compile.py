@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+import signal
 import struct
 import tempfile
 import time
@@ -190,6 +191,9 @@ def _compile(
         with _stderr_to(log):
             return kernel.run(grid=(1,), warmup=True, **{**args, **options})
     except _AT_FAULT as error:
+        if isinstance(error, PTXASError) and f"error code {-signal.SIGXCPU}" in str(error):
+            message = f"kernel {kernel.__name__}: ptxas used all the CPU time that compiling may take"
+            raise JobError(Verdict.TIMEOUT, message) from error
         said = log.read_text(errors="replace")
         message, line = _explain(error, kernels, said)
         kind = _NotToBeHad if isinstance(error, _NOT_TO_BE_HAD) else JobError

@@ -25,9 +25,10 @@ def freeze(source: str, chosen: Mapping[str, Config]) -> str:
 
 def _expression(config: Config) -> cst.BaseExpression:
     """`[triton.Config({...}, num_warps=...)]` with what the label says was set by the configuration."""
-    named = re.findall(r"(\w+)\s*[:=]", config.label)
+    named = dict(re.findall(r"(\w+)\s*[:=]\s*(\w*)", config.label))
     settings = {n: config.args[n] for n in named if n in config.args and n not in _OPTIONS}
-    options = {n: config.options[n] for n in named if n in _OPTIONS and config.options.get(n) is not None}
+    # An option that the label calls None was set at the launch, which says it still.
+    options = {n: config.options[n] for n in named if n in _OPTIONS and named[n] != "None" and n in config.options}
     keywords = "".join(f", {name}={value!r}" for name, value in options.items())
     return cst.parse_expression(f"[triton.Config({settings!r}{keywords})]")
 

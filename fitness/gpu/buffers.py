@@ -91,12 +91,13 @@ class DeviceMemory(Layout):
         for ref, tensor in self.checked_inputs(arguments):
             assign(self.windows(ref), tensor.expand(self.copies, *tensor.shape))
 
-    def poison_owned(self) -> None:
-        """Fills the plan's own buffers with what no right answer is."""
+    def poison_owned(self, value: int | None = None) -> None:
+        """Fills the plan's own buffers with what no right answer is, or with that byte."""
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
             if buffer.input is None:
-                value = POISON_FLOAT if b in self._floats else POISON_INTEGER
-                fill_bytes(self._whole[:, EDGE + start : EDGE + start + buffer.nbytes], value)
+                poison = POISON_FLOAT if b in self._floats else POISON_INTEGER
+                zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
+                fill_bytes(zone, poison if value is None else value)
 
     def overwritten(self) -> list[str]:
         """One line per guard zone that was written to, as in "3 bytes after output 0 were overwritten"; of one copy."""

@@ -173,10 +173,12 @@ class Bench:
                 loaded.close()
 
     def _planned(self, loaded: Loaded | None, case: Case) -> Planned | None:
-        def outputs(arguments: Sequence[Any]) -> list[torch.Tensor]:
+        def outputs(arguments: Sequence[Any], fill: int | None = None) -> list[torch.Tensor]:
             assert loaded is not None
             program = self._program(loaded, case, 1, arguments)
             program.reset()
+            if fill is not None:
+                program.memory.poison_owned(fill)
             program.replay()
             return program.outputs()
 

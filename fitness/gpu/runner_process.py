@@ -76,6 +76,7 @@ def _serve(connection: Connection, bench: Bench, turn: Turn) -> str | None:
             except EOFError:
                 return None
             answer: Any
+            over = False
             if kind in _PLAIN:
                 if kind != "facts":
                     getattr(turn, kind)()
@@ -87,9 +88,11 @@ def _serve(connection: Connection, bench: Bench, turn: Turn) -> str | None:
                     if kind == "task":
                         return str(request[0])
                     answer = answered(bench, kind, request)
-                    _leave_memory(bench)
+                    over = isinstance(answer, Report) and answer.fault
+                    if not over:  # after a fault the device can be asked for nothing
+                        _leave_memory(bench)
             connection.send(answer)
-            if isinstance(answer, Report) and answer.fault:
+            if over:
                 return None
 
 

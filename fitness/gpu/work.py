@@ -7,12 +7,15 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from evo.records import Verdict
 from fitness.compilation.kernels import Closure, closures
 from fitness.compilation.known import KnownBuilds, build_key
+from fitness.compilation.screen import out_of_resources
+from fitness.compilation.target import Target, get_target
 from fitness.gpu.runner import Work
 from fitness.plan import Launch, LaunchPlan, PlanError, from_json, to_json
 from fitness.sandbox.jobs import Limits
@@ -21,6 +24,7 @@ from fitness.stages import Stop, at_line, expect_ok
 from fitness.task import Task
 
 CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
+SLOW_S = 2.0  # but not where compiling one may take so long
 # Of one candidate; as many at once as there are CPUs.  Where CPUs are fewer there are as many jobs: what shares a time
 # limit, and which of two errors is told, would depend on the machine.  More gain little: others are compiled too.
 COMPILE_JOBS = 8
@@ -42,10 +46,15 @@ class Built:
 
 
 class Unbuildable(Stop):
-    """A kernel of which no configuration can be compiled, each for a reason that Triton's autotuner goes on after."""
+    """A kernel of which no configuration can be compiled and launched, each for a reason that Triton's autotuner goes
+    on after.
+    """
 
-    def __init__(self, kernel: str, problem: str, line: int) -> None:
-        super().__init__("compile", Verdict.COMPILE_ERROR, *at_line("compile", problem, line))
+    def __init__(self, kernel: str, problem: str, line: int, *, compiled: bool) -> None:
+        if compiled:
+            super().__init__("screen", Verdict.OUT_OF_MEMORY, f"kernel {kernel}: {problem}")
+        else:
+            super().__init__("compile", Verdict.COMPILE_ERROR, *at_line("compile", problem, line))
         self.kernel = kernel
 
 
@@ -108,14 +117,19 @@ def build(
     limits: Limits,
     known: KnownBuilds | None = None,
     cases: Collection[str] | None = None,
+    build_s: float | None = None,
+    slow: bool = False,
 ) -> Built:
     """Every configuration of every launch of `plans`, or of those `cases`; the cubins are left in `scratch`.
+
+    build_s: CPU seconds that one build may take, if less than `limits` say; slow: whether one takes long.
 
     Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
     candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards.
 
-    A configuration that Triton's autotuner would take for infinitely slow is left out of all plans.  Raises Stop:
-    Unbuildable where that leaves a kernel without any.
+    A configuration that Triton's autotuner would take for infinitely slow is left out of all plans: one that cannot be
+    compiled, or needs more than the target has, at any launch.  Raises Stop: Unbuildable where that leaves a kernel
+    without any.
     """
     compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
     kernels = closures(source)
@@ -125,22 +139,25 @@ def build(
     built = known.left_in(scratch, keys)
     unknown = [i for i in range(len(launches)) if i not in built]
 
-    def job(folder: Path, part: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+    def job(folder: Path, parts: Sequence[Sequence[int]]) -> list[tuple[int, dict[str, Any]]]:
         folder.mkdir()
-        chosen = [launches[i] for i in part]
+        wanted = [i for part in parts for i in part]
+        chosen = [launches[i] for i in wanted]
         payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
-        found = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=limits))["builds"]
-        return [(i, _from(folder, b)) for i, b in zip(part, found, strict=True)]
+        within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
+        found = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))["builds"]
+        return [(i, _from(folder, b)) for i, b in zip(wanted, found, strict=True)]
 
     if unknown:
-        jobs = _dealt(_parts(launches, kernels, unknown))
+        jobs = _dealt(_parts(launches, kernels, unknown), 1 if slow else CONFIGS_A_JOB)
         taken = len(list(scratch.glob("build*")))  # by what was built before
         folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
         with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
             new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
         known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
-    left_out = _left_out(launches, ways, built, kernels)
+    problems = {i: why for i, b in built.items() if (why := _problem(b, get_target(target)))}
+    left_out = _left_out(launches, ways, built, problems, kernels)
     left = {name: _without(plan, left_out) for name, plan in plans.items()}
     in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
     builds = {name: [[next(in_order) for _ in launch.configs] for launch in left[name].launches] for name in compiled}
@@ -184,38 +201,44 @@ def _parts(
     return list(parts.values())
 
 
-def _dealt(parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The parts as the work of so many jobs: in turns, as neighbours among configurations are alike.
+def _dealt(parts: Sequence[Sequence[int]], a_job: int) -> list[list[Sequence[int]]]:
+    """The parts as the work of jobs, of `a_job` or more: in turns, as neighbours among configurations are alike.
 
     Each round begins with another job, since what is as far apart as there are jobs may be alike too: the same
     configuration of other cases.
     """
-    count = min(-(-len(parts) // CONFIGS_A_JOB), COMPILE_JOBS)
-    jobs: list[list[int]] = [[] for _ in range(count)]
+    count = min(-(-len(parts) // a_job), COMPILE_JOBS)
+    jobs: list[list[Sequence[int]]] = [[] for _ in range(count)]
     for number, part in enumerate(parts):
-        jobs[(number + number // count) % count] += part
+        jobs[(number + number // count) % count].append(part)
     return jobs
 
 
-# --- what cannot be compiled -----------------------------------------------------------------------------------------
+# --- what cannot be had ----------------------------------------------------------------------------------------------
+
+
+def _problem(build: Mapping[str, Any], target: Target) -> str | None:
+    return build["problem"] if "problem" in build else out_of_resources(build, target)
 
 
 def _left_out(
     launches: Sequence[Mapping[str, Any]],
     ways: Sequence[Way],
     built: Mapping[int, Mapping[str, Any]],
+    problems: Mapping[int, str],
     kernels: Mapping[str, Closure],
 ) -> dict[Way, str]:
-    """The ways of which a launch cannot be compiled, and why.  Raises Unbuildable where a kernel has no other."""
+    """The ways of which a launch has a problem, and which.  Raises Unbuildable where a kernel has no other way."""
     found: dict[Way, int] = {}
     for i, way in enumerate(ways):
-        if "problem" in built[i]:
+        if i in problems:
             found.setdefault(way, i)
     for (kernel, count, _), i in found.items():
         if all((kernel, count, number) in found for number in range(count)):
-            own = built[i]["line"]
-            raise Unbuildable(kernel, built[i]["problem"], kernels[kernel].line + own - 1 if own else 0)
-    return {way: f"{launches[i]['label']}: {built[i]['problem'].splitlines()[0]}" for way, i in found.items()}
+            own = built[i].get("line", 0)
+            line = kernels[kernel].line + own - 1 if own else 0
+            raise Unbuildable(kernel, problems[i], line, compiled="problem" not in built[i])
+    return {way: f"{launches[i]['label']}: {problems[i].splitlines()[0]}" for way, i in found.items()}
 
 
 def _without(plan: LaunchPlan, left_out: Collection[Way]) -> LaunchPlan:
@@ -227,6 +250,11 @@ def _fewer(launch: Launch, left_out: Collection[Way]) -> Launch:
     count = len(launch.configs)
     left = (c for number, c in enumerate(launch.configs) if (launch.kernel, count, number) not in left_out)
     return replace(launch, configs=tuple(left))
+
+
+def slowest(builds: Builds) -> float:
+    """Seconds that compiling the slowest of them took."""
+    return max(b["compile_s"] for case in builds.values() for launch in case for b in launch)
 
 
 def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:

@@ -41,6 +41,8 @@ RUNNERS = 4  # processes on one GPU; starting one after a fault takes seconds
 # Tests allocate what they like; autotuned kernels come in dozens of configurations.
 CAPTURE_LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
 LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
+# That compiling one kernel for a call may take.  Most candidates of a search are compiled for each call anew.
+SLOWEST_S = 30.0
 
 
 @dataclass
@@ -158,6 +160,10 @@ class Checker:
             outcome.stages = ["captured", "recorded"]
         with _timed(outcome, "compiled"):
             first = self._first_configurations(task, facts, scratch)
+        quick = _quickly_compiled(calls, task, first, outcome)
+        if len(quick) < len(calls):
+            self._all_of(source, quick, scratch, outcome)
+            return
         with _timed(outcome, "recorded"):
             written = self._written(task, described, first)
         for name, plan in facts.plans.items():
@@ -299,6 +305,26 @@ class Checker:
 
     def _in(self, scratch: Path) -> dict[str, Any]:
         return {"zygote": self._zygote, "target": self._target.name, "scratch": scratch, "limits": LIMITS}
+
+
+def _quickly_compiled(
+    calls: Sequence[Mapping[str, Any]], task: Task, built: Facts, outcome: Outcome
+) -> Sequence[Mapping[str, Any]]:
+    """The calls that a search can afford to compile for; `outcome` says so where others are left out.
+
+    Raises Stop where all are.
+    """
+    seconds = [work.slowest({case.name: built.builds[case.name]}) for case in task.cases]
+    quick = [call for call, s in zip(calls, seconds, strict=True) if s <= SLOWEST_S]
+    if len(quick) == len(calls):
+        return calls
+    why = f"compiling a kernel takes {max(seconds):.0f} s, more than the {SLOWEST_S:g} s that a search can afford"
+    if not quick:
+        raise Stop("compile", Verdict.TIMEOUT, why)
+    outcome.why_left_out = outcome.why_left_out or why
+    if not any(call["timed"] for call in quick) and any(call["timed"] for call in calls):
+        outcome.note = f"at the sizes of its tests: at that of its script, {why}"
+    return quick
 
 
 @contextmanager
