@@ -153,8 +153,8 @@ def prepared(task_source: str, seed: str, looks: tuple[int, ...] = (10, 20, 30))
         lab.close()
 
 
-def throughput(count: int, recorders: int, stress: bool) -> dict[str, Any]:
-    """Rates for `count` candidates, everything at once and the runner alone."""
+def throughput(count: int, recorders: int, stress: bool) -> Iterator[dict[str, Any]]:
+    """Rates for `count` candidates: everything at once and the runner alone, then in processes of their own."""
     sources = [SOFTMAX.format(padding=-1e30 - 1e24 * i, warps=(8, 16, 32)[i % 3]) for i in range(2 * count)]
     with prepared(SOFTMAX_TASK.format(stress=stress), SOFTMAX.format(padding=-1e30, warps=4), (30,)) as lab:
         with ThreadPoolExecutor(recorders) as pool:
@@ -168,26 +168,20 @@ def throughput(count: int, recorders: int, stress: bool) -> dict[str, Any]:
             recorded = count / (time.perf_counter() - begin)
         begin = time.perf_counter()
         reports += [lab.runner.evaluate(work, seed=f"alone-{n}") for n, work in enumerate(works)]
-        alone = count / (time.perf_counter() - begin)
+        yield {
+            "candidates": len(reports),
+            "stress_variants": stress,
+            "ok": sum(r.verdict is Verdict.OK for r in reports),
+            "replays_verified": reports[0].check.cases if reports[0].check else 0,
+            "median_us": statistics.median(statistics.median(t.samples_us) for r in reports for t in r.timings),
+            "recorded_and_compiled_per_s": round(recorded, 1),
+            "runner_alone_per_s": round(count / (time.perf_counter() - begin), 1),
+            "together_per_s": round(together, 1),
+        }
         one = processes(lab.root, sources[:PROCESSES], 1)
+        yield {"process_per_candidate_per_s": round(one, 2), "times": round(together / one, 1)}
         several = processes(lab.root, sources[: PROCESSES * 4], recorders)
-    verdicts = [r.verdict for r in reports]
-    return {
-        "candidates": len(reports),
-        "stress_variants": stress,
-        "ok": verdicts.count(Verdict.OK),
-        "replays_verified": reports[0].check.cases if reports[0].check else 0,
-        "median_us": statistics.median(statistics.median(t.samples_us) for r in reports for t in r.timings),
-        "recorded_and_compiled_per_s": round(recorded, 1),
-        "runner_alone_per_s": round(alone, 1),
-        "together_per_s": round(together, 1),
-        "process_per_candidate": {
-            "one_after_the_other_per_s": round(one, 2),
-            "at_once_per_s": round(several, 2),
-            "times_one_after_the_other": round(together / one, 1),
-            "times_at_once": round(together / several, 1),
-        },
-    }
+        yield {"and_at_once_per_s": round(several, 2), "times": round(together / several, 1)}
 
 
 def processes(root: Path, sources: list[str], at_once: int) -> float:
@@ -253,7 +247,8 @@ def main() -> None:
     parser.add_argument("--slower", type=int, default=20)
     options = parser.parse_args()
     if options.candidates:
-        print(json.dumps(throughput(options.candidates, options.recorders, not options.plain), indent=1), flush=True)
+        for figures in throughput(options.candidates, options.recorders, not options.plain):
+            print(json.dumps(figures, indent=1), flush=True)
     if options.same:
         print(json.dumps(noise(options.same, max(options.slower, 1)), indent=1), flush=True)
 

@@ -31,7 +31,6 @@ from typing import Any
 from analysis.benchmarks.bench_gpu import SOFTMAX, SOFTMAX_TASK, TARGET
 from evo.records import Candidate, Evaluation, Verdict
 from evo.versions import versions
-from fitness.cluster.pool import Cluster, ClusterEvaluator
 from fitness.compilation.target import get_target
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.pipeline import Evaluator
@@ -87,6 +86,8 @@ def rates(
 
 def compare(task: Task, gpus: int, candidates: int) -> Iterator[dict[str, Any]]:
     """Without Ray, with Ray on one GPU, with Ray on `gpus`; at last the ratio."""
+    from fitness.cluster.pool import Cluster, ClusterEvaluator  # imports Ray
+
     target, sources, found = get_target(TARGET), softmaxes(), []
     cluster = Cluster("local")
     try:
