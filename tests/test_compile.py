@@ -83,6 +83,14 @@ def test_resources_are_those_cuobjdump_reports(tmp_path):
     assert (builds[2]["resident"], builds[2]["occupancy"]) == (resident, share)
 
 
+@pytest.mark.parametrize("policy", ["", "evict_last", "evict_first"])
+def test_whether_a_kernel_gives_lines_of_the_cache_a_priority_is_told(tmp_path, policy):
+    hinted = SOURCE.replace("other=0.0)", f"other=0.0, eviction_policy={policy!r})", 1)
+    assert hinted != SOURCE
+    [build] = compile_launches(tmp_path, rows(), source=hinted)
+    assert (build["ptx_features"]["priorities"] > 0) is bool(policy)
+
+
 def test_equal_launches_are_compiled_once_and_alignment_is_specialised(tmp_path):
     first, again, shifted = compile_launches(tmp_path, rows(), rows(offset=4096), rows(offset=1))
     assert first == again

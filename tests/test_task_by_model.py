@@ -146,6 +146,7 @@ def test_a_kernel_that_nothing_launches_is_not_asked_about(make: Make, capsys: p
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_gpu_validates_the_task(make: Make) -> None:
+    pytest.importorskip("openai")
     with scripted(answer(WRONG), answer(TASK)) as endpoint:
         assert make("mine", f"m@{endpoint.url}", "--gpus", "1") == 0
     assert "was found wrong at stage" in Path("mine/drafts/1.reason.txt").read_text()

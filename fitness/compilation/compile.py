@@ -317,6 +317,7 @@ _PTX = {
     "special": r"\b(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx",
     "loads": r"\bld\.global",
     "stores": r"\bst\.global",
+    "priorities": r"evict_|cache_hint|createpolicy|applypriority",  # of lines in the L2 cache
 }
 _VECTOR = re.compile(r"\b(ld|st)\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 
@@ -324,8 +325,8 @@ _VECTOR = re.compile(r"\b(ld|st)\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[a-z]+(\d
 def ptx_features(ptx: str) -> dict[str, Any]:
     """Counts of instructions in the text of the PTX (not executions), and the widest global access in bytes.
 
-    Keys: wgmma, mma_sync, ldmatrix, cp_async, tma, barriers, shuffles, atomics, special, loads, stores, load_bytes,
-    store_bytes (widest global load and store of one thread, 0 where there is none).
+    Keys: wgmma, mma_sync, ldmatrix, cp_async, tma, barriers, shuffles, atomics, special, loads, stores, priorities,
+    load_bytes, store_bytes (widest global load and store of one thread, 0 where there is none).
     """
     features: dict[str, Any] = {name: len(re.findall(pattern, ptx)) for name, pattern in _PTX.items()}
     widest = {"ld": 0, "st": 0}

@@ -60,6 +60,8 @@ class Kernel:
         self._scratch = [Scratch(*s) for s in facts["scratch"]]
         self.signature: list[tuple[str, Any]] = [(name, kind) for name, kind in facts["signature"]]
         self._name = facts["name"]
+        # Whether it can give lines of the cache a priority; assumed of a build that does not say.
+        self.sets_priorities = bool(build.get("ptx_features", {}).get("priorities", True))
         self._module = check(cuda.cuModuleLoadData(cubin), f"loading {self._name}")
         self._function = check(cuda.cuModuleGetFunction(self._module, self._name.encode()), f"finding {self._name}")
         self._prepare()

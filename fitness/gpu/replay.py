@@ -55,6 +55,8 @@ class Program:
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}  # (copy, launch) -> what Triton's parameters ask for
         self._pristine = {i: self.memory.window(plan.inputs[i]).clone() for i in written}
         self._outputs = [self.memory.windows(ref) for ref in self.outputs_of_plan]
+        others = any(isinstance(step, Op) for step in plan.steps)  # whose kernels are not known
+        self._sets_priorities = others or any(kernel.sets_priorities for kernel in kernels)
         slots = torch.zeros((len(self.outputs_of_plan), copies), dtype=torch.int64, device=device)
         self._sums, self._known, self._differs = slots, slots.clone(), slots.bool()
         self._count, self._mismatches = slots.new_zeros(()), slots.new_zeros(())
@@ -129,7 +131,7 @@ class Program:
         self._sum_graph = captured(self._sum)
 
     def reset(self) -> None:
-        """Enqueues: the plan's own memory poisoned, written arguments restored, nothing asked to stay in the cache."""
+        """Enqueues: the plan's own memory poisoned, written arguments restored, no priorities left in the cache."""
         self._reset_graph.replay()
 
     def replay(self) -> None:
@@ -151,9 +153,10 @@ class Program:
         return int(self._mismatches)
 
     def _reset(self) -> None:
-        demote(self.memory.arenas)
-        for scratch in self._scratch.values():
-            demote(scratch.unsqueeze(0))
+        if self._sets_priorities:
+            demote(self.memory.arenas)
+            for scratch in self._scratch.values():
+                demote(scratch.unsqueeze(0))
         self.memory.poison_owned()
         for i, kept in self._pristine.items():
             assign(self.memory.windows(self.plan.inputs[i]), kept.expand(self.copies, *kept.shape))
