@@ -7,6 +7,7 @@ is a replacement by identity and leaves every other character of the source as i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +178,9 @@ class Kernel:
 
     @property
     def body(self) -> Sequence[cst.BaseStatement]:
-        return cast(Sequence[cst.BaseStatement], self.node.body.body)
+        """Its statements, without a `return` at the end, which changes nothing."""
+        body = cast(Sequence[cst.BaseStatement], self.node.body.body)
+        return body[:-1] if body and _is_return(body[-1]) else body
 
     @cached_property
     def bound(self) -> dict[str, list[Binding]]:
@@ -200,6 +203,13 @@ class Kernel:
     def calls(self, *functions: str) -> list[cst.Call]:
         """The calls in its body of functions with these dotted names."""
         return [n for n in self._calls if called(n) in functions]
+
+
+def _is_return(statement: cst.BaseStatement) -> bool:
+    match statement:
+        case cst.SimpleStatementLine(body=[cst.Return(value=None)]):
+            return True
+    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,8 +433,6 @@ def _launch(
     host: cst.FunctionDef | None,
     line: cst.SimpleStatementLine | None,
 ) -> Launch:
-    slices = [s.slice for s in target.slice]
-    grid = slices[0].value if len(slices) == 1 and isinstance(slices[0], cst.Index) else expr("None")
     arguments: dict[str, cst.Arg] = {}
     options: dict[str, cst.Arg] = {}
     opaque = any(a.star for a in call.args)
@@ -438,7 +446,16 @@ def _launch(
     alone = (
         line is not None and len(line.body) == 1 and isinstance(line.body[0], cst.Expr) and line.body[0].value is call
     )
-    return Launch(call, kernel, grid, host, line if alone else None, arguments, options, opaque)
+    return Launch(call, kernel, _grid_of(target), host, line if alone else None, arguments, options, opaque)
+
+
+def _grid_of(target: cst.Subscript) -> cst.BaseExpression:
+    """What stands in the brackets; `kernel[m, n]` and `kernel[m,]` have a tuple there."""
+    values = [s.slice.value for s in target.slice if isinstance(s.slice, cst.Index)]
+    if len(values) < len(target.slice):
+        return expr("None")
+    whole = len(values) > 1 or isinstance(target.slice[0].comma, cst.Comma)
+    return cst.Tuple([cst.Element(value) for value in values]) if whole else values[0]
 
 
 def grid_tuple(source: Source, launch: Launch) -> tuple[cst.Tuple | None, bool]:
@@ -454,14 +471,28 @@ def _grid(source: Source, launch: Launch) -> cst.BaseExpression | None:
     grid = source.resolve(launch.grid, launch.host)
     if grid is not None or launch.host is None or not isinstance(launch.grid, cst.Name):
         return grid
-    for statement in launch.host.body.body:
-        bound = bindings(cst.Module([cast(Any, statement)])).get(launch.grid.value, [])
-        if any(n is launch.call for n in walk(statement)):
-            return None if bound else grid
-        if bound:
-            plain = isinstance(statement, cst.SimpleStatementLine) and len(bound) == 1
-            grid = bound[0] if plain else None
-    return None
+    block: Sequence[cst.CSTNode] = launch.host.body.body
+    while True:
+        statement = next((s for s in block if _holds(s, launch.call)), None)
+        for before in itertools.takewhile(lambda s: s is not statement, block):  # noqa: B023
+            bound = _bound_in(before, launch.grid.value)
+            if bound:
+                plain = isinstance(before, cst.SimpleStatementLine) and len(bound) == 1
+                grid = bound[0] if plain else None
+        if statement is None or isinstance(statement, cst.SimpleStatementLine):
+            return None if statement is None or _bound_in(statement, launch.grid.value) else grid
+        if isinstance(statement, (cst.For, cst.While)) and _bound_in(statement, launch.grid.value):
+            return None  # what the last turn left, or another one before the first
+        inner = [n for n in walk(statement) if isinstance(n, cst.IndentedBlock) and _holds(n, launch.call)]
+        block = inner[0].body if inner else ()
+
+
+def _bound_in(statement: cst.CSTNode, name: str) -> list[Binding]:
+    return bindings(cst.Module([cast(Any, statement)])).get(name, [])
+
+
+def _holds(node: cst.CSTNode, call: cst.Call) -> bool:
+    return any(n is call for n in walk(node))
 
 
 def grid_values(source: Source, launch: Launch) -> list[str] | None:

@@ -207,6 +207,60 @@ def head(x, kept):
 """
 )
 
+# Tiles of two dimensions, a value of each row of one, a parameter that moves with the row.
+TILES_OF_ROWS = (
+    HEADER
+    + """@triton.jit
+def scale_kernel(x_ptr, order_ptr, y_ptr, heads, n, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    head, column = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK)
+    place = tl.abs(tl.load(order_ptr + row)).to(tl.int32)
+    x_ptr += row * heads * n
+    mask = (head[:, None] < heads) & (column[None, :] < n)
+    x = tl.load(x_ptr + head[:, None] * n + column[None, :], mask=mask, other=0.0)
+    largest = tl.max(tl.abs(x), axis=1) + 1.0
+    y_row = y_ptr + row * heads * (n + 1)
+    tl.store(y_row + head[:, None] * (n + 1) + column[None, :], x / largest[:, None] * place, mask=mask)
+    tl.store(y_row + head * (n + 1) + n, largest, mask=head < heads)
+    return
+
+
+def scaled(x, order):
+    rows, heads, n = x.shape
+    y = torch.empty((rows, heads, n + 1), dtype=x.dtype, device=x.device)
+    blocks = triton.next_power_of_2(heads), triton.next_power_of_2(n)
+    scale_kernel[rows,](x, order, y, heads, n, blocks[0], blocks[1])
+    return y
+"""
+)
+
+# Each branch has a launch, and a grid of its own under the same name; a loop carries what becomes one value a row.
+TWO_LAUNCHES = (
+    HEADER
+    + """@triton.jit
+def mean_kernel(x_ptr, y_ptr, planes, n, BLOCK: tl.constexpr):
+    row, plane = tl.program_id(0), tl.program_id(1)
+    x_row = x_ptr + (row * planes + plane) * n
+    total = 0.0
+    for start in range(0, n, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(x_row + column, mask=column < n, other=0.0), axis=0)
+    tl.store(y_ptr + row * planes + plane, total / n)
+
+
+def means(x):
+    rows, planes, n = x.shape
+    y = torch.empty((rows, planes), dtype=x.dtype, device=x.device)
+    if n % 16:
+        grid = (rows, planes)
+        mean_kernel[grid](x, y, planes, n, BLOCK=8)
+    else:
+        grid = lambda meta: (rows, triton.cdiv(planes * meta["BLOCK"], meta["BLOCK"]))
+        mean_kernel[grid](x, y, planes, n, BLOCK=16)
+    return y
+"""
+)
+
 # name -> (entry, source, inputs of two sizes: a list is the shape of a tensor)
 SOURCES = {
     "one_pass_softmax": ("softmax", ONE_PASS_SOFTMAX, [[[5, 37]], [[3, 1500]]]),
@@ -216,6 +270,8 @@ SOURCES = {
     "in_place": ("scale", IN_PLACE, [[[97], 2.0], [[128], 0.5]]),
     "over_launched": ("double", OVER_LAUNCHED, [[[97]], [[128]]]),
     "rows_of_planes": ("planes", ROWS_OF_PLANES, [[[3, 5, 37]], [[2, 8, 64]]]),
+    "tiles_of_rows": ("scaled", TILES_OF_ROWS, [[[7, 3, 5], [7]], [[8, 4, 16], [8]]]),
+    "two_launches": ("means", TWO_LAUNCHES, [[[5, 3, 37]], [[4, 2, 64]]]),
     "early_return": ("head", EARLY_RETURN, [[[97], 40], [[128], 16]]),
     "tuned": ("halve", TUNED, [[[97]], [[128]]]),
 }

@@ -26,7 +26,9 @@ from tests.operators_sources import (
     OVER_LAUNCHED,
     ROWS_OF_PLANES,
     SOURCES,
+    TILES_OF_ROWS,
     TUNED,
+    TWO_LAUNCHES,
 )
 from tests.operators_tasks import seed
 
@@ -267,6 +269,27 @@ def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compil
         one = REWRITES["rows_per_program"].apply(blocked, random.Random(number))
         assert one is not None and "(triton.cdiv(a, BLOCK_ROWS), b,)" in one
     assert not applies("rows_per_program", ROWS_OF_PLANES.replace("if LOG:", "if stride > 4:"))
+
+
+def test_rows_get_a_dimension_only_where_it_is_known_what_it_would_be() -> None:
+    assert applies("rows_per_program", TILES_OF_ROWS)
+    for old, new in (
+        ("largest = tl.max(tl.abs(x), axis=1) + 1.0", "largest = tl.max(tl.abs(x)) + 1.0"),  # along both axes
+        ("tl.store(y_row + head * (n + 1) + n, largest", "tl.store(y_ptr + head * (n + 1) + n, largest"),  # one place
+        ("    y_row = ", "    if place > 3:\n        x = x * 2.0\n    y_row = "),  # a branch of each row's own
+        ("tl.abs(x)", "tl.dot(x, x)"),
+        ("    x_ptr += row * heads * n\n", "    for i in range(2):\n        x_ptr += row * heads * n\n"),
+    ):
+        assert old in TILES_OF_ROWS
+        assert not applies("rows_per_program", TILES_OF_ROWS.replace(old, new)), new
+
+
+def test_each_launch_of_a_kernel_gets_its_own_grid() -> None:
+    for rewrite, text in (("rows_per_program", "BLOCK_ROWS)"), ("tiles_per_program", "TILES_PER_PROGRAM)")):
+        made = str(REWRITES[rewrite].apply(TWO_LAUNCHES, random.Random(1)))
+        assert len(re.findall(rf"mean_kernel\[\(.*{re.escape(text)}", made)) == 2
+    one_line = TWO_LAUNCHES.replace("    if n % 16:\n        grid = (rows, planes)\n        ", "    if n % 16: ")
+    assert not applies("tiles_per_program", one_line.replace("        grid = lambda", "        size = lambda"))
 
 
 def test_the_only_configuration_is_written_out_where_nothing_else_is_asked_of_autotuning() -> None:

@@ -129,7 +129,7 @@ def with_arguments(launch: Launch, *texts: str, grid: str | None = None) -> Call
             call = add_argument(call, text)
         if grid is not None:
             subscript = cast(cst.Subscript, call.func)
-            slices = [subscript.slice[0].with_changes(slice=cst.Index(expr(grid)))]
+            slices = [cst.SubscriptElement(cst.Index(expr(grid)))]
             call = call.with_changes(func=subscript.with_changes(slice=slices))
         return call
 

@@ -212,15 +212,15 @@ def loopable(source: Source, kernel: Kernel) -> bool:
         return False
     if any(isinstance(n, (cst.Global, cst.Nonlocal, cst.FunctionDef)) for n in walk(kernel.node.body)):
         return False
-    if sum(isinstance(n, cst.Return) for n in walk(kernel.node.body)) != sum(map(_leaves, kernel.body)):
+    if sum(isinstance(n, cst.Return) for s in kernel.body for n in walk(s)) != sum(map(_leaves, kernel.body)):
         return False
-    if len(launches) != 1 or launches[0].line is None or launches[0].host is None or kernel.autotuned:
+    if any(n.line is None or n.host is None for n in launches) or kernel.autotuned:
         return False
-    grid = grid_values(source, launches[0])
-    if grid is None:
+    grids = [len(grid_values(source, n) or ()) for n in launches]
+    if len({id(n.line) for n in launches}) != len(launches) or len(set(grids)) != 1:
         return False
     axes = {axis_of(c) for c in program_ids(kernel)}
-    plain = all(a is not None and a < len(grid) for a in axes)
+    plain = all(a is not None and a < grids[0] for a in axes)
     return (
         plain
         and 0 in axes
@@ -247,9 +247,8 @@ def constants_of_body(kernel: Kernel) -> list[cst.BaseStatement] | None:
 
 def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str, constant: str | None) -> str:
     """The kernel's body in `loop`, launched on `grid`; `{total}` in both stands for the number of tiles."""
-    (launch,) = source.launches_of(kernel)
-    values = cast(list[str], grid_values(source, launch))
-    tiles = [fresh(source, f"tiles_{axis}") for axis in range(len(values))]
+    launches = [(n, cast(list[str], grid_values(source, n))) for n in source.launches_of(kernel)]
+    tiles = [fresh(source, f"tiles_{axis}") for axis in range(len(launches[0][1]))]
     total = " * ".join(tiles)
     body = _body_of_tile(source, kernel, tiles)
     constants = constants_of_body(kernel) or []
@@ -260,18 +259,22 @@ def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str,
         new = with_parameter(new, name, constexpr=False)
     if constant:
         new = with_parameter(new, constant, constexpr=True)
-    setup += "".join(f"{name} = {value}\n" for name, value in zip(tiles, values, strict=True))
     texts = [f"{name}={name}" for name in (*tiles, *([constant] if constant else []))]
-    call = with_arguments(launch, *texts, grid=grid.format(total=total))
-    before = stmts(setup)
-    line = cast(cst.SimpleStatementLine, launch.line)
-    before[0] = before[0].with_changes(leading_lines=line.leading_lines)
-    pairs: Pairs = [
-        (launch.call, call),
-        (line, lambda updated: cst.FlattenSentinel([*before, updated.with_changes(leading_lines=[])])),
-        (kernel.node, new),
-    ]
+    pairs: Pairs = [(kernel.node, new)]
+    for launch, values in launches:
+        before = setup + "".join(f"{name} = {value}\n" for name, value in zip(tiles, values, strict=True))
+        pairs += relaunched(launch, before, texts, grid.format(total=total))
     return edited(source, pairs)
+
+
+def relaunched(launch: Launch, before: str, texts: Sequence[str], grid: str) -> Pairs:
+    """The edits of a launch that gets more arguments and another grid, after the lines `before`."""
+    line, lines = cast(cst.SimpleStatementLine, launch.line), stmts(before)
+    lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
+    return [
+        (launch.call, with_arguments(launch, *texts, grid=grid)),
+        (line, lambda updated: cst.FlattenSentinel([*lines, updated.with_changes(leading_lines=[])])),
+    ]
 
 
 # --- programs that do nothing -----------------------------------------------------------------------------------------

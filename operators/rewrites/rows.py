@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import cast
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import libcst as cst
 
-from operators.dataflow import assigned, functions_behind, pointers, values_behind
+from operators.dataflow import pointers, values_behind
 from operators.rewrites.base import (
     ATOMICS,
     ELEMENTWISE,
@@ -17,16 +20,16 @@ from operators.rewrites.base import (
     edited,
     pick,
     program_ids,
-    with_arguments,
     with_parameter,
 )
-from operators.rewrites.grid import constants_of_body, loopable
+from operators.rewrites.grid import constants_of_body, loopable, relaunched
 from operators.source import (
     Kernel,
     Source,
-    bindings,
+    bracketed,
     called,
     code,
+    dotted,
     expr,
     fresh,
     grid_values,
@@ -34,69 +37,51 @@ from operators.source import (
     keyword,
     names,
     replace,
-    stmts,
     walk,
 )
 
 _REDUCTIONS = {"tl.max", "tl.min", "tl.sum"}
-_OTHERS = {
-    "tl.store", "tl.program_id", "tl.arange", "tl.zeros", "tl.full", "tl.cdiv", "tl.assume", "float", "range",
-    "tl.range",
-}  # fmt: skip
+_FILLED = {"tl.zeros", "tl.full"}
+_RANGES = {"range", "tl.range", "tl.static_range"}
+_MOST_RANK = 2  # of a tile; one more dimension is that of the rows
 
 
 def _rows_per_program(source: Source, rng: random.Random) -> str | None:
-    """A kernel with one row per program computes several rows as one two-dimensional tile.
+    """A kernel with one row per program computes several rows as one tile.
 
-    What depends on the row becomes a column, vectors become tiles, reductions run along axis 1 and keep it.  Rows past
-    the end repeat the last row, and write the same values to the same place.
+    What depends on the row gets one dimension more, the first, in which programs used to differ.  Rows past the end
+    repeat the last row, and write the same values to the same place.
     """
-    choice = pick(rng, [(k, axis) for k in source.rewritable() for axis in _row_axes(source, k)])
+    rows, total = fresh(source, "BLOCK_ROWS"), fresh(source, "total_rows")
+    ways = [
+        (kernel, axis, edits)
+        for kernel in source.rewritable()
+        for axis in _row_axes(source, kernel)
+        if (edits := _as_tile(kernel, axis, rows, total)) is not None
+    ]
+    choice = pick(rng, ways)
     if choice is None:
         return None
-    kernel, axis = choice
-    (launch,) = source.launches_of(kernel)
-    rows, total = fresh(source, "BLOCK_ROWS"), fresh(source, "total_rows")
-    new = replace(kernel.node, _as_tile(kernel, axis, rows, total))
+    kernel, axis, chosen = choice
+    new = replace(kernel.node, chosen)
     new = with_parameter(with_parameter(new, total, constexpr=False), rows, constexpr=True)
-    counts = cast(list[str], grid_values(source, launch))
-    count = counts[axis]
-    counts[axis] = f"triton.cdiv({count}, {rows})"
-    grid = f"({', '.join(counts)},)"
-    call = with_arguments(launch, f"{total}={count}", f"{rows}={rows}", grid=grid)
-    line = cast(cst.SimpleStatementLine, launch.line)
-    (setup,) = stmts(f"{rows} = {rng.choice((2, 4, 8))}\n")
-    setup = setup.with_changes(leading_lines=line.leading_lines)
-    pairs: Pairs = [
-        (launch.call, call),
-        (line, lambda updated: cst.FlattenSentinel([setup, updated.with_changes(leading_lines=[])])),
-        (kernel.node, new),
-    ]
+    pairs: Pairs = [(kernel.node, new)]
+    before = f"{rows} = {rng.choice((2, 4, 8, 16))}\n"
+    for launch in source.launches_of(kernel):
+        counts = cast(list[str], grid_values(source, launch))
+        texts = [f"{total}={counts[axis]}", f"{rows}={rows}"]
+        counts[axis] = f"triton.cdiv({counts[axis]}, {rows})"
+        pairs += relaunched(launch, before, texts, f"({', '.join(counts)},)")
     return edited(source, pairs)
 
 
 def _row_axes(source: Source, kernel: Kernel) -> list[int]:
-    """The axes of the grid that count rows.
-
-    No branches but those that are decided when the kernel is compiled, loops whose bounds are the same for every row,
-    elementwise functions only.
-    """
+    """The axes of the grid that may count rows."""
     if not loopable(source, kernel) or kernel.calls("tl.num_programs") or constants_of_body(kernel):
         return []
     if not pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store")) or kernel.calls(*ATOMICS):
         return []
-    if not kernel.calls("tl.arange") or not all(_clear_start(kernel, n) for n in _carried(kernel)):
-        return []
-    for node in walk(kernel.node.body):
-        if isinstance(node, (cst.While, cst.Subscript, cst.ListComp, cst.Assert)):
-            return []
-        if isinstance(node, (cst.If, cst.IfExp)) and not names(node.test) <= kernel.constexpr:
-            return []
-        if isinstance(node, cst.For) and {"tl.program_id", "tl.load"} & functions_behind(kernel, node.iter):
-            return []
-        if isinstance(node, cst.Call) and not _plain_call(node):
-            return []
-    axes = [axis_of(call) for call in program_ids(kernel)]
+    axes = [axis_of(call) for call in program_ids(kernel)] if kernel.calls("tl.arange") else []
     return [a for a in set(axes) if a is not None and axes.count(a) == 1 and not _vector_rows(kernel, a)]
 
 
@@ -118,39 +103,263 @@ def _positions(kernel: Kernel, node: cst.CSTNode) -> set[int | None]:
     return {axis_of(c) for c in calls if called(c) == "tl.program_id"}
 
 
-def _plain_call(call: cst.Call) -> bool:
-    function = called(call)
-    if function in _REDUCTIONS:
-        axis = keyword(call, "axis") or (call.args[1] if len(call.args) == 2 else None)
-        return 1 <= len(call.args) <= 2 and (axis is None or integer(axis.value) == 0)
-    if function in ("tl.zeros", "tl.full"):
-        return (
-            bool(call.args)
-            and isinstance(call.args[0].value, (cst.Tuple, cst.List))
-            and len(call.args[0].value.elements) == 1
+# --- one dimension more ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Of a value: its dimensions, before the rewrite, and whether it depends on the row."""
+
+    rank: int
+    row: bool = False
+
+
+_SCALAR = _Kind(0)
+
+
+class _Refused(Exception):
+    """The kernel does something of which is not known what it would be for several rows."""
+
+
+def _as_tile(kernel: Kernel, axis: int, rows: str, total: str) -> Pairs | None:
+    """The edits of its body; None where it cannot be had."""
+    tile = _Tile(kernel, axis, rows, total)
+    try:
+        while tile.learn():  # what a loop carries depends on the row from some turn on
+            pass
+    except _Refused:
+        return None
+    return tile.pairs()
+
+
+class _Tile:
+    """The body of a kernel, with what is known of the values of its names."""
+
+    def __init__(self, kernel: Kernel, axis: int, rows: str, total: str) -> None:
+        self._kernel, self._axis, self._rows = kernel, axis, rows
+        number = f"tl.program_id({axis}) * {rows} + tl.arange(0, {rows})"
+        self._position = expr(f"tl.minimum({number}, {total} - 1)")
+        self._kinds: dict[str, _Kind] = {}
+        self._loops = 0  # around what is looked at
+        self._edits: dict[int, list[Callable[[Any], Any]]] = {}
+        self._nodes: dict[int, cst.CSTNode] = {}
+
+    def learn(self) -> bool:
+        """Goes through the body once; whether a name was something else than known.  Raises _Refused."""
+        before = dict(self._kinds)
+        self._kinds = {name: kind for name, kind in before.items() if name not in self._kernel.parameters}
+        self._edits, self._nodes = defaultdict(list), {}
+        self._block(self._kernel.body)
+        return self._kinds != before
+
+    def pairs(self) -> Pairs:
+        """The edits that the last `learn` found, each of the node as the edits below it left it."""
+
+        def chained(edits: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+            def change(updated: Any) -> Any:
+                for edit in edits:
+                    updated = edit(updated)
+                return updated
+
+            return change
+
+        return [(self._nodes[key], chained(edits)) for key, edits in self._edits.items()]
+
+    def _edit(self, node: cst.CSTNode, change: Callable[[Any], Any]) -> None:
+        self._nodes[id(node)] = node
+        self._edits[id(node)].append(change)
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def _block(self, statements: Sequence[cst.CSTNode]) -> None:
+        for statement in statements:
+            match statement:
+                case cst.SimpleStatementLine(body=small):
+                    for part in small:
+                        self._small(part)
+                case cst.For(target=cst.Name(name), iter=over, body=cst.IndentedBlock(body), orelse=None):
+                    if self._kind(over).row or self._kinds.get(name, _SCALAR) != _SCALAR:
+                        raise _Refused
+                    self._kinds[name] = _SCALAR
+                    self._loops += 1
+                    self._block(body)
+                    self._loops -= 1
+                case cst.If():
+                    self._branch(statement)
+                case _:
+                    raise _Refused
+
+    def _branch(self, branch: cst.If | cst.Else) -> None:
+        """Decided when the kernel is compiled."""
+        if not isinstance(branch.body, cst.IndentedBlock):
+            raise _Refused
+        if isinstance(branch, cst.If) and not names(branch.test) <= self._kernel.constexpr:
+            raise _Refused
+        self._block(branch.body.body)
+        if isinstance(branch, cst.If) and branch.orelse is not None:
+            self._branch(branch.orelse)
+
+    def _small(self, statement: cst.CSTNode) -> None:
+        match statement:
+            case cst.Assign(targets=[cst.AssignTarget(cst.Name(name))], value=value):
+                self._bind(name, self._kind(value), value)
+            case cst.Assign(targets=[cst.AssignTarget(cst.Tuple(left))], value=cst.Tuple(right)):
+                if len(left) != len(right) or not all(isinstance(e.value, cst.Name) for e in left):
+                    raise _Refused
+                kinds = [self._kind(element.value) for element in right]
+                for target, known, element in zip(left, kinds, right, strict=True):
+                    self._bind(cast(cst.Name, target.value).value, known, element.value)
+            case cst.AugAssign(target=cst.Name(name), value=value):
+                target_kind, kind = self._kinds.get(name, _SCALAR), self._kind(value)
+                if kind.rank > target_kind.rank:
+                    raise _Refused
+                self._lift(value, kind, target_kind.rank)
+                self._know(name, _Kind(target_kind.rank, target_kind.row or kind.row))
+            case cst.Expr(cst.SimpleString()) | cst.Pass() | cst.Return(value=None):
+                pass
+            case cst.Expr(cst.Call() as call):
+                self._kind(call)
+            case _:
+                raise _Refused
+
+    def _bind(self, name: str, kind: _Kind, value: cst.BaseExpression) -> None:
+        known = self._kinds.get(name, kind)
+        if known.rank != kind.rank:
+            raise _Refused
+        self._know(name, _Kind(kind.rank, known.row or kind.row))
+        if known.row and not kind.row:
+            self._spread(value)
+
+    def _know(self, name: str, kind: _Kind) -> None:
+        """A parameter is the same for all rows up to this line, which a loop would come back to."""
+        if name in self._kernel.parameters and kind.row and self._loops:
+            raise _Refused
+        self._kinds[name] = kind
+
+    def _spread(self, value: cst.BaseExpression) -> None:
+        """Makes what a loop starts from a value of each row: a number, or a filled tile."""
+        if called(value) in _FILLED:
+            shape = cast(cst.Tuple, cast(cst.Call, value).args[0].value)
+            self._edit(shape, lambda updated: expr(f"({self._rows}, {', '.join(code(e) for e in updated.elements)})"))
+        elif _number(value):
+            self._edit(value, lambda updated: expr(f"tl.full(({self._rows},), {code(updated)}, dtype=tl.float32)"))
+        else:
+            raise _Refused
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def _kind(self, node: cst.BaseExpression) -> _Kind:
+        match node:
+            case cst.Name(name):
+                return self._kinds.get(name, _SCALAR)
+            case cst.Integer() | cst.Float() | cst.SimpleString():
+                return _SCALAR
+            case cst.Attribute():
+                return self._attribute(node)
+            case cst.UnaryOperation(operator, expression):
+                return self._plain_if(self._kind(expression), isinstance(operator, cst.Not))
+            case cst.BinaryOperation(left, _, right):
+                return self._joined([left, right])
+            case cst.BooleanOperation(left, _, right):
+                return self._plain_if(self._joined([left, right]), True)
+            case cst.Comparison(left, comparisons):
+                kind = self._joined([left, *(c.comparator for c in comparisons)])
+                return self._plain_if(kind, len(comparisons) > 1)
+            case cst.IfExp(test, body, orelse) if names(test) <= self._kernel.constexpr:
+                return self._joined([body, orelse])
+            case cst.Subscript():
+                return self._subscript(node)
+            case cst.Call():
+                return self._call(node)
+        raise _Refused
+
+    def _plain_if(self, kind: _Kind, plain: bool) -> _Kind:
+        """The kind; where it must be a plain value Python decides by, none that depends on the row."""
+        if plain and kind.row:
+            raise _Refused
+        return kind
+
+    def _joined(self, operands: Sequence[cst.BaseExpression], *, stored: bool = False) -> _Kind:
+        """Of an elementwise operation.  Triton puts what has fewer dimensions in the last ones, behind the row's.
+
+        stored: the first is the place, and no place gets values of several rows.
+        """
+        kinds = [self._kind(operand) for operand in operands]
+        rank, row = max((kind.rank for kind in kinds), default=0), any(kind.row for kind in kinds)
+        if stored and row and not kinds[0].row:
+            raise _Refused
+        for operand, kind in zip(operands, kinds, strict=True):
+            self._lift(operand, kind, rank)
+        return _Kind(rank, row)
+
+    def _lift(self, node: cst.BaseExpression, kind: _Kind, rank: int) -> None:
+        if not kind.row or kind.rank == rank:
+            return
+        text = ", ".join([":", *["None"] * (rank - kind.rank), *[":"] * kind.rank])
+        slices = cast(cst.Subscript, expr(f"f[{text}]")).slice
+        self._edit(node, lambda updated: cst.Subscript(bracketed(updated), slices))
+
+    def _attribute(self, node: cst.Attribute) -> _Kind:
+        root, _, rest = dotted(node).partition(".")
+        if not root or (root in self._kinds and not rest.startswith("dtype")):
+            raise _Refused
+        return _SCALAR
+
+    def _subscript(self, node: cst.Subscript) -> _Kind:
+        """`x[:, None]`: of each dimension one colon."""
+        kind, parts = self._kind(node.value), [code(part.slice) for part in node.slice]
+        if parts.count(":") != kind.rank or set(parts) - {":", "None"} or not kind.rank:
+            raise _Refused
+        if kind.row:
+            text = ", ".join([":", *parts])
+            slices = cast(cst.Subscript, expr(f"f[{text}]")).slice
+            self._edit(node, lambda updated: updated.with_changes(slice=slices))
+        return self._ranked(_Kind(len(parts), kind.row))
+
+    def _ranked(self, kind: _Kind) -> _Kind:
+        if kind.rank > _MOST_RANK:
+            raise _Refused
+        return kind
+
+    def _call(self, call: cst.Call) -> _Kind:
+        function, values = called(call), [arg.value for arg in call.args]
+        if function == "tl.program_id":
+            if axis_of(call) != self._axis:
+                return _SCALAR
+            self._edit(call, lambda _: self._position)
+            return _Kind(0, row=True)
+        if function == "tl.arange":
+            return self._plain_if(_Kind(1, self._joined(values).row), True)
+        if function in _FILLED and values and isinstance(values[0], (cst.Tuple, cst.List)):
+            self._plain_if(self._joined(values[1:]), True)
+            return self._ranked(_Kind(len(values[0].elements)))
+        if function in _REDUCTIONS:
+            return self._reduced(call)
+        if function in ELEMENTWISE | {"tl.store", "tl.cdiv"}:
+            return self._joined(values, stored=function == "tl.store")
+        if function in _RANGES | {"float", "tl.assume"}:
+            return self._plain_if(self._joined(values), True)
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "to":
+            return self._kind(call.func.value)
+        raise _Refused
+
+    def _reduced(self, call: cst.Call) -> _Kind:
+        """A sum, or a greatest or least element, along one axis."""
+        if not 1 <= len(call.args) <= 2:
+            raise _Refused
+        given = keyword(call, "axis") or (
+            call.args[1] if len(call.args) == 2 and call.args[1].keyword is None else None
         )
-    method = isinstance(call.func, cst.Attribute) and call.func.attr.value == "to"
-    return function in ELEMENTWISE | _OTHERS or method
+        kind, axis = self._kind(call.args[0].value), integer(given.value) if given else 0
+        if axis is None or (given is None and (len(call.args) > 1 or kind.rank > 1)) or kind.rank < 1:
+            raise _Refused
+        if kind.row:
+            self._edit(call, lambda updated: updated.with_changes(args=_arguments(updated.args[0], f"axis={axis + 1}")))
+        return _Kind(kind.rank - 1, kind.row)
 
 
-def _carried(kernel: Kernel) -> set[str]:
-    """Names that a loop both reads from before and sets."""
-    found: set[str] = set()
-    for loop in [n for n in walk(kernel.node.body) if isinstance(n, cst.For)]:
-        inside = set(bindings(_as_function(loop)))
-        outside = {n for s in kernel.body if s is not loop and (a := assigned(s)) for n in [a[0]]}
-        found |= inside & outside
-    return found
-
-
-def _as_function(loop: cst.For) -> cst.FunctionDef:
-    return cst.FunctionDef(cst.Name("body"), cst.Parameters(), cast(cst.IndentedBlock, loop.body))
-
-
-def _clear_start(kernel: Kernel, name: str) -> bool:
-    """What a loop carries starts as a number, or as a tl.zeros or tl.full."""
-    values = [a[1] for s in kernel.body if (a := assigned(s)) and a[0] == name]
-    return all(called(v) in ("tl.zeros", "tl.full") or _number(v) for v in values)
+def _arguments(first: cst.Arg, text: str) -> Sequence[cst.Arg]:
+    return cast(cst.Call, expr(f"f({code(first.value)}, {text})")).args
 
 
 def _number(node: cst.BaseExpression) -> bool:
@@ -159,29 +368,4 @@ def _number(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Float) or called(node) == "float"
 
 
-def _as_tile(kernel: Kernel, axis: int, rows: str, total: str) -> Pairs:
-    pairs: Pairs = []
-    for node in walk(kernel.node.body):
-        function = called(node)
-        if function == "tl.program_id" and axis_of(cast(cst.Call, node)) == axis:
-            number = f"tl.program_id({axis}) * {rows} + tl.arange(0, {rows})"
-            pairs.append((node, expr(f"tl.minimum({number}, {total} - 1)[:, None]")))
-        elif function == "tl.arange":
-            pairs.append((node, expr(f"{code(node)}[None, :]")))
-        elif function in _REDUCTIONS:
-            pairs.append((node, _along_row))
-        elif function in ("tl.zeros", "tl.full"):
-            shape = cast(cst.Tuple, cast(cst.Call, node).args[0].value)
-            pairs.append((shape, expr(f"({rows}, {code(shape.elements[0].value)})")))
-    for statement in kernel.body:
-        bound = assigned(statement)
-        if bound and bound[0] in _carried(kernel) and _number(bound[1]):
-            pairs.append((bound[1], expr(f"tl.full(({rows}, 1), {code(bound[1])}, dtype=tl.float32)")))
-    return pairs
-
-
-def _along_row(call: cst.Call) -> cst.Call:
-    return call.with_changes(args=cast(cst.Call, expr(f"f({code(call.args[0].value)}, axis=1, keep_dims=True)")).args)
-
-
-REWRITES = (Rewrite("rows_per_program", "several rows per program, side by side as a 2-D tile", _rows_per_program),)
+REWRITES = (Rewrite("rows_per_program", "several rows per program, side by side as a tile", _rows_per_program),)
