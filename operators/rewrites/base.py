@@ -23,7 +23,7 @@ from operators.source import (
     walk,
 )  # fmt: skip
 
-HINT = 0.4  # weight
+HINT, WIDER = 0.4, 3.0  # weights
 
 T = TypeVar("T")
 Pairs = list[tuple[cst.CSTNode, Any]]
@@ -33,8 +33,9 @@ Pairs = list[tuple[cst.CSTNode, Any]]
 class Rewrite:
     """One structural change.  `edit` gives the new source, or None where its precondition does not hold.
 
-    weight: how often it is tried, over the others.  Hints apply to nearly every kernel and seldom help: in searches
-    over 121 kernels on an H200 2 % of them made the best candidate 1.02 times as fast, of the other rewrites 5 %.
+    weight: how often it is tried, over the others.  In an unfinished search over 170 kernels on an H200 the best
+    candidate became 1.02 times as fast by 2 % of 764 hints, which apply to nearly every kernel, by 15 of the 48 that
+    give a program more of the memory at once, which seldom apply, and by 4 % of 3,304 others.
     """
 
     name: str

@@ -11,6 +11,7 @@ import libcst as cst
 from operators.dataflow import assigned, functions_behind, single
 from operators.rewrites.base import (
     ATOMICS,
+    WIDER,
     Pairs,
     Rewrite,
     axis_of,
@@ -435,5 +436,5 @@ REWRITES = (
     Rewrite("swap_axes", "grid axes 0 and 1 exchanged", _swap_axes),
     Rewrite("persistent", "one wave of programs that loop over the tiles", _persistent),
     Rewrite("tiles_per_program", "several consecutive tiles per program, one after the other", _tiles_per_program),
-    Rewrite("exact_grid", "a program for each block and not for each element", _exact_grid),
+    Rewrite("exact_grid", "a program for each block and not for each element", _exact_grid, WIDER),
 )

@@ -14,6 +14,7 @@ from operators.dataflow import pointers, values_behind
 from operators.rewrites.base import (
     ATOMICS,
     ELEMENTWISE,
+    WIDER,
     Pairs,
     Rewrite,
     axis_of,
@@ -368,4 +369,4 @@ def _number(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Float) or called(node) == "float"
 
 
-REWRITES = (Rewrite("rows_per_program", "several rows per program, side by side as a tile", _rows_per_program),)
+REWRITES = (Rewrite("rows_per_program", "several rows per program, side by side as a tile", _rows_per_program, WIDER),)
