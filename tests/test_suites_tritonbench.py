@@ -16,6 +16,7 @@ from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.gpu import work
 from fitness.gpu_evaluator import GpuEvaluator
+from fitness.stages import Stop
 from fitness.suites import values
 from fitness.suites.check import Checker, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, SIZES, sources
@@ -364,10 +365,26 @@ def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypa
     assert [(case.name, case.role) for case in cases] == [("call0", "tune"), ("call1", "holdout"), ("call2", "holdout")]
     # Those of the script are gone; then all are.
     took = iter([45.0, 45.0, *[1.0] * 6])
-    assert checker.check(source).note == f"at the sizes of its tests: at that of its script, {why}"
+    assert checker.check(source).note == f"at the sizes of its tests: at those of its script, {why}"
     took = iter([45.0] * 5)
     outcome = checker.check(source)
     assert (outcome.verified, outcome.reason) == (False, f"compile: timeout: {why}")
+
+
+def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_path, zygote):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
+    source = replace(sources(tmp_path)[0], timed=TIMED)
+
+    def refused(task, facts):
+        judged.append(task)
+        if len(judged) <= 3:  # all calls, then each of the script's alone
+            raise Stop("verify", Verdict.WRONG, "replays differ")
+
+    judged = []
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, refused).check(source)
+    assert outcome.verified and (outcome.calls, outcome.left_out) == (3, 2)
+    assert outcome.note == "at the sizes of its tests: at those of its script, replays differ"
 
 
 @pytest.mark.parametrize(

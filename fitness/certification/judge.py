@@ -114,8 +114,8 @@ def _equal_where_defined(
 ) -> bool:
     """Whether the outputs are to the bit those of the plan, but where these depend on what was in the memory.
 
-    A kernel that is its own reference may leave parts of its outputs unwritten.  `first`, `second`: of the
-    plan, in memory with different contents.  What is NaN has passed the oracle, so the reference has none there.
+    A kernel that is its own reference may leave parts of its outputs unwritten.  `first`, `second`: of the plan, in
+    memory with different contents.  Where a plan that was verified gives NaN, the reference does too.
     """
     if not _alike(outputs, first):
         return False

@@ -143,7 +143,7 @@ class Checker:
             good, why = self._good(source, captured, scratch, outcome)
             if not good:
                 raise
-            outcome.why_left_out = outcome.why_left_out or why
+            _left_out(outcome, captured, good, why)
             self._all_of(source, good, scratch, outcome)
         outcome.left_out += len(captured) - outcome.calls
 
@@ -321,10 +321,17 @@ def _quickly_compiled(
     why = f"compiling a kernel takes {max(seconds):.0f} s, more than the {SLOWEST_S:g} s that a search can afford"
     if not quick:
         raise Stop("compile", Verdict.TIMEOUT, why)
-    outcome.why_left_out = outcome.why_left_out or why
-    if not any(call["timed"] for call in quick) and any(call["timed"] for call in calls):
-        outcome.note = f"at the sizes of its tests: at that of its script, {why}"
+    _left_out(outcome, calls, quick, why)
     return quick
+
+
+def _left_out(
+    outcome: Outcome, calls: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]], why: str
+) -> None:
+    """Notes why some calls are left out, and where these are all that the file's script times."""
+    outcome.why_left_out = outcome.why_left_out or why
+    if any(call["timed"] for call in calls) and not any(call["timed"] for call in left):
+        outcome.note = f"at the sizes of its tests: at those of its script, {why}"
 
 
 @contextmanager
