@@ -234,18 +234,34 @@ def scaled(x, order):
 """
 )
 
-# Each branch has a launch, and a grid of its own under the same name; a loop carries what becomes one value a row.
+# Each branch has a launch, and a grid of its own under the same name; loops carry what becomes one value a row.
 TWO_LAUNCHES = (
     HEADER
-    + """@triton.jit
+    + """ROOT = True
+
+
+@triton.jit
+def squared(v):
+    return v.to(tl.float32) * v
+
+
+@triton.jit
 def mean_kernel(x_ptr, y_ptr, planes, n, BLOCK: tl.constexpr):
     row, plane = tl.program_id(0), tl.program_id(1)
     x_row = x_ptr + (row * planes + plane) * n
+    largest = 0
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
     total = 0.0
     for start in range(0, n, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.load(x_row + column, mask=column < n, other=0.0), axis=0)
-    tl.store(y_ptr + row * planes + plane, total / n)
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+        x = tl.load(x_row + column, mask=column < n, other=0.0)
+        sums += squared(x)
+        total = tl.maximum(total, tl.max(x, axis=0))
+    largest = total * 2.0
+    mean = tl.sum(sums, axis=0) / n
+    if ROOT:
+        mean = tl.sqrt(mean)
+    tl.store(y_ptr + row * planes + plane, mean + largest)
 
 
 def means(x):

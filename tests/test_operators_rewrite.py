@@ -284,6 +284,20 @@ def test_rows_get_a_dimension_only_where_it_is_known_what_it_would_be() -> None:
         assert not applies("rows_per_program", TILES_OF_ROWS.replace(old, new)), new
 
 
+def test_what_a_loop_carries_is_of_each_row_from_the_beginning() -> None:
+    made = str(REWRITES["rows_per_program"].apply(TWO_LAUNCHES, random.Random(0)))
+    for text in ("largest = 0\n", "sums = tl.zeros((BLOCK_ROWS, BLOCK)", "total = tl.full((BLOCK_ROWS,), 0.0"):
+        assert text in made
+    for old, new in (
+        ("total = 0.0", "total = tl.load(y_ptr + 1)"),  # no number
+        ("if ROOT:\n        mean = tl.sqrt(mean)", "if ROOT:\n        mean = 1.0"),  # of each row, or of none
+        ("return v.to(tl.float32) * v", "return tl.sum(v, axis=0) * v"),
+        ("return v.to(tl.float32) * v", "return v + tl.load(v)"),
+    ):
+        assert old in TWO_LAUNCHES
+        assert not applies("rows_per_program", TWO_LAUNCHES.replace(old, new)), new
+
+
 def test_each_launch_of_a_kernel_gets_its_own_grid() -> None:
     for rewrite, text in (("rows_per_program", "BLOCK_ROWS)"), ("tiles_per_program", "TILES_PER_PROGRAM)")):
         made = str(REWRITES[rewrite].apply(TWO_LAUNCHES, random.Random(1)))

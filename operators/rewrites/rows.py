@@ -27,6 +27,7 @@ from operators.rewrites.grid import constants_of_body, loopable, relaunched
 from operators.source import (
     Kernel,
     Source,
+    bindings,
     bracketed,
     called,
     code,
@@ -43,7 +44,8 @@ from operators.source import (
 
 _REDUCTIONS = {"tl.max", "tl.min", "tl.sum"}
 _FILLED = {"tl.zeros", "tl.full"}
-_RANGES = {"range", "tl.range", "tl.static_range"}
+# Of what is the same for all rows.
+_PLAIN = {"range", "tl.range", "tl.static_range", "float", "tl.assume", "tl.multiple_of", "tl.max_contiguous"}
 _MOST_RANK = 2  # of a tile; one more dimension is that of the rows
 
 
@@ -58,7 +60,7 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
         (kernel, axis, edits)
         for kernel in source.rewritable()
         for axis in _row_axes(source, kernel)
-        if (edits := _as_tile(kernel, axis, rows, total)) is not None
+        if (edits := _as_tile(source, kernel, axis, rows, total)) is not None
     ]
     choice = pick(rng, ways)
     if choice is None:
@@ -122,11 +124,15 @@ class _Refused(Exception):
     """The kernel does something of which is not known what it would be for several rows."""
 
 
-def _as_tile(kernel: Kernel, axis: int, rows: str, total: str) -> Pairs | None:
+class _Again(Exception):
+    """What a loop carries was found to depend on the row, so it has to from the beginning."""
+
+
+def _as_tile(source: Source, kernel: Kernel, axis: int, rows: str, total: str) -> Pairs | None:
     """The edits of its body; None where it cannot be had."""
-    tile = _Tile(kernel, axis, rows, total)
+    tile = _Tile(source, kernel, axis, rows, total)
     try:
-        while tile.learn():  # what a loop carries depends on the row from some turn on
+        while not tile.learn():
             pass
     except _Refused:
         return None
@@ -136,22 +142,26 @@ def _as_tile(kernel: Kernel, axis: int, rows: str, total: str) -> Pairs | None:
 class _Tile:
     """The body of a kernel, with what is known of the values of its names."""
 
-    def __init__(self, kernel: Kernel, axis: int, rows: str, total: str) -> None:
-        self._kernel, self._axis, self._rows = kernel, axis, rows
+    def __init__(self, source: Source, kernel: Kernel, axis: int, rows: str, total: str) -> None:
+        self._source, self._kernel, self._axis, self._rows = source, kernel, axis, rows
         number = f"tl.program_id({axis}) * {rows} + tl.arange(0, {rows})"
         self._position = expr(f"tl.minimum({number}, {total} - 1)")
-        self._kinds: dict[str, _Kind] = {}
-        self._loops = 0  # around what is looked at
+        self._compiled = kernel.constexpr | set(bindings(source.module)) - set(kernel.bound)  # known when compiled
+        self._carried: set[str] = set()  # by loops, and of each row
+        self._kinds: dict[str, _Kind] = {}  # at the line that is looked at
+        self._loops = 0  # around it
         self._edits: dict[int, list[Callable[[Any], Any]]] = {}
         self._nodes: dict[int, cst.CSTNode] = {}
 
     def learn(self) -> bool:
-        """Goes through the body once; whether a name was something else than known.  Raises _Refused."""
-        before = dict(self._kinds)
-        self._kinds = {name: kind for name, kind in before.items() if name not in self._kernel.parameters}
+        """Goes through the body; whether it came to the end.  Raises _Refused."""
+        self._kinds, self._loops = {}, 0
         self._edits, self._nodes = defaultdict(list), {}
-        self._block(self._kernel.body)
-        return self._kinds != before
+        try:
+            self._block(self._kernel.body)
+        except _Again:
+            return False
+        return True
 
     def pairs(self) -> Pairs:
         """The edits that the last `learn` found, each of the node as the edits below it left it."""
@@ -191,14 +201,20 @@ class _Tile:
                     raise _Refused
 
     def _branch(self, branch: cst.If | cst.Else) -> None:
-        """Decided when the kernel is compiled."""
+        """Decided when the kernel is compiled: either way, names must be of one kind afterwards."""
         if not isinstance(branch.body, cst.IndentedBlock):
             raise _Refused
-        if isinstance(branch, cst.If) and not names(branch.test) <= self._kernel.constexpr:
+        if isinstance(branch, cst.If) and not names(branch.test) <= self._compiled:
             raise _Refused
+        before = dict(self._kinds)
         self._block(branch.body.body)
-        if isinstance(branch, cst.If) and branch.orelse is not None:
-            self._branch(branch.orelse)
+        if isinstance(branch, cst.If):
+            after, self._kinds = self._kinds, before
+            if branch.orelse is not None:
+                self._branch(branch.orelse)
+            if any(self._kinds.get(name, kind) != kind for name, kind in after.items()):
+                raise _Refused
+            self._kinds = {**self._kinds, **after}
 
     def _small(self, statement: cst.CSTNode) -> None:
         match statement:
@@ -224,17 +240,23 @@ class _Tile:
                 raise _Refused
 
     def _bind(self, name: str, kind: _Kind, value: cst.BaseExpression) -> None:
-        known = self._kinds.get(name, kind)
+        known = self._kinds.get(name, kind) if self._loops else kind
         if known.rank != kind.rank:
             raise _Refused
-        self._know(name, _Kind(kind.rank, known.row or kind.row))
-        if known.row and not kind.row:
+        if not kind.row and (known.row or name in self._carried):
             self._spread(value)
+            kind = _Kind(kind.rank, row=True)
+        self._know(name, kind)
 
     def _know(self, name: str, kind: _Kind) -> None:
-        """A parameter is the same for all rows up to this line, which a loop would come back to."""
-        if name in self._kernel.parameters and kind.row and self._loops:
-            raise _Refused
+        """A loop comes back to where a name was something else: it has to be the same there."""
+        parameter = name in self._kernel.parameters
+        before = self._kinds.get(name, _SCALAR if parameter else kind)
+        if self._loops and kind.row and not before.row:
+            if parameter:
+                raise _Refused
+            self._carried.add(name)
+            raise _Again
         self._kinds[name] = kind
 
     def _spread(self, value: cst.BaseExpression) -> None:
@@ -266,7 +288,7 @@ class _Tile:
             case cst.Comparison(left, comparisons):
                 kind = self._joined([left, *(c.comparator for c in comparisons)])
                 return self._plain_if(kind, len(comparisons) > 1)
-            case cst.IfExp(test, body, orelse) if names(test) <= self._kernel.constexpr:
+            case cst.IfExp(test, body, orelse) if names(test) <= self._compiled:
                 return self._joined([body, orelse])
             case cst.Subscript():
                 return self._subscript(node)
@@ -336,12 +358,12 @@ class _Tile:
             return self._ranked(_Kind(len(values[0].elements)))
         if function in _REDUCTIONS:
             return self._reduced(call)
-        if function in ELEMENTWISE | {"tl.store", "tl.cdiv"}:
+        if function in {"tl.store", "tl.cdiv"} or _elementwise(self._source, function):
             return self._joined(values, stored=function == "tl.store")
-        if function in _RANGES | {"float", "tl.assume"}:
+        if function in _PLAIN:
             return self._plain_if(self._joined(values), True)
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "to":
-            return self._kind(call.func.value)
+        if _is_cast(call):
+            return self._kind(cast(cst.Attribute, call.func).value)
         raise _Refused
 
     def _reduced(self, call: cst.Call) -> _Kind:
@@ -361,6 +383,28 @@ class _Tile:
 
 def _arguments(first: cst.Arg, text: str) -> Sequence[cst.Arg]:
     return cast(cst.Call, expr(f"f({code(first.value)}, {text})")).args
+
+
+def _elementwise(source: Source, function: str) -> bool:
+    """Its result at one element depends on its arguments there; helpers of the source are looked into."""
+    if function in ELEMENTWISE or function.startswith(
+        ("tl.extra.cuda.libdevice.", "tl.extra.libdevice.", "libdevice.")
+    ):
+        return True
+    if function not in source.kernels:
+        return False
+    for node in walk(source.kernels[function].node.body):
+        if isinstance(node, (cst.For, cst.While, cst.If, cst.Subscript)):
+            return False
+        if isinstance(node, cst.Call) and not _is_cast(node):
+            inner = called(node)
+            if inner in ("tl.load", function) or not _elementwise(source, inner):
+                return False
+    return True
+
+
+def _is_cast(call: cst.Call) -> bool:
+    return isinstance(call.func, cst.Attribute) and call.func.attr.value == "to"
 
 
 def _number(node: cst.BaseExpression) -> bool:
