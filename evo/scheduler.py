@@ -167,7 +167,7 @@ class Scheduler:
         if len(parents) < operator.arity:
             return None
         screen = self._screen if attempt < SCREENED_ATTEMPTS else None
-        known = _as_frozen(parents) if self._config.frozen_parents else _as_parents(parents)
+        known = _as_parents(parents, frozen=self._config.frozen_parents)
         draft = operator(known, Context(rng, screen, self._config.screen_budget))
         if draft is None:
             return None
@@ -205,10 +205,7 @@ class Scheduler:
         return random.Random(f"{self._config.seed}/{index}").getrandbits(31)  # fits every library's seed
 
 
-def _as_frozen(elites: Sequence[Elite]) -> list[Parent]:
-    """What was measured of them: a change of a configuration that does not win changes nothing, and is compiled."""
-    return [Parent(e.index, inlined(e.frozen or e.source), e.speedup, e.per_case) for e in elites]
-
-
-def _as_parents(elites: Sequence[Elite]) -> list[Parent]:
-    return [Parent(e.index, e.source, e.speedup, e.per_case) for e in elites]
+def _as_parents(elites: Sequence[Elite], *, frozen: bool = False) -> list[Parent]:
+    """frozen: what was measured of them.  A change of a configuration that does not win changes nothing."""
+    sources = [inlined(e.frozen or e.source) if frozen else e.source for e in elites]
+    return [Parent(e.index, source, e.speedup, e.per_case) for e, source in zip(elites, sources, strict=True)]

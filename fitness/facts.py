@@ -174,8 +174,8 @@ class Recorder:
                 with scratch_folder(self._root) as scratch:
                     facts = Facts()
                     self._record(self.task.seed_source, facts, scratch)
-                    self._build(self.task.seed_source, facts, scratch)
-                    self._seed_s = steps.slowest(facts.builds)
+                    self._compile(self.task.seed_source, facts, scratch)
+            assert self._seed_s is not None  # known once the seed is compiled
             return self._seed_s
 
     def _build(self, source: str, facts: Facts, scratch: Path, **limits: Any) -> None:

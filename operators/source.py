@@ -7,7 +7,6 @@ is a replacement by identity and leaves every other character of the source as i
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -472,19 +471,20 @@ def _grid(source: Source, launch: Launch) -> cst.BaseExpression | None:
     if grid is not None or launch.host is None or not isinstance(launch.grid, cst.Name):
         return grid
     block: Sequence[cst.CSTNode] = launch.host.body.body
-    while True:
-        statement = next((s for s in block if _holds(s, launch.call)), None)
-        for before in itertools.takewhile(lambda s: s is not statement, block):  # noqa: B023
+    while (at := next((i for i, s in enumerate(block) if _holds(s, launch.call)), None)) is not None:
+        for before in block[:at]:
             bound = _bound_in(before, launch.grid.value)
             if bound:
                 plain = isinstance(before, cst.SimpleStatementLine) and len(bound) == 1
                 grid = bound[0] if plain else None
-        if statement is None or isinstance(statement, cst.SimpleStatementLine):
-            return None if statement is None or _bound_in(statement, launch.grid.value) else grid
-        if isinstance(statement, (cst.For, cst.While)) and _bound_in(statement, launch.grid.value):
-            return None  # what the last turn left, or another one before the first
-        inner = [n for n in walk(statement) if isinstance(n, cst.IndentedBlock) and _holds(n, launch.call)]
+        once = isinstance(block[at], cst.SimpleStatementLine)
+        if (once or isinstance(block[at], (cst.For, cst.While))) and _bound_in(block[at], launch.grid.value):
+            return None  # by the launch itself, or by a loop: before its first turn it is another one
+        if once:
+            return grid
+        inner = [n for n in walk(block[at]) if isinstance(n, cst.IndentedBlock) and _holds(n, launch.call)]
         block = inner[0].body if inner else ()
+    return None
 
 
 def _bound_in(statement: cst.CSTNode, name: str) -> list[Binding]:

@@ -137,6 +137,13 @@ def applies(rewrite: str, source: str) -> bool:
     return any(REWRITES[rewrite].apply(source, random.Random(n)) is not None for n in range(3))
 
 
+def refused(rewrite: str, source: str, *changes: tuple[str, str]) -> None:
+    """After each of the changes (old text, new text) alone."""
+    for old, new in changes:
+        assert old in source
+        assert not applies(rewrite, source.replace(old, new)), new
+
+
 def test_kernels_that_update_memory_are_not_autotuned_nor_put_side_by_side() -> None:
     assert applies("add_autotune", seed("vector_sin")) and not applies("add_autotune", IN_PLACE)
     atomic = seed("vector_sin").replace("tl.store(y_ptr + offsets, tl.sin(x), mask=mask)", "tl.atomic_add(y_ptr, x)")
@@ -147,14 +154,14 @@ def test_kernels_that_update_memory_are_not_autotuned_nor_put_side_by_side() -> 
 
 
 def test_a_row_is_streamed_only_where_the_block_covers_it_and_every_access_is_masked() -> None:
-    for old, new in (
+    refused(
+        "stream_reduction",
+        ONE_PASS_SOFTMAX,
         ("triton.next_power_of_2(n)", "triton.next_power_of_2(n) // 2"),
         ("y_row + offsets, e / tl.sum(e, axis=0), mask=mask", "y_row + offsets, e / tl.sum(e, axis=0)"),
         ("mask = offsets < n", "mask = offsets < BLOCK"),
         ("tl.max(x, axis=0)", "tl.argmax(x, axis=0)"),
-    ):
-        assert old in ONE_PASS_SOFTMAX
-        assert not applies("stream_reduction", ONE_PASS_SOFTMAX.replace(old, new)), new
+    )
 
 
 def test_a_row_is_taken_whole_only_where_masks_end_with_the_loop() -> None:
@@ -250,15 +257,15 @@ def test_other_names_for_triton_are_left_alone() -> None:
 
 def test_the_grid_is_exact_only_where_a_program_is_launched_for_each_element_that_masks_count() -> None:
     assert applies("exact_grid", OVER_LAUNCHED)
-    for old, new in (
+    refused(
+        "exact_grid",
+        OVER_LAUNCHED,
         ("[(n,)]", "[(n // 2,)]"),
         ("offsets < n", "offsets <= n"),
         ("* 2.0, mask=mask)", "* 2.0)"),
         ("axis=0) * BLOCK", "axis=0) * 4"),
         ("tl.store(", "tl.atomic_add("),
-    ):
-        assert old in OVER_LAUNCHED
-        assert not applies("exact_grid", OVER_LAUNCHED.replace(old, new)), new
+    )
 
 
 def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compiled() -> None:
@@ -273,29 +280,29 @@ def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compil
 
 def test_rows_get_a_dimension_only_where_it_is_known_what_it_would_be() -> None:
     assert applies("rows_per_program", TILES_OF_ROWS)
-    for old, new in (
+    refused(
+        "rows_per_program",
+        TILES_OF_ROWS,
         ("largest = tl.max(tl.abs(x), axis=1) + 1.0", "largest = tl.max(tl.abs(x)) + 1.0"),  # along both axes
         ("tl.store(y_row + head * (n + 1) + n, largest", "tl.store(y_ptr + head * (n + 1) + n, largest"),  # one place
         ("    y_row = ", "    if place > 3:\n        x = x * 2.0\n    y_row = "),  # a branch of each row's own
         ("tl.abs(x)", "tl.dot(x, x)"),
         ("    x_ptr += row * heads * n\n", "    for i in range(2):\n        x_ptr += row * heads * n\n"),
-    ):
-        assert old in TILES_OF_ROWS
-        assert not applies("rows_per_program", TILES_OF_ROWS.replace(old, new)), new
+    )
 
 
 def test_what_a_loop_carries_is_of_each_row_from_the_beginning() -> None:
     made = str(REWRITES["rows_per_program"].apply(TWO_LAUNCHES, random.Random(0)))
     for text in ("largest = 0\n", "sums = tl.zeros((BLOCK_ROWS, BLOCK)", "total = tl.full((BLOCK_ROWS,), 0.0"):
         assert text in made
-    for old, new in (
+    refused(
+        "rows_per_program",
+        TWO_LAUNCHES,
         ("total = 0.0", "total = tl.load(y_ptr + 1)"),  # no number
         ("if ROOT:\n        mean = tl.sqrt(mean)", "if ROOT:\n        mean = 1.0"),  # of each row, or of none
         ("return v.to(tl.float32) * v", "return tl.sum(v, axis=0) * v"),
         ("return v.to(tl.float32) * v", "return v + tl.load(v)"),
-    ):
-        assert old in TWO_LAUNCHES
-        assert not applies("rows_per_program", TWO_LAUNCHES.replace(old, new)), new
+    )
 
 
 def test_each_launch_of_a_kernel_gets_its_own_grid() -> None:

@@ -350,10 +350,14 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_
     assert outcome.verified and outcome.calls == 3
 
 
+def scale_timed_by(script, folder):
+    (folder / FOLDER).mkdir(parents=True)
+    (folder / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
+    return replace(sources(folder)[0], timed=script)
+
+
 def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypatch):
-    (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
-    source = replace(sources(tmp_path)[0], timed=TIMED)
+    source = scale_timed_by(TIMED, tmp_path)
     took = iter([45.0, 1.0, 31.0, 1.0, 1.0, *[1.0] * 3])
     monkeypatch.setattr(work, "slowest", lambda builds: next(took))
     checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None)
@@ -372,9 +376,7 @@ def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypa
 
 
 def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_path, zygote):
-    (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
-    source = replace(sources(tmp_path)[0], timed=TIMED)
+    source = scale_timed_by(TIMED, tmp_path)
 
     def refused(task, facts):
         judged.append(task)
@@ -399,9 +401,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
     ],
 )
 def test_where_the_script_does_not_help_the_sizes_are_those_of_the_tests(tmp_path, zygote, script, why):
-    (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / "scale.py").write_text(SCALE, encoding="utf-8")
-    source = replace(sources(tmp_path)[0], timed=script)
+    source = scale_timed_by(script, tmp_path)
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None).check(source)
     assert outcome.verified and outcome.calls == 3
     assert outcome.note.startswith(f"at the sizes of its tests: {why}")

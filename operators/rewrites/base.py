@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import libcst as cst
 
 from evo.records import candidate_id
+from operators.dataflow import pointers
 from operators.source import (
     Kernel,
     Launch,
@@ -138,6 +139,12 @@ def with_arguments(launch: Launch, *texts: str, grid: str | None = None) -> Call
 
 
 ATOMICS = tuple(f"tl.atomic_{k}" for k in ("add", "and", "cas", "max", "min", "or", "xchg", "xor"))
+
+
+def idempotent(kernel: Kernel) -> bool:
+    """Executing a program twice leaves what executing it once does."""
+    return not kernel.calls(*ATOMICS) and pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store"))
+
 
 # Functions of triton.language whose result at one element depends on their arguments at that element only.
 _ELEMENTWISE = {

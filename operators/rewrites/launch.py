@@ -10,7 +10,7 @@ import libcst as cst
 
 from operators.dataflow import assigned, pointers
 from operators.genes import OPTION_DEFAULTS, Gene, get_genes, set_genes
-from operators.rewrites.base import ATOMICS, HINT, Pairs, Rewrite, edited, pick, shuffled, with_arguments
+from operators.rewrites.base import HINT, Pairs, Rewrite, edited, idempotent, pick, shuffled, with_arguments
 from operators.source import (
     Kernel,
     Launch,
@@ -90,11 +90,7 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
 
 def _tunable(source: Source, kernel: Kernel) -> bool:
     in_clusters = any("num_ctas" in launch.options for launch in source.launches_of(kernel))
-    return not kernel.autotuned and not in_clusters and _idempotent(kernel)  # configurations say num_ctas, too
-
-
-def _idempotent(kernel: Kernel) -> bool:
-    return not kernel.calls(*ATOMICS) and pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store"))
+    return not kernel.autotuned and not in_clusters and idempotent(kernel)  # configurations say num_ctas, too
 
 
 def _options_now(launches: Sequence[Launch]) -> dict[str, Gene]:

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import libcst as cst
 
-from operators.dataflow import pointers, values_behind
+from operators.dataflow import values_behind
 from operators.rewrites.base import (
-    ATOMICS,
     ELEMENTWISE,
     WIDER,
     Pairs,
     Rewrite,
     axis_of,
     edited,
+    idempotent,
     pick,
     program_ids,
     with_parameter,
@@ -82,7 +82,7 @@ def _row_axes(source: Source, kernel: Kernel) -> list[int]:
     """The axes of the grid that may count rows."""
     if not loopable(source, kernel) or kernel.calls("tl.num_programs") or constants_of_body(kernel):
         return []
-    if not pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store")) or kernel.calls(*ATOMICS):
+    if not idempotent(kernel):
         return []
     axes = [axis_of(call) for call in program_ids(kernel)] if kernel.calls("tl.arange") else []
     return [a for a in set(axes) if a is not None and axes.count(a) == 1 and not _vector_rows(kernel, a)]
@@ -122,6 +122,13 @@ _SCALAR = _Kind(0)
 
 class _Refused(Exception):
     """The kernel does something of which is not known what it would be for several rows."""
+
+
+def _plain(kind: _Kind) -> _Kind:
+    """The kind of what Python or the compiler goes by: it must not depend on the row."""
+    if kind.row:
+        raise _Refused
+    return kind
 
 
 class _Again(Exception):
@@ -280,14 +287,15 @@ class _Tile:
             case cst.Attribute():
                 return self._attribute(node)
             case cst.UnaryOperation(operator, expression):
-                return self._plain_if(self._kind(expression), isinstance(operator, cst.Not))
+                kind = self._kind(expression)
+                return _plain(kind) if isinstance(operator, cst.Not) else kind
             case cst.BinaryOperation(left, _, right):
                 return self._joined([left, right])
             case cst.BooleanOperation(left, _, right):
-                return self._plain_if(self._joined([left, right]), True)
+                return _plain(self._joined([left, right]))
             case cst.Comparison(left, comparisons):
                 kind = self._joined([left, *(c.comparator for c in comparisons)])
-                return self._plain_if(kind, len(comparisons) > 1)
+                return _plain(kind) if len(comparisons) > 1 else kind
             case cst.IfExp(test, body, orelse) if names(test) <= self._compiled:
                 return self._joined([body, orelse])
             case cst.Subscript():
@@ -295,12 +303,6 @@ class _Tile:
             case cst.Call():
                 return self._call(node)
         raise _Refused
-
-    def _plain_if(self, kind: _Kind, plain: bool) -> _Kind:
-        """The kind; where it must be a plain value Python decides by, none that depends on the row."""
-        if plain and kind.row:
-            raise _Refused
-        return kind
 
     def _joined(self, operands: Sequence[cst.BaseExpression], *, stored: bool = False) -> _Kind:
         """Of an elementwise operation.  Triton puts what has fewer dimensions in the last ones, behind the row's.
@@ -318,8 +320,7 @@ class _Tile:
     def _lift(self, node: cst.BaseExpression, kind: _Kind, rank: int) -> None:
         if not kind.row or kind.rank == rank:
             return
-        text = ", ".join([":", *["None"] * (rank - kind.rank), *[":"] * kind.rank])
-        slices = cast(cst.Subscript, expr(f"f[{text}]")).slice
+        slices = _slices([":", *["None"] * (rank - kind.rank), *[":"] * kind.rank])
         self._edit(node, lambda updated: cst.Subscript(bracketed(updated), slices))
 
     def _attribute(self, node: cst.Attribute) -> _Kind:
@@ -334,8 +335,7 @@ class _Tile:
         if parts.count(":") != kind.rank or set(parts) - {":", "None"} or not kind.rank:
             raise _Refused
         if kind.row:
-            text = ", ".join([":", *parts])
-            slices = cast(cst.Subscript, expr(f"f[{text}]")).slice
+            slices = _slices([":", *parts])
             self._edit(node, lambda updated: updated.with_changes(slice=slices))
         return self._ranked(_Kind(len(parts), kind.row))
 
@@ -352,16 +352,17 @@ class _Tile:
             self._edit(call, lambda _: self._position)
             return _Kind(0, row=True)
         if function == "tl.arange":
-            return self._plain_if(_Kind(1, self._joined(values).row), True)
+            _plain(self._joined(values))
+            return _Kind(1)
         if function in _FILLED and values and isinstance(values[0], (cst.Tuple, cst.List)):
-            self._plain_if(self._joined(values[1:]), True)
+            _plain(self._joined(values[1:]))
             return self._ranked(_Kind(len(values[0].elements)))
         if function in _REDUCTIONS:
             return self._reduced(call)
         if function in {"tl.store", "tl.cdiv"} or _elementwise(self._source, function):
             return self._joined(values, stored=function == "tl.store")
         if function in _PLAIN:
-            return self._plain_if(self._joined(values), True)
+            return _plain(self._joined(values))
         if _is_cast(call):
             return self._kind(cast(cst.Attribute, call.func).value)
         raise _Refused
@@ -379,6 +380,10 @@ class _Tile:
         if kind.row:
             self._edit(call, lambda updated: updated.with_changes(args=_arguments(updated.args[0], f"axis={axis + 1}")))
         return _Kind(kind.rank - 1, kind.row)
+
+
+def _slices(parts: Sequence[str]) -> Sequence[cst.SubscriptElement]:
+    return cast(cst.Subscript, expr(f"f[{', '.join(parts)}]")).slice
 
 
 def _arguments(first: cst.Arg, text: str) -> Sequence[cst.Arg]:
