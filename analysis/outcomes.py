@@ -18,13 +18,16 @@ from evo.store import RunReader
 FILE = "outcomes.json"
 _FORMAT = 1
 
+SUCCESS = 1.05  # times as fast as the seed, from which on TritonForge (arXiv:2512.09196) counts a kernel as sped up
+
 
 @dataclass(frozen=True)
 class Outcome:
     """One run.  Only gains count that are beyond their interval: without one, the best is 1.0.
 
     `curve[i]`: the best speedup after candidate i + 1 of the budget (the seed is before it), level where the run ended
-    early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up.
+    early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up;
+    `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.
 
     Where GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate
     that was not done within them does not count.
@@ -41,6 +44,8 @@ class Outcome:
     seconds: float
     gpu_seconds: float | None = None
     at: tuple[float, ...] = ()
+    gpu_spent: float = 0.0
+    successes: int = 0
 
     @property
     def best(self) -> float:
@@ -62,7 +67,7 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
     with RunReader(folder) as run:
         config = run.info.config
         trials = [t for t in run.trials() if t.index]
-        best, ci95 = 1.0, (1.0, 1.0)
+        best, ci95, successes = 1.0, (1.0, 1.0), 0
         curve: list[float] = []  # after each candidate
         steps = {0.0: 1.0}  # after so many GPU seconds
         for trial, spent in _within(trials[: config.budget], config.gpu_seconds):
@@ -70,6 +75,7 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
                 best, ci95 = trial.fitness.speedup, trial.fitness.ci95
                 steps[spent] = best
             curve.append(best)
+            successes += _gain(trial) >= SUCCESS
         curve += [best] * (config.budget - len(curve))
         by_gpu = config.gpu_seconds is not None
         return Outcome(
@@ -84,6 +90,8 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
             seconds=sum(sum(t.evaluation.seconds.values()) for t in trials),
             gpu_seconds=config.gpu_seconds,
             at=tuple(steps if by_gpu else ()),
+            gpu_spent=sum(gpu_seconds(t.evaluation) for t in trials),
+            successes=successes,
         )
 
 
@@ -109,7 +117,7 @@ def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
         for o in outcomes
     ]
     for row in rows:
-        row["seconds"] = round(row["seconds"], 3)
+        row |= {name: round(row[name], 3) for name in ("seconds", "gpu_spent")}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     head = json.dumps({"format": _FORMAT, **about}, indent=1)[:-2]
     path.write_text(f'{head},\n "outcomes": [\n{lines}\n ]\n}}\n', encoding="utf-8")

@@ -49,6 +49,14 @@ def area_under_steps(curve: Sequence[float], at: Sequence[float], until: float, 
     )
 
 
+def pass_at(k: int, right: int, of: int) -> float:
+    """The chance that of `k` candidates drawn from `of`, of which `right` are, at least one is; `k` at most `of`.
+
+    The unbiased estimate of Chen et al. 2021 (arXiv:2107.03374), equation 1.
+    """
+    return 1 - math.comb(of - right, k) / math.comb(of, k)
+
+
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from scipy import stats as scipy_stats
 
-from analysis.outcomes import Outcome
-from analysis.stats import geometric_mean, interval
+from analysis.outcomes import SUCCESS, Outcome
+from analysis.stats import geometric_mean, interval, pass_at
 
-SUCCESS = 1.05
+RIGHT = ("ok", "duplicate")
+VALID = (*RIGHT, "wrong")  # they compiled and ran
 # Share of kernels that are faster than this: fast_p of KernelBench (Ouyang et al. 2025, arXiv:2502.10517).
 FAST = (1.0, 1.2, 2.0)
 
@@ -80,6 +81,9 @@ def markdown(kernels: Sequence[Kernel], *, with_pytorch: bool = False) -> str:
     if done:
         parts += [
             _table(("figure", "value"), _figures(done)),
+            "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
+            "from all of a kernel hold one that is right, or that is a success:\n",
+            _table(_BY_BUDGET, _by_budget(done)),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
             _table(("kernel", "lines", "best", "95% interval", "candidates"), [_row(k) for k in _fastest_first(done)]),
@@ -138,8 +142,9 @@ def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     speedups = [k.speedup for k in done]
     gains = [s for s in speedups if s >= SUCCESS]
     candidates = sum(_count(k) for k in done)
-    right = sum(_count(k, "ok", "duplicate") for k in done)
+    right, valid = (sum(_count(k, *verdicts) for k in done) for verdicts in (RIGHT, VALID))
     low, high = interval([[math.log(s)] for s in speedups])
+    on_gpu = sum(k.outcome.gpu_spent for k in done if k.outcome)
     return [
         (f"success ≥ {SUCCESS}×", _share(len(gains), len(done))),
         *((f"fast_{p:g}", _share(sum(s > p for s in speedups), len(done))) for p in FAST),
@@ -148,10 +153,33 @@ def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
             f"{geometric_mean(speedups):.2f}× [{math.exp(low):.2f}, {math.exp(high):.2f}]",
         ),
         ("mean of successes", f"{sum(gains) / len(gains):.2f}×" if gains else "none"),
+        ("candidates that compile and run", _share(valid, candidates)),
         ("candidates that are right", _share(right, candidates)),
         ("candidates a kernel", f"{candidates / len(done):.1f}"),
         ("seconds of evaluation a kernel", f"{sum(k.outcome.seconds for k in done if k.outcome) / len(done):.1f}"),
+        *((("of these of a GPU", f"{on_gpu / len(done):.1f}"),) if on_gpu else ()),
     ]
+
+
+_BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pass@k", f"pass@k ≥ {SUCCESS}×")
+
+
+def _by_budget(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
+    """After 1, 2, 4 and so on, and after all."""
+    runs = [(k.outcome, _count(k), _count(k, *RIGHT)) for k in done if k.outcome]
+    budget = max(run.budget for run, _, _ in runs)
+    rows = []
+    for k in [*(1 << i for i in range(budget.bit_length()) if 1 << i < budget), budget]:
+        best = [run.curve[min(k, run.budget) - 1] for run, _, _ in runs]
+        right = [pass_at(min(k, n), found, n) for _, n, found in runs if n]
+        faster = [pass_at(min(k, n), run.successes, n) for run, n, _ in runs if n]
+        gains = _share(sum(b >= SUCCESS for b in best), len(best))
+        rows.append((str(k), gains, f"{geometric_mean(best):.2f}×", _mean_share(right), _mean_share(faster)))
+    return rows
+
+
+def _mean_share(shares: Sequence[float]) -> str:
+    return f"{sum(shares) / len(shares):.0%}" if shares else "none"
 
 
 def _quarters(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
@@ -203,8 +231,9 @@ def _cell(text: str) -> str:
 
 
 def write_parquet(path: Path, kernels: Sequence[Kernel]) -> None:
-    """One row a file: name, lines, reason, note, of its run best, ci_low, ci_high, estimated, candidates, seconds, and
-    of each baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    """One row a file: name, lines, reason, note, of its run best, ci_low, ci_high, estimated, candidates (how many, and
+    of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve, and of each baseline a
+    struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
     """
     import pyarrow as pa
 
@@ -218,17 +247,20 @@ def write_parquet(path: Path, kernels: Sequence[Kernel]) -> None:
     schema = pa.schema([
         ("kernel", pa.string()), ("lines", pa.int32()), ("reason", pa.string()), ("best", number),
         ("ci_low", number), ("ci_high", number), ("estimated", pa.bool_()), ("candidates", pa.int32()),
-        ("right", pa.int32()), ("seconds", number), ("curve", pa.list_(number)), ("note", pa.string()),
-        ("baselines", pa.list_(baseline)),
+        ("valid", pa.int32()), ("right", pa.int32()), ("successes", pa.int32()), ("seconds", number),
+        ("gpu_seconds", number), ("curve", pa.list_(number)), ("note", pa.string()), ("baselines", pa.list_(baseline)),
     ])  # fmt: skip
     rows = []
     for k in kernels:
         o = k.outcome
         run = (
-            (o.best, *o.ci95, o.estimated, _count(k), _count(k, "ok", "duplicate"), o.seconds, list(o.curve))
+            (
+                o.best, *o.ci95, o.estimated, _count(k), _count(k, *VALID), _count(k, *RIGHT), o.successes, o.seconds,
+                o.gpu_spent, list(o.curve),
+            )
             if o
-            else (None,) * 8
-        )
+            else (None,) * 11
+        )  # fmt: skip
         beside = [_baseline_row(k, name, b) for name, b in k.baselines.items()]
         rows.append(dict(zip(schema.names, (k.name, k.lines, k.reason, *run, k.note, beside), strict=True)))
     with parquet(path, schema) as write_batch:

@@ -56,6 +56,7 @@ def test_over_gpu_seconds_a_curve_has_steps(tmp_path: Path) -> None:
     found = outcome_of(tmp_path)
     assert (found.at, found.curve) == ((0.0, 5.0, 9.0), (1.0, 1.3, 2.0))
     assert (found.best, found.ci95, found.gpu_seconds) == (2.0, (1.5, 2.6), 10.0)
+    assert (found.gpu_spent, found.successes) == (10.5, 3)  # spent is what was spent; of the faster, three were in time
     # log 1.3 for 4 seconds and log 2 for 1 of 10, against log 2 for all of them.
     assert found.area(2.0) == pytest.approx((4 * math.log2(1.3) + 1) / 10)
     save(tmp_path / "outcomes.json", [found])

@@ -82,6 +82,13 @@ def test_area_over_steps_is_that_of_equal_shares_where_they_are() -> None:
     assert stats.area_under_steps([1.0], [0.0], 12.0, 1.0) == 0.0
 
 
+def test_pass_at_k_is_the_chance_of_a_draw() -> None:
+    assert stats.pass_at(1, 3, 10) == pytest.approx(0.3)
+    assert stats.pass_at(2, 3, 10) == pytest.approx(1 - 7 / 10 * 6 / 9)
+    assert stats.pass_at(8, 3, 10) == 1.0  # only seven are wrong
+    assert stats.pass_at(10, 0, 10) == 0.0
+
+
 def test_one_group_gives_scipys_bootstrap_interval() -> None:
     values = np.random.default_rng(5).normal(size=40)
     theirs = scipy_stats.bootstrap((values,), np.mean, method="percentile", random_state=np.random.default_rng(0))

@@ -14,7 +14,9 @@ from analysis.suite import Baseline, Kernel, code_lines, markdown, write_parquet
 def outcome(name: str, best: float, *, estimated: bool = False, right: int = 3, wrong: int = 1) -> Outcome:
     verdicts = {"ok": right + 1, "wrong": wrong}  # the seed is ok too
     interval = (best * 0.99, best * 1.01) if best > 1 else (1.0, 1.0)
-    return Outcome("full", name, 0, 4, (1.0, best), interval, estimated, verdicts, 2.0)
+    curve = (1.0, (1 + best) / 2, best, best)
+    gains = sum(b >= 1.05 for b in curve[1:3])
+    return Outcome("full", name, 0, 4, curve, interval, estimated, verdicts, 2.0, gpu_spent=0.5, successes=gains)
 
 
 KERNELS = [
@@ -40,7 +42,9 @@ def test_failures_count_as_1_and_both_means_are_there() -> None:
     assert value(text, "geometric mean").startswith("1.58×")  # (1 * 1.04 * 1.5 * 4) ** 0.25
     assert value(text, "mean of successes") == "2.75×"
     assert value(text, "candidates that are right").startswith("12/16")
+    assert value(text, "candidates that compile and run").startswith("16/16")  # the wrong ones too
     assert value(text, "candidates a kernel") == "4.0"
+    assert [value(text, name) for name in ("seconds of evaluation", "of these of a GPU")] == ["2.0", "0.5"]
     assert "| e | record: unsupported: a \\| b more |" in text
 
 
@@ -51,6 +55,17 @@ def test_quarters_are_by_length_and_kernels_by_speed() -> None:
     rows = [line for line in text.splitlines() if line.startswith(("| a |", "| b |", "| c |", "| d |"))]
     assert [row[2] for row in rows] == ["d", "c", "b", "a"]
     assert "no gain" in rows[-1]
+
+
+def test_more_candidates_find_more() -> None:
+    rows = [
+        line.split(" | ") for line in markdown(KERNELS).splitlines() if line.startswith(("| 1 |", "| 2 |", "| 4 |"))
+    ]
+    assert [row[1].split(" ")[0] for row in rows] == ["0/4", "2/4", "2/4"]  # c has 1.25x after two
+    assert [row[2] for row in rows] == ["1.00×", "1.34×", "1.58×"]  # (1 * 1.02 * 1.25 * 2.5) ** 0.25
+    assert [row[3] for row in rows] == ["75%", "100%", "100%"]  # three of four are right
+    # c and d have two successes of four each: by two candidates 1 - 1/6, of the others never.
+    assert [row[4].removesuffix(" |") for row in rows] == ["25%", "42%", "50%"]
 
 
 def test_estimates_are_called_estimates() -> None:
@@ -66,7 +81,9 @@ def test_the_figures_of_each_kernel_are_in_parquet(tmp_path: Path) -> None:
     write_parquet(tmp_path / "kernels.parquet", KERNELS)
     rows = {row["kernel"]: row for row in pq.read_table(tmp_path / "kernels.parquet").to_pylist()}
     assert [rows[k]["best"] for k in "abcdef"] == [1.0, 1.04, 1.5, 4.0, None, None]
-    assert (rows["d"]["candidates"], rows["d"]["right"], rows["d"]["seconds"]) == (4, 3, 2.0)
+    d = rows["d"]
+    assert [d[name] for name in ("candidates", "valid", "right", "successes")] == [4, 4, 3, 2]
+    assert (d["seconds"], d["gpu_seconds"], d["curve"]) == (2.0, 0.5, [1.0, 2.5, 4.0, 4.0])
     assert rows["e"]["reason"].startswith("record")
 
 
