@@ -234,6 +234,27 @@ def scaled(x, order):
 """
 )
 
+# What a program stores is where it loaded from; masks in both places, and none.
+ROWS_IN_PLACE = (
+    HEADER
+    + """@triton.jit
+def centre_kernel(x_ptr, counts_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    place = x_ptr + row * n + column
+    x = tl.load(place, mask=column < n, other=0.0)
+    mean = tl.sum(x, axis=0) / n
+    tl.store(place, x - mean, column < n)
+    tl.store(x_ptr + row * n + column, tl.load(place, mask=column < n) * 2.0, mask=column < n, cache_modifier=".cg")
+    tl.store(counts_ptr + row, tl.load(counts_ptr + row) + mean)
+
+
+def centre(x, counts):
+    centre_kernel[(x.shape[0],)](x, counts, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return x
+"""
+)
+
 # Each branch has a launch, and a grid of its own under the same name; loops carry what becomes one value a row.
 TWO_LAUNCHES = (
     HEADER
@@ -287,6 +308,7 @@ SOURCES = {
     "over_launched": ("double", OVER_LAUNCHED, [[[97]], [[128]]]),
     "rows_of_planes": ("planes", ROWS_OF_PLANES, [[[3, 5, 37]], [[2, 8, 64]]]),
     "tiles_of_rows": ("scaled", TILES_OF_ROWS, [[[7, 3, 5], [7]], [[8, 4, 16], [8]]]),
+    "rows_in_place": ("centre", ROWS_IN_PLACE, [[[7, 37], [7]], [[8, 64], [8]]]),
     "two_launches": ("means", TWO_LAUNCHES, [[[5, 3, 37]], [[4, 2, 64]]]),
     "early_return": ("head", EARLY_RETURN, [[[97], 40], [[128], 16]]),
     "tuned": ("halve", TUNED, [[[97]], [[128]]]),

@@ -24,6 +24,7 @@ from tests.operators_sources import (
     IN_PLACE,
     ONE_PASS_SOFTMAX,
     OVER_LAUNCHED,
+    ROWS_IN_PLACE,
     ROWS_OF_PLANES,
     SOURCES,
     TILES_OF_ROWS,
@@ -106,6 +107,7 @@ def test_each_rewrite_compiles_for_the_target(families: dict[str, dict[str, str]
     small_first = (
         "vector_sin",
         "over_launched",
+        "rows_in_place",
         "rows_of_planes",
         "column_sum",
         "one_pass_softmax",
@@ -144,12 +146,11 @@ def refused(rewrite: str, source: str, *changes: tuple[str, str]) -> None:
         assert not applies(rewrite, source.replace(old, new)), new
 
 
-def test_kernels_that_update_memory_are_not_autotuned_nor_put_side_by_side() -> None:
+def test_kernels_that_update_memory_are_not_autotuned_nor_streamed() -> None:
     assert applies("add_autotune", seed("vector_sin")) and not applies("add_autotune", IN_PLACE)
     atomic = seed("vector_sin").replace("tl.store(y_ptr + offsets, tl.sin(x), mask=mask)", "tl.atomic_add(y_ptr, x)")
     assert not applies("add_autotune", atomic)
     in_place = ONE_PASS_SOFTMAX.replace("y_row = y_ptr", "y_row = x_ptr")
-    assert applies("rows_per_program", ONE_PASS_SOFTMAX) and not applies("rows_per_program", in_place)
     assert applies("stream_reduction", ONE_PASS_SOFTMAX) and not applies("stream_reduction", in_place)
 
 
@@ -276,6 +277,18 @@ def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compil
         one = REWRITES["rows_per_program"].apply(blocked, random.Random(number))
         assert one is not None and "(triton.cdiv(a, BLOCK_ROWS), b,)" in one
     assert not applies("rows_per_program", ROWS_OF_PLANES.replace("if LOG:", "if stride > 4:"))
+
+
+def test_rows_past_the_end_store_nothing_that_is_read_again() -> None:
+    made = str(REWRITES["rows_per_program"].apply(ROWS_IN_PLACE, random.Random(0)))
+    valid = "(tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS) < total_rows)"
+    masks = [line.partition("tl.store(")[2] for line in made.splitlines() if "tl.store(" in line]
+    assert [valid in mask for mask in masks] == [True] * 3
+    assert f"(column < n) & {valid}[:, None])" in masks[0]
+    assert f'mask=(column < n) & {valid}[:, None], cache_modifier=".cg")' in masks[1]
+    assert f", mask={valid})" in masks[2]
+    assert "< total_rows" not in str(REWRITES["rows_per_program"].apply(ONE_PASS_SOFTMAX, random.Random(0)))
+    refused("rows_per_program", ROWS_IN_PLACE, ("tl.store(counts_ptr + row", "tl.atomic_add(counts_ptr + row"))
 
 
 def test_rows_get_a_dimension_only_where_it_is_known_what_it_would_be() -> None:

@@ -20,6 +20,7 @@ from operators.source import (
     dotted,
     expr,
     integer,
+    keyword,
     parse,
     walk,
 )  # fmt: skip
@@ -144,6 +145,12 @@ ATOMICS = tuple(f"tl.atomic_{k}" for k in ("add", "and", "cas", "max", "min", "o
 def idempotent(kernel: Kernel) -> bool:
     """Executing a program twice leaves what executing it once does."""
     return not kernel.calls(*ATOMICS) and pointers(kernel, "tl.load").isdisjoint(pointers(kernel, "tl.store"))
+
+
+def mask_of(store: cst.Call) -> cst.Arg | None:
+    """The mask of a `tl.store`."""
+    third = store.args[2] if len(store.args) > 2 and store.args[2].keyword is None else None
+    return keyword(store, "mask") or third
 
 
 # Functions of triton.language whose result at one element depends on their arguments at that element only.

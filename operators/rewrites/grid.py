@@ -18,6 +18,7 @@ from operators.rewrites.base import (
     edited,
     extendable,
     helpers_ask_position,
+    mask_of,
     pick,
     program_ids,
     with_arguments,
@@ -37,7 +38,6 @@ from operators.source import (
     grid_tuple,
     grid_values,
     integer,
-    keyword,
     names,
     replace,
     stmts,
@@ -304,14 +304,10 @@ def _block_and_end(kernel: Kernel) -> tuple[str, str] | None:
     stores = kernel.calls("tl.store")
     if len(blocks) != 1 or not blocks <= kernel.constexpr or not stores:
         return None
-    ends = [{end for c in _conjuncts(kernel, _mask(s)) if (end := _end(kernel, c, blocks))} for s in stores]
+    masks = [mask.value if (mask := mask_of(store)) else None for store in stores]
+    ends = [{end for c in _conjuncts(kernel, mask) if (end := _end(kernel, c, blocks))} for mask in masks]
     common = set.intersection(*ends)
     return (blocks.pop(), common.pop()) if len(common) == 1 else None
-
-
-def _mask(store: cst.Call) -> cst.BaseExpression | None:
-    mask = keyword(store, "mask") or (store.args[2] if len(store.args) > 2 else None)
-    return mask.value if mask else None
 
 
 def _conjuncts(kernel: Kernel, node: cst.BaseExpression | None) -> list[cst.BaseExpression]:

@@ -12,6 +12,7 @@ import libcst as cst
 
 from operators.dataflow import values_behind
 from operators.rewrites.base import (
+    ATOMICS,
     ELEMENTWISE,
     WIDER,
     Pairs,
@@ -19,6 +20,7 @@ from operators.rewrites.base import (
     axis_of,
     edited,
     idempotent,
+    mask_of,
     pick,
     program_ids,
     with_parameter,
@@ -27,6 +29,7 @@ from operators.rewrites.grid import constants_of_body, loopable, relaunched
 from operators.source import (
     Kernel,
     Source,
+    add_argument,
     bindings,
     bracketed,
     called,
@@ -53,7 +56,7 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
     """A kernel with one row per program computes several rows as one tile.
 
     What depends on the row gets one dimension more, the first, in which programs used to differ.  Rows past the end
-    repeat the last row, and write the same values to the same place.
+    repeat the last row, and write the same values to the same place; or nothing, where that would be read again.
     """
     rows, total = fresh(source, "BLOCK_ROWS"), fresh(source, "total_rows")
     ways = [
@@ -82,7 +85,7 @@ def _row_axes(source: Source, kernel: Kernel) -> list[int]:
     """The axes of the grid that may count rows."""
     if not loopable(source, kernel) or kernel.calls("tl.num_programs") or constants_of_body(kernel):
         return []
-    if not idempotent(kernel):
+    if kernel.calls(*ATOMICS):
         return []
     axes = [axis_of(call) for call in program_ids(kernel)] if kernel.calls("tl.arange") else []
     return [a for a in set(axes) if a is not None and axes.count(a) == 1 and not _vector_rows(kernel, a)]
@@ -153,6 +156,7 @@ class _Tile:
         self._source, self._kernel, self._axis, self._rows = source, kernel, axis, rows
         number = f"tl.program_id({axis}) * {rows} + tl.arange(0, {rows})"
         self._position = expr(f"tl.minimum({number}, {total} - 1)")
+        self._valid = "" if idempotent(kernel) else f"({number} < {total})"  # rows that store
         self._compiled = kernel.constexpr | set(bindings(source.module)) - set(kernel.bound)  # known when compiled
         self._carried: set[str] = set()  # by loops, and of each row
         self._kinds: dict[str, _Kind] = {}  # at the line that is looked at
@@ -359,13 +363,22 @@ class _Tile:
             return self._ranked(_Kind(len(values[0].elements)))
         if function in _REDUCTIONS:
             return self._reduced(call)
-        if function in {"tl.store", "tl.cdiv"} or _elementwise(self._source, function):
-            return self._joined(values, stored=function == "tl.store")
+        if function == "tl.store":
+            return self._stored(call)
+        if function == "tl.cdiv" or _elementwise(self._source, function):
+            return self._joined(values)
         if function in _PLAIN:
             return _plain(self._joined(values))
         if _is_cast(call):
             return self._kind(cast(cst.Attribute, call.func).value)
         raise _Refused
+
+    def _stored(self, call: cst.Call) -> _Kind:
+        kind = self._joined([arg.value for arg in call.args], stored=True)
+        if kind.row and self._valid:
+            valid = self._valid + f"[:{', None' * kind.rank}]" * bool(kind.rank)
+            self._edit(call, lambda updated: _masked(updated, valid))
+        return kind
 
     def _reduced(self, call: cst.Call) -> _Kind:
         """A sum, or a greatest or least element, along one axis."""
@@ -380,6 +393,15 @@ class _Tile:
         if kind.row:
             self._edit(call, lambda updated: updated.with_changes(args=_arguments(updated.args[0], f"axis={axis + 1}")))
         return _Kind(kind.rank - 1, kind.row)
+
+
+def _masked(store: cst.Call, valid: str) -> cst.Call:
+    """It stores where `valid` holds too."""
+    mask = mask_of(store)
+    if mask is None:
+        return add_argument(store, f"mask={valid}")
+    both = expr(f"({code(mask.value)}) & {valid}")
+    return store.with_changes(args=[arg.with_changes(value=both) if arg is mask else arg for arg in store.args])
 
 
 def _slices(parts: Sequence[str]) -> Sequence[cst.SubscriptElement]:
