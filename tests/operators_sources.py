@@ -238,19 +238,22 @@ def scaled(x, order):
 ROWS_IN_PLACE = (
     HEADER
     + """@triton.jit
-def centre_kernel(x_ptr, counts_ptr, n, BLOCK: tl.constexpr):
+def centre_kernel(x_ptr, counts_ptr, n, rounds, BLOCK: tl.constexpr, HALF: tl.constexpr):
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     place = x_ptr + row * n + column
     x = tl.load(place, mask=column < n, other=0.0)
     mean = tl.sum(x, axis=0) / n
+    for turn in range(0, min(rounds, 2)):
+        x += turn
+    if HALF: x = x / 2.0
     tl.store(place, x - mean, column < n)
     tl.store(x_ptr + row * n + column, tl.load(place, mask=column < n) * 2.0, mask=column < n, cache_modifier=".cg")
     tl.store(counts_ptr + row, tl.load(counts_ptr + row) + mean)
 
 
 def centre(x, counts):
-    centre_kernel[(x.shape[0],)](x, counts, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    centre_kernel[(x.shape[0],)](x, counts, x.shape[1], 3, triton.next_power_of_2(x.shape[1]), True)
     return x
 """
 )

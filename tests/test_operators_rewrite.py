@@ -288,7 +288,13 @@ def test_rows_past_the_end_store_nothing_that_is_read_again() -> None:
     assert f'mask=(column < n) & {valid}[:, None], cache_modifier=".cg")' in masks[1]
     assert f", mask={valid})" in masks[2]
     assert "< total_rows" not in str(REWRITES["rows_per_program"].apply(ONE_PASS_SOFTMAX, random.Random(0)))
-    refused("rows_per_program", ROWS_IN_PLACE, ("tl.store(counts_ptr + row", "tl.atomic_add(counts_ptr + row"))
+    refused(
+        "rows_per_program",
+        ROWS_IN_PLACE,
+        ("tl.store(counts_ptr + row", "tl.atomic_add(counts_ptr + row"),
+        ("min(rounds, 2)", "min(row, 2)"),  # a loop of each row's own
+        ("if HALF: x", "if rounds: x"),
+    )
 
 
 def test_rows_get_a_dimension_only_where_it_is_known_what_it_would_be() -> None:

@@ -48,7 +48,17 @@ from operators.source import (
 _REDUCTIONS = {"tl.max", "tl.min", "tl.sum"}
 _FILLED = {"tl.zeros", "tl.full"}
 # Of what is the same for all rows.
-_PLAIN = {"range", "tl.range", "tl.static_range", "float", "tl.assume", "tl.multiple_of", "tl.max_contiguous"}
+_PLAIN = {
+    "range",
+    "tl.range",
+    "tl.static_range",
+    "float",
+    "min",
+    "max",
+    "tl.assume",
+    "tl.multiple_of",
+    "tl.max_contiguous",
+}
 _MOST_RANK = 2  # of a tile; one more dimension is that of the rows
 
 
@@ -196,7 +206,7 @@ class _Tile:
     def _block(self, statements: Sequence[cst.CSTNode]) -> None:
         for statement in statements:
             match statement:
-                case cst.SimpleStatementLine(body=small):
+                case cst.SimpleStatementLine(body=small) | cst.SimpleStatementSuite(body=small):
                     for part in small:
                         self._small(part)
                 case cst.For(target=cst.Name(name), iter=over, body=cst.IndentedBlock(body), orelse=None):
@@ -213,12 +223,10 @@ class _Tile:
 
     def _branch(self, branch: cst.If | cst.Else) -> None:
         """Decided when the kernel is compiled: either way, names must be of one kind afterwards."""
-        if not isinstance(branch.body, cst.IndentedBlock):
-            raise _Refused
         if isinstance(branch, cst.If) and not names(branch.test) <= self._compiled:
             raise _Refused
         before = dict(self._kinds)
-        self._block(branch.body.body)
+        self._block(branch.body.body if isinstance(branch.body, cst.IndentedBlock) else [branch.body])
         if isinstance(branch, cst.If):
             after, self._kinds = self._kinds, before
             if branch.orelse is not None:
