@@ -244,6 +244,8 @@ def centre_kernel(x_ptr, counts_ptr, n, rounds, BLOCK: tl.constexpr, HALF: tl.co
     place = x_ptr + row * n + column
     x = tl.load(place, mask=column < n, other=0.0)
     mean = tl.sum(x, axis=0) / n
+    if rounds > 5:
+        return
     for turn in range(0, min(rounds, 2)):
         x += turn
     if HALF: x = x / 2.0

@@ -269,14 +269,15 @@ def test_the_grid_is_exact_only_where_a_program_is_launched_for_each_element_tha
     )
 
 
-def test_rows_are_of_an_axis_that_no_block_counts_and_branches_known_when_compiled() -> None:
+def test_rows_are_of_an_axis_that_no_block_counts_and_branches_the_same_for_all() -> None:
     made = {REWRITES["rows_per_program"].apply(ROWS_OF_PLANES, random.Random(n)) for n in range(6)}
     assert {f"(triton.cdiv({name}, BLOCK_ROWS)" in str(m) for m in made for name in "a"} == {True, False}
     blocked = ROWS_OF_PLANES.replace("columns = tl.arange(0, BLOCK)", "columns = row * BLOCK + tl.arange(0, BLOCK)")
     for number in range(6):
         one = REWRITES["rows_per_program"].apply(blocked, random.Random(number))
         assert one is not None and "(triton.cdiv(a, BLOCK_ROWS), b,)" in one
-    assert not applies("rows_per_program", ROWS_OF_PLANES.replace("if LOG:", "if stride > 4:"))
+    assert applies("rows_per_program", ROWS_OF_PLANES.replace("if LOG:", "if stride > 4:"))
+    refused("rows_per_program", ROWS_OF_PLANES, ("if LOG:", "if row > at:"))
 
 
 def test_rows_past_the_end_store_nothing_that_is_read_again() -> None:
@@ -293,7 +294,7 @@ def test_rows_past_the_end_store_nothing_that_is_read_again() -> None:
         ROWS_IN_PLACE,
         ("tl.store(counts_ptr + row", "tl.atomic_add(counts_ptr + row"),
         ("min(rounds, 2)", "min(row, 2)"),  # a loop of each row's own
-        ("if HALF: x", "if rounds: x"),
+        ("if HALF: x", "if row: x"),
     )
 
 

@@ -222,9 +222,9 @@ class _Tile:
                     raise _Refused
 
     def _branch(self, branch: cst.If | cst.Else) -> None:
-        """Decided when the kernel is compiled: either way, names must be of one kind afterwards."""
+        """Decided for all rows alike: either way, names must be of one kind afterwards."""
         if isinstance(branch, cst.If) and not names(branch.test) <= self._compiled:
-            raise _Refused
+            _plain(self._kind(branch.test))
         before = dict(self._kinds)
         self._block(branch.body.body if isinstance(branch.body, cst.IndentedBlock) else [branch.body])
         if isinstance(branch, cst.If):
