@@ -160,7 +160,7 @@ for shift in (0, 30, 10):
     put(torch.randn(20, device="cuda"), where, torch.zeros(40 - shift // 2, device="cuda"))
 """
 
-# All of its inputs are numbers that count up; the launch is made in a function that takes no tensor.
+# All of its inputs are numbers that count up, or none; the launch is made in a function that takes no tensor.
 COUNTED = f"""import torch
 import triton
 import triton.language as tl
@@ -177,6 +177,7 @@ def twice(n):
 {LINE}
 
 twice(48)
+twice(0)
 """
 
 # Imports that Triton no longer has, or that are PyTorch's own; a helper that only a branch not taken calls.
@@ -417,7 +418,10 @@ def test_calls_that_do_not_go_through_are_left_out(checked):
 
 def test_kept_values_are_shuffled_where_nothing_else_can_be_drawn(checked):
     root, outcomes = checked
-    assert outcomes["counted"].verified, outcomes["counted"]
+    counted = outcomes["counted"]
+    assert counted.verified, counted
+    assert (counted.calls, counted.left_out) == (1, 1)
+    assert counted.why_left_out == "a call without an input that may be drawn afresh"
     task = load_task(root / "counted")
     x, again = (task.inputs(task.cases[0], torch.Generator().manual_seed(s))[0] for s in (1, 2))
     assert not torch.equal(x, again)

@@ -29,7 +29,7 @@ from fitness.rules.gate import gate
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.stages import Stop, expect_ok
-from fitness.suites.folder import write_folder, write_task
+from fitness.suites.folder import drawable, write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
 from fitness.task import Task, check_arguments, load_task
 from fitness.verification.verify import Executable, Jobs, verify
@@ -130,20 +130,23 @@ class Checker:
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
         with _timed(outcome, "captured"):
             captured = self._capture(source, scratch, outcome)
-            task = self._task(source, captured, scratch)
+            calls = drawable(captured)
+            task = self._task(source, calls, scratch)
+        if len(calls) < len(captured):
+            outcome.why_left_out = "a call without an input that may be drawn afresh"
         outcome.stages.append("captured")
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
         try:
-            self._all_of(source, captured, scratch, outcome)
+            self._all_of(source, calls, scratch, outcome)
         except Stop as stop:
-            if stop.verdict is Verdict.TIMEOUT or len(captured) == 1:
+            if stop.verdict is Verdict.TIMEOUT or len(calls) == 1:
                 raise
             # Of one call: tests also pass indices that lead beyond their arrays.  The others may do.
-            good, why = self._good(source, captured, scratch, outcome)
+            good, why = self._good(source, calls, scratch, outcome)
             if not good:
                 raise
-            _left_out(outcome, captured, good, why)
+            _left_out(outcome, calls, good, why)
             self._all_of(source, good, scratch, outcome)
         outcome.left_out += len(captured) - outcome.calls
 

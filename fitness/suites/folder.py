@@ -91,7 +91,7 @@ def write_folder(
     """
     if function:  # a kernel could do without what is the same for all seeds
         calls = [_with(_scaled, call) for call in calls]
-    usable = [fresh for call in calls if (fresh := _with_fresh_input(call)) is not None]
+    usable = drawable(calls)
     if not usable:
         raise TaskError("no call has an input that may be drawn afresh: all are constants, indices or tables")
     shutil.rmtree(folder, ignore_errors=True)
@@ -136,6 +136,11 @@ def _digest(folder: Path) -> str:
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
+
+
+def drawable(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The calls of which a task can be made: with inputs that differ between seeds."""
+    return [fresh for call in calls if (fresh := _with_fresh_input(call)) is not None]
 
 
 def _with_fresh_input(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
