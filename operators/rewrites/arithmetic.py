@@ -8,7 +8,7 @@ from typing import Any, cast
 import libcst as cst
 
 from operators.dataflow import functions_behind, single
-from operators.rewrites.base import Pairs, Rewrite, edited, pick, shuffled
+from operators.rewrites.base import OFTEN, SELDOM, Pairs, Rewrite, edited, pick, shuffled
 from operators.source import Kernel, Source, bracketed, called, code, expr, names, walk
 
 _LOG2_E = "1.4426950408889634"  # log2(e), to float64 precision
@@ -152,10 +152,10 @@ def _position(kernel: Kernel, node: cst.BaseExpression) -> bool:
 
 
 REWRITES = (
-    Rewrite("exp2", "exp(x) as exp2(x * log2 e)", _exp2),
-    Rewrite("reciprocal", "a division of a tile by a row's value as a multiplication", _reciprocal),
-    Rewrite("redundant_cast", "a repeated cast dropped", _redundant_cast),
-    Rewrite("dot_accumulate", "the accumulator handed to tl.dot", _dot_accumulate),
-    Rewrite("narrow_index", "64-bit positions as 32-bit", _narrow_index),
+    Rewrite("exp2", "exp(x) as exp2(x * log2 e)", _exp2, OFTEN),
+    Rewrite("reciprocal", "a division of a tile by a row's value as a multiplication", _reciprocal, SELDOM),
+    Rewrite("redundant_cast", "a repeated cast dropped", _redundant_cast, SELDOM),
+    Rewrite("dot_accumulate", "the accumulator handed to tl.dot", _dot_accumulate, SELDOM),
+    Rewrite("narrow_index", "64-bit positions as 32-bit", _narrow_index, SELDOM),
     Rewrite("widen_index", "32-bit positions as 64-bit", _widen_index),
 )

@@ -11,7 +11,8 @@ import libcst as cst
 from operators.dataflow import assigned, functions_behind, single
 from operators.rewrites.base import (
     ATOMICS,
-    WIDER,
+    OFTEN,
+    SELDOM,
     Pairs,
     Rewrite,
     axis_of,
@@ -427,10 +428,10 @@ _COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
 REWRITES = (
-    Rewrite("swizzle", "programs of a 2-D grid renumbered in groups that share tiles in L2", _swizzle),
-    Rewrite("swizzle_flat", "the same for a program number split by // and %", _swizzle_flat),
-    Rewrite("swap_axes", "grid axes 0 and 1 exchanged", _swap_axes),
+    Rewrite("swizzle", "programs of a 2-D grid renumbered in groups that share tiles in L2", _swizzle, SELDOM),
+    Rewrite("swizzle_flat", "the same for a program number split by // and %", _swizzle_flat, SELDOM),
+    Rewrite("swap_axes", "grid axes 0 and 1 exchanged", _swap_axes, SELDOM),
     Rewrite("persistent", "one wave of programs that loop over the tiles", _persistent),
     Rewrite("tiles_per_program", "several consecutive tiles per program, one after the other", _tiles_per_program),
-    Rewrite("exact_grid", "a program for each block and not for each element", _exact_grid, WIDER),
+    Rewrite("exact_grid", "a program for each block and not for each element", _exact_grid, OFTEN),
 )

@@ -10,7 +10,7 @@ import libcst as cst
 
 from operators.dataflow import assigned, pointers
 from operators.genes import OPTION_DEFAULTS, Gene, get_genes, set_genes
-from operators.rewrites.base import HINT, Pairs, Rewrite, edited, idempotent, pick, shuffled, with_arguments
+from operators.rewrites.base import OFTEN, SELDOM, Pairs, Rewrite, edited, idempotent, pick, shuffled, with_arguments
 from operators.source import (
     Kernel,
     Launch,
@@ -205,8 +205,8 @@ def _keys(kernel: Kernel) -> str:
 
 
 REWRITES = (
-    Rewrite("launch_preset", "warps and stages that go together", _preset, HINT),
-    Rewrite("widen_block", "a tiny block made several times as wide", _widen),
+    Rewrite("launch_preset", "warps and stages that go together", _preset, SELDOM),
+    Rewrite("widen_block", "a tiny block made several times as wide", _widen, OFTEN),
     Rewrite("cap_registers", "at most so many registers a thread (maxnreg)", _cap_registers),
     Rewrite("add_autotune", "block sizes, warps and stages chosen by triton.autotune", _add_autotune),
 )

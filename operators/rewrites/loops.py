@@ -9,7 +9,7 @@ from typing import Any, cast
 import libcst as cst
 
 from operators.dataflow import assigned
-from operators.rewrites.base import Rewrite, edited, pick
+from operators.rewrites.base import OFTEN, SELDOM, Rewrite, edited, pick
 from operators.source import Kernel, Source, add_argument, bindings, called, expr, names, walk
 
 
@@ -81,7 +81,7 @@ def _is_cast(call: cst.Call) -> bool:
 
 
 REWRITES = (
-    Rewrite("pipelined_range", "a loop with its own number of pipeline stages", _range_option("num_stages", (2, 3, 4))),
-    Rewrite("unrolled_range", "a loop unrolled by a factor", _range_option("loop_unroll_factor", (2, 4))),
-    Rewrite("hoist", "an assignment that does not change moved out of its loop", _hoist),
+    Rewrite("pipelined_range", "a loop with its own pipeline stages", _range_option("num_stages", (2, 3, 4)), OFTEN),
+    Rewrite("unrolled_range", "a loop unrolled by a factor", _range_option("loop_unroll_factor", (2, 4)), OFTEN),
+    Rewrite("hoist", "an assignment that does not change moved out of its loop", _hoist, SELDOM),
 )

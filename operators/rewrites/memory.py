@@ -10,7 +10,7 @@ from typing import Any, cast
 import libcst as cst
 
 from operators.dataflow import single
-from operators.rewrites.base import HINT, Pairs, Rewrite, axis_of, edited, extendable, pick, shuffled, with_parameter
+from operators.rewrites.base import SELDOM, Pairs, Rewrite, axis_of, edited, extendable, pick, shuffled, with_parameter
 from operators.source import (
     Kernel,
     Source,
@@ -268,10 +268,10 @@ _EVICTION = ("evict_first", "evict_last")
 
 REWRITES = (
     Rewrite("eviction_policy", "a load or store told how long its lines should stay in cache",
-            _hint({"tl.load": _EVICTION, "tl.store": _EVICTION}, "eviction_policy"), HINT),
+            _hint({"tl.load": _EVICTION, "tl.store": _EVICTION}, "eviction_policy"), SELDOM),
     Rewrite("cache_modifier", "a load or store told which cache to use",
-            _hint({"tl.load": (".cg", ".ca"), "tl.store": (".cs", ".cg", ".wt")}, "cache_modifier"), HINT),
+            _hint({"tl.load": (".cg", ".ca"), "tl.store": (".cs", ".cg", ".wt")}, "cache_modifier"), SELDOM),
     Rewrite("even_masks", "no masks where blocks divide sizes (triton.heuristics)", _even),
-    Rewrite("contiguous_hint", "offsets of a tile marked as aligned and contiguous", _contiguous),
-    Rewrite("assume", "program numbers declared non-negative", _assume),
+    Rewrite("contiguous_hint", "offsets of a tile marked as aligned and contiguous", _contiguous, SELDOM),
+    Rewrite("assume", "program numbers declared non-negative", _assume, SELDOM),
 )  # fmt: skip

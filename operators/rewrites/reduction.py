@@ -10,7 +10,7 @@ from typing import Any, cast
 import libcst as cst
 
 from operators.dataflow import assigned, functions_behind, pointers
-from operators.rewrites.base import ATOMICS, WIDER, Pairs, Rewrite, edited, pick, with_body
+from operators.rewrites.base import ATOMICS, OFTEN, Pairs, Rewrite, edited, pick, with_body
 from operators.source import (
     Kernel,
     Launch,
@@ -298,6 +298,6 @@ def _running_sum(line: cst.BaseSmallStatement, largest: str, x: str) -> str | No
 
 
 REWRITES = (
-    Rewrite("whole_row", "a row handled in one masked tile instead of a loop, its loads made once", _whole_row, WIDER),
+    Rewrite("whole_row", "a row handled in one masked tile instead of a loop, its loads made once", _whole_row, OFTEN),
     Rewrite("online_softmax", "maximum and sum of exponentials in one pass", _online_softmax),
 )

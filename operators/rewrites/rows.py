@@ -14,7 +14,7 @@ from operators.dataflow import values_behind
 from operators.rewrites.base import (
     ATOMICS,
     ELEMENTWISE,
-    WIDER,
+    OFTEN,
     Pairs,
     Rewrite,
     axis_of,
@@ -448,4 +448,4 @@ def _number(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Float) or called(node) == "float"
 
 
-REWRITES = (Rewrite("rows_per_program", "several rows per program, side by side as a tile", _rows_per_program, WIDER),)
+REWRITES = (Rewrite("rows_per_program", "several rows per program, side by side as a tile", _rows_per_program, OFTEN),)
