@@ -152,7 +152,7 @@ def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
             "geometric mean, failures as 1.0×",
             f"{geometric_mean(speedups):.2f}× [{math.exp(low):.2f}, {math.exp(high):.2f}]",
         ),
-        ("mean of successes", f"{sum(gains) / len(gains):.2f}×" if gains else "none"),
+        ("mean of successes", _mean(gains) if gains else "none"),
         ("candidates that compile and run", _share(valid, candidates)),
         ("candidates that are right", _share(right, candidates)),
         ("candidates a kernel", f"{candidates / len(done):.1f}"),
@@ -176,6 +176,11 @@ def _by_budget(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
         gains = _share(sum(b >= SUCCESS for b in best), len(best))
         rows.append((str(k), gains, f"{geometric_mean(best):.2f}×", _mean_share(right), _mean_share(faster)))
     return rows
+
+
+def _mean(speedups: Sequence[float]) -> str:
+    low, high = interval([[s] for s in speedups])
+    return f"{sum(speedups) / len(speedups):.2f}× [{low:.2f}, {high:.2f}]"
 
 
 def _mean_share(shares: Sequence[float]) -> str:

@@ -74,7 +74,8 @@ def test_a_task_may_name_the_sizes_itself(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.float8_e4m3fn])
 def test_tensors_come_back_as_they_went(tmp_path, dtype):
     dense = torch.randint(0, 2, (4, 6)).to(dtype)
-    for tensor in (dense, dense.t(), dense[:, ::2], dense[:0], dense[0, 0]):
+    views = (dense, dense.t(), dense[:, ::2], dense[:0], dense[0, 0], dense[:1].expand(4, 6), dense[:, :1].expand(4, 6))
+    for tensor in views:
         again = take(put(tensor, tmp_path / "x"), tmp_path, "cpu")
         assert (again.dtype, again.shape, again.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
         assert torch.equal(again.to(torch.float32), tensor.to(torch.float32))
@@ -125,6 +126,26 @@ def test_right_outputs_pass_and_times_are_told(zygote, task, tmp_path):
     assert match.verdict is Verdict.OK, match.message
     assert not match.bitwise
     assert judge.judge(task, case, 8, answer, tmp_path, "cpu").verdict is Verdict.WRONG  # of other inputs
+
+
+# What host code of earlier versions imports; an argument that not every call has.
+WRITES = """import torch
+from triton.ops.matmul_perf_model import early_config_prune
+
+def add_one(x, other):
+    x += 1
+"""
+
+
+def test_arguments_that_are_written_come_back_where_there_are_any(zygote, tmp_path):
+    x = torch.arange(6.0)
+    drawn = [put(x, tmp_path / "0.in.0"), put(None, tmp_path / "0.in.1")]
+    calls = [{"name": "0", "args": drawn, "written": [0, 1], "samples": 0}]
+    payload = {"source": WRITES, "entry": "add_one", "device": "cpu", "calls": calls}
+    (answer,) = zygote.run("eager", payload, scratch=tmp_path, limits=Limits(memory_bytes=8 << 30)).value["calls"]
+    assert (answer["structure"], answer["modified"]) == ("none", [])
+    (written,) = answer["outputs"]
+    assert torch.equal(take(written, tmp_path, "cpu"), x + 1)
 
 
 def test_outputs_must_be_those_of_the_plan_to_the_bit(zygote, task, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from evo.records import Verdict
+from fitness.recording.earlier import earlier_modules
 from fitness.recording.lines import CANDIDATE, line_of_error
 from fitness.sandbox.jobs import JobError
 
@@ -33,7 +34,8 @@ def entry_of(code: CodeType, entry: str) -> Callable[..., Any]:
     module.__file__ = code.co_filename
     sys.modules[MODULE] = module
     try:
-        exec(code, vars(module))
+        with earlier_modules():
+            exec(code, vars(module))
     except (JobError, MemoryError):
         raise
     except Exception as error:  # a process boundary of its own: any exception of the candidate's top level
@@ -43,6 +45,11 @@ def entry_of(code: CodeType, entry: str) -> Callable[..., Any]:
     if not callable(function):
         raise JobError(Verdict.COMPILE_ERROR, f"expected a function {entry!r} at the top level, got {function!r}")
     return function  # type: ignore[no-any-return]
+
+
+def written_among(arguments: Sequence[Any], written: Sequence[int]) -> list[torch.Tensor]:
+    """Those of the arguments that the task says are written, where a call has a tensor there."""
+    return [arguments[i] for i in written if isinstance(arguments[i], torch.Tensor)]
 
 
 def returned(result: Any) -> tuple[list[torch.Tensor], str]:

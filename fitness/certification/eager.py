@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from evo.records import Verdict
-from fitness.certification.candidate import compiled, entry_of, returned
+from fitness.certification.candidate import compiled, entry_of, returned, written_among
 from fitness.certification.exchange import put, take
 from fitness.gpu.bits import same_bits
 from fitness.recording.lines import line_of_error
@@ -62,7 +62,7 @@ def _results(function: Callable[..., Any], call: Mapping[str, Any], device: str,
     before = [a.clone() if isinstance(a, torch.Tensor) and i not in written else a for i, a in enumerate(arguments)]
     poison(device)
     items, structure = returned(_guarded(function, arguments, device, name))
-    items += [arguments[i] for i in written]
+    items += written_among(arguments, written)
     # Written before anything else is called: a later call must not be able to change them.
     outputs = [put(item, scratch / f"{name}.{k}.out") for k, item in enumerate(items)]
     changed = [i for i, (a, b) in enumerate(zip(arguments, before, strict=True)) if a is not b and not same_bits(a, b)]

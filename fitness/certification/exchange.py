@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fitness.memory import assign
 from fitness.plan import ITEMSIZE
 
 
@@ -54,7 +55,9 @@ def take(described: Mapping[str, Any], folder: Path, device: torch.device | str)
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if reach > STRIDED_LIMIT * dense.numel():
         raise ExchangeError(f"strides {strides} of shape {shape} reach over {reach} elements")
-    return torch.empty_strided(shape, strides, dtype=dense.dtype, device=device).copy_(dense)
+    strided = torch.empty_strided(shape, strides, dtype=dense.dtype, device=device)
+    assign(strided, dense)
+    return strided
 
 
 STRIDED_LIMIT = 64  # elements reached over for each element held: padded rows, not traps

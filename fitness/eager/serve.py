@@ -29,7 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evo.records import Verdict
-from fitness.certification.candidate import MODULE, compiled, entry_of, returned
+from fitness.certification.candidate import MODULE, compiled, entry_of, returned, written_among
 from fitness.certification.eager import blamed, full_precision, poison
 from fitness.certification.exchange import put, take
 from fitness.eager.channel import Answerer
@@ -128,7 +128,7 @@ class _Rounds:
         items, structure = returned(result)
         if any(item.device.type != torch.device(self._device).type for item in items):
             raise JobError(Verdict.WRONG, "returned a tensor in host memory, expected one on the device")
-        return items + [arguments[i] for i in self._written], structure
+        return items + written_among(arguments, self._written), structure
 
     def _positions(self, arguments: list[Any]) -> list[int]:
         """Of the tensors that must stay as they are."""
