@@ -12,7 +12,7 @@ from typing import Any
 from analysis.stats import area_under, area_under_steps
 from evo.budget import gpu_seconds
 from evo.errors import StoreError
-from evo.records import Trial
+from evo.records import CERTIFICATE, PASSED, Trial
 from evo.store import RunReader
 
 FILE = "outcomes.json"
@@ -27,7 +27,8 @@ class Outcome:
 
     `curve[i]`: the best speedup after candidate i + 1 of the budget (the seed is before it), level where the run ended
     early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up;
-    `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.
+    `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best of
+    those whose own Python was run too, and did the same (only champions are tried; 1.0 without one, and without a GPU).
 
     Where GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate
     that was not done within them does not count.
@@ -46,6 +47,7 @@ class Outcome:
     at: tuple[float, ...] = ()
     gpu_spent: float = 0.0
     successes: int = 0
+    certified: float = 1.0
 
     @property
     def best(self) -> float:
@@ -92,6 +94,9 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
             at=tuple(steps if by_gpu else ()),
             gpu_spent=sum(gpu_seconds(t.evaluation) for t in trials),
             successes=successes,
+            certified=max(
+                (_gain(t) for t in trials if t.evaluation.environment.get(CERTIFICATE) == PASSED), default=1.0
+            ),
         )
 
 

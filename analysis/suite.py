@@ -86,7 +86,10 @@ def markdown(kernels: Sequence[Kernel], *, with_pytorch: bool = False) -> str:
             _table(_BY_BUDGET, _by_budget(done)),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
-            _table(("kernel", "lines", "best", "95% interval", "candidates"), [_row(k) for k in _fastest_first(done)]),
+            _table(
+                ("kernel", "lines", "best", "95% interval", "certified", "candidates"),
+                [_row(k) for k in _fastest_first(done)],
+            ),
         ]
     if timed:
         parts += _beside_pytorch(timed)
@@ -144,9 +147,11 @@ def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     candidates = sum(_count(k) for k in done)
     right, valid = (sum(_count(k, *verdicts) for k in done) for verdicts in (RIGHT, VALID))
     low, high = interval([[math.log(s)] for s in speedups])
+    certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
     on_gpu = sum(k.outcome.gpu_spent for k in done if k.outcome)
     return [
         (f"success ≥ {SUCCESS}×", _share(len(gains), len(done))),
+        *((("success, certified", _share(certified, len(done))),) if on_gpu else ()),
         *((f"fast_{p:g}", _share(sum(s > p for s in speedups), len(done))) for p in FAST),
         (
             "geometric mean, failures as 1.0×",
@@ -201,11 +206,12 @@ def _quarters(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def _row(kernel: Kernel) -> tuple[str, str, str, str, str]:
+def _row(kernel: Kernel) -> tuple[str, str, str, str, str, str]:
     assert kernel.outcome is not None  # only those are listed
     low, high = kernel.outcome.ci95
     within = "no gain" if kernel.speedup == 1 else f"[{low:.2f}, {high:.2f}]"
-    return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, str(_count(kernel))
+    certified = f"{kernel.outcome.certified:.2f}×" if kernel.outcome.certified > 1 else ""
+    return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, str(_count(kernel))
 
 
 def _fastest_first(done: Sequence[Kernel]) -> list[Kernel]:
@@ -236,40 +242,49 @@ def _cell(text: str) -> str:
 
 
 def write_parquet(path: Path, kernels: Sequence[Kernel]) -> None:
-    """One row a file: name, lines, reason, note, of its run best, ci_low, ci_high, estimated, candidates (how many, and
-    of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve, and of each baseline a
-    struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    """One row a file: name, lines, reason, note; of its run best, ci_low, ci_high, certified, estimated, candidates
+    (how many, and of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve; of each
+    baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
     """
     import pyarrow as pa
 
     from analysis.formats import parquet
 
-    number = pa.float64()
+    number, count = pa.float64(), pa.int32()
     baseline = pa.struct([
         ("name", pa.string()), ("us", number), ("seed_us", number), ("ratio", number), ("ci_low", number),
         ("ci_high", number), ("over", number), ("error", pa.string()),
     ])  # fmt: skip
     schema = pa.schema([
-        ("kernel", pa.string()), ("lines", pa.int32()), ("reason", pa.string()), ("best", number),
-        ("ci_low", number), ("ci_high", number), ("estimated", pa.bool_()), ("candidates", pa.int32()),
-        ("valid", pa.int32()), ("right", pa.int32()), ("successes", pa.int32()), ("seconds", number),
-        ("gpu_seconds", number), ("curve", pa.list_(number)), ("note", pa.string()), ("baselines", pa.list_(baseline)),
+        ("kernel", pa.string()), ("lines", count), ("reason", pa.string()), ("best", number), ("ci_low", number),
+        ("ci_high", number), ("certified", number), ("estimated", pa.bool_()), ("candidates", count), ("valid", count),
+        ("right", count), ("successes", count), ("seconds", number), ("gpu_seconds", number),
+        ("curve", pa.list_(number)), ("note", pa.string()), ("baselines", pa.list_(baseline)),
     ])  # fmt: skip
     rows = []
     for k in kernels:
-        o = k.outcome
-        run = (
-            (
-                o.best, *o.ci95, o.estimated, _count(k), _count(k, *VALID), _count(k, *RIGHT), o.successes, o.seconds,
-                o.gpu_spent, list(o.curve),
-            )
-            if o
-            else (None,) * 11
-        )  # fmt: skip
+        row: dict[str, object] = {"kernel": k.name, "lines": k.lines, "reason": k.reason, "note": k.note}
         beside = [_baseline_row(k, name, b) for name, b in k.baselines.items()]
-        rows.append(dict(zip(schema.names, (k.name, k.lines, k.reason, *run, k.note, beside), strict=True)))
+        rows.append(row | _run_row(k) | {"baselines": beside})
     with parquet(path, schema) as write_batch:
         write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+
+
+def _run_row(kernel: Kernel) -> dict[str, object]:
+    run = kernel.outcome
+    if run is None:
+        return {}
+    low, high = run.ci95
+    speedups = {
+        "best": run.best,
+        "ci_low": low,
+        "ci_high": high,
+        "certified": run.certified,
+        "estimated": run.estimated,
+    }
+    counts = {"candidates": _count(kernel), "valid": _count(kernel, *VALID), "right": _count(kernel, *RIGHT)}
+    seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent}
+    return speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
 
 
 def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:

@@ -344,6 +344,9 @@ class Evidence:
             raise ValueError(f"outcome must be passed, failed, noted or not run, got {self.outcome!r}")
 
 
+CERTIFICATE, PASSED = "certificate", "eager: passed"  # what a new champion's says, in its evaluation's environment
+
+
 @dataclass(frozen=True)
 class Certificate:
     """What a candidate's own Python did on a GPU, in a process of its own.

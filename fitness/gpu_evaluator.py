@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Certificate, Fitness, Timing, Verdict
+from evo.records import CERTIFICATE, PASSED, Certificate, Fitness, Timing, Verdict
 from fitness.certification.certify import Certifier
 from fitness.compilation.freeze import freeze
 from fitness.compilation.target import Target, get_target
@@ -103,8 +103,8 @@ class GpuJudge:
         if certificate.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE):
             message = f"run eagerly, {certificate.message}"
             raise Stop("certify", certificate.verdict, message, seconds=seconds)
-        said = "eager: passed" if certificate.verdict is Verdict.OK else f"not run: {certificate.message}"
-        environment = {**judged.environment, "certificate": said, "certificate_s": round(spent, 3)}
+        said = PASSED if certificate.verdict is Verdict.OK else f"not run: {certificate.message}"
+        environment = {**judged.environment, CERTIFICATE: said, "certificate_s": round(spent, 3)}
         return replace(judged, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:

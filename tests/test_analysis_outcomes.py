@@ -10,7 +10,7 @@ import pytest
 
 from analysis.outcomes import load, outcome_of, save
 from evo.errors import StoreError
-from evo.records import Fitness, Trial, Verdict
+from evo.records import CERTIFICATE, PASSED, Fitness, Trial, Verdict
 from tests.ablation_support import campaign
 from tests.engine_support import create, failed_trial, ok_trial
 
@@ -20,19 +20,24 @@ def with_interval(index: int, speedup: float, low: float, high: float) -> Trial:
     return Trial(trial.proposal, trial.evaluation, Fitness(speedup, (low, high), {"square": speedup}, estimated=True))
 
 
+def with_certificate(trial: Trial, said: str) -> Trial:
+    return dataclasses.replace(trial, evaluation=dataclasses.replace(trial.evaluation, environment={CERTIFICATE: said}))
+
+
 def test_only_gains_beyond_their_interval_count(tmp_path: Path) -> None:
     with create(tmp_path, budget=7) as store:
         for trial in (
             ok_trial(0),
             failed_trial(1),
             with_interval(2, 1.4, 0.9, 2.2),  # may be none
-            with_interval(3, 1.3, 1.1, 1.5),
+            with_certificate(with_interval(3, 1.3, 1.1, 1.5), PASSED),
             with_interval(4, 1.2, 1.1, 1.3),
-            with_interval(5, 2.0, 1.5, 2.6),
+            with_certificate(with_interval(5, 2.0, 1.5, 2.6), "not run: no GPU"),
         ):
             store.proposed(trial.proposal)
             store.finished(trial)
     found = outcome_of(tmp_path, "full")
+    assert found.certified == 1.3
     assert found.curve == (1.0, 1.0, 1.3, 1.3, 2.0, 2.0, 2.0)  # level to the end of the budget
     assert (found.best, found.ci95, found.success) == (2.0, (1.5, 2.6), True)
     assert (found.arm, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)

@@ -16,7 +16,20 @@ def outcome(name: str, best: float, *, estimated: bool = False, right: int = 3, 
     interval = (best * 0.99, best * 1.01) if best > 1 else (1.0, 1.0)
     curve = (1.0, (1 + best) / 2, best, best)
     gains = sum(b >= 1.05 for b in curve[1:3])
-    return Outcome("full", name, 0, 4, curve, interval, estimated, verdicts, 2.0, gpu_spent=0.5, successes=gains)
+    return Outcome(
+        "full",
+        name,
+        0,
+        4,
+        curve,
+        interval,
+        estimated,
+        verdicts,
+        2.0,
+        gpu_spent=0.5,
+        successes=gains,
+        certified=best - 0.5 if best > 2 else 1.0,
+    )
 
 
 KERNELS = [
@@ -38,6 +51,7 @@ def test_failures_count_as_1_and_both_means_are_there() -> None:
     assert "6 files: 4 searched, 1 not runnable here, 1 not finished" in text
     assert "measured" in text
     assert value(text, "success ≥ 1.05×").startswith("2/4 = 50% [15%, 85%]")  # Wilson, by the formula
+    assert value(text, "success, certified").startswith("1/4")
     assert [value(text, f"fast_{p}").split(" ")[0] for p in ("1 ", "1.2", "2")] == ["3/4", "2/4", "1/4"]
     assert value(text, "geometric mean").startswith("1.58×")  # (1 * 1.04 * 1.5 * 4) ** 0.25
     assert value(text, "mean of successes") == "2.75× [1.50, 4.00]"  # of two, the bootstrap draws these alone too
@@ -55,6 +69,7 @@ def test_quarters_are_by_length_and_kernels_by_speed() -> None:
     rows = [line for line in text.splitlines() if line.startswith(("| a |", "| b |", "| c |", "| d |"))]
     assert [row[2] for row in rows] == ["d", "c", "b", "a"]
     assert "no gain" in rows[-1]
+    assert rows[0] == "| d | 40 | 4.00× | [3.96, 4.04] | 3.50× | 4 |" and " |  | 4 |" in rows[1]
 
 
 def test_more_candidates_find_more() -> None:
@@ -84,6 +99,7 @@ def test_the_figures_of_each_kernel_are_in_parquet(tmp_path: Path) -> None:
     d = rows["d"]
     assert [d[name] for name in ("candidates", "valid", "right", "successes")] == [4, 4, 3, 2]
     assert (d["seconds"], d["gpu_seconds"], d["curve"]) == (2.0, 0.5, [1.0, 2.5, 4.0, 4.0])
+    assert (d["certified"], rows["c"]["certified"]) == (3.5, 1.0)
     assert rows["e"]["reason"].startswith("record")
 
 
