@@ -17,6 +17,7 @@ from fitness import oracle
 from fitness.certification import certify, judge
 from fitness.certification.certify import Certifier, unseen_cases
 from fitness.certification.exchange import ExchangeError, put, take
+from fitness.certification.judge import Match
 from fitness.certification.sanitize import PROGRAM, read_output
 from fitness.gpu.nvidia import find_tool
 from fitness.gpu.runner import Report
@@ -281,6 +282,18 @@ def test_results_that_could_not_be_compared_are_no_verdict(certifier, monkeypatc
     assert mine.quick(RIGHT, None, seed="s").verdict is Verdict.OK
     monkeypatch.setattr(CpuRunner, "compare", lambda *_, **__: report)
     assert mine.quick(RIGHT, None, seed="s").verdict is Verdict.INFRASTRUCTURE
+
+
+def test_a_case_without_a_finite_reference_is_left_out_of_a_certificate(certifier, monkeypatch):
+    mine, wrong = certifier(), HOST.format(body="return x * 2")
+    compare, none = CpuRunner.compare, Match("small", Verdict.INFRASTRUCTURE, "the reference is not finite")
+    monkeypatch.setattr(CpuRunner, "compare", lambda *a, **k: [none, *compare(*a, **k)[1:]])
+    certificate = mine.quick(RIGHT, None, seed="s")
+    assert certificate.verdict is Verdict.OK and certificate.summary == "passed (1 not run, 2 passed)"
+    assert mine.quick(wrong, None, seed="s").verdict is Verdict.WRONG
+    monkeypatch.setattr(CpuRunner, "compare", lambda *a, **k: [none] * len(compare(*a, **k)))
+    certificate = mine.quick(RIGHT, None, seed="s")
+    assert certificate.verdict is Verdict.INFRASTRUCTURE and "the reference is not finite" in certificate.message
 
 
 def test_sizes_that_the_seed_does_not_handle_are_not_asked_of_others(certifier):

@@ -197,8 +197,11 @@ class Certifier:
             message = f"the results could not be compared: {matches.message}"
             return self._failed(source, Verdict.INFRASTRUCTURE, message, seed=seed)
         checks = [_compared(c, m, a) for c, m, a in zip(cases, matches, answers, strict=True)]
-        first = next((m for m in matches if m.verdict is not Verdict.OK), None)
-        verdict, message = (Verdict.OK, "") if first is None else (first.verdict, f"{first.case}: {first.message}")
+        # A case without a finite reference is none, as in verification; without any other there is no certificate.
+        failed = [m for m in matches if m.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE)]
+        if not failed and all(m.verdict is Verdict.INFRASTRUCTURE for m in matches):
+            failed = list(matches)
+        verdict, message = (failed[0].verdict, f"{failed[0].case}: {failed[0].message}") if failed else (Verdict.OK, "")
         return Certificate(Candidate(source).id, verdict, message, tuple(checks), layers, seed)
 
     def _failed(self, source: str, verdict: Verdict, message: str, *, seed: str = "") -> Certificate:

@@ -48,17 +48,8 @@ from operators.source import (
 _REDUCTIONS = {"tl.max", "tl.min", "tl.sum"}
 _FILLED = {"tl.zeros", "tl.full"}
 # Of what is the same for all rows.
-_PLAIN = {
-    "range",
-    "tl.range",
-    "tl.static_range",
-    "float",
-    "min",
-    "max",
-    "tl.assume",
-    "tl.multiple_of",
-    "tl.max_contiguous",
-}
+_LOOPS, _HINTS = {"range", "tl.range", "tl.static_range"}, {"tl.assume", "tl.multiple_of", "tl.max_contiguous"}
+_PLAIN = {"float", "min", "max", *_LOOPS, *_HINTS}
 _MOST_RANK = 2  # of a tile; one more dimension is that of the rows
 
 
@@ -93,9 +84,7 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
 
 def _row_axes(source: Source, kernel: Kernel) -> list[int]:
     """The axes of the grid that may count rows."""
-    if not loopable(source, kernel) or kernel.calls("tl.num_programs") or constants_of_body(kernel):
-        return []
-    if kernel.calls(*ATOMICS):
+    if not loopable(source, kernel) or kernel.calls("tl.num_programs", *ATOMICS) or constants_of_body(kernel):
         return []
     axes = [axis_of(call) for call in program_ids(kernel)] if kernel.calls("tl.arange") else []
     return [a for a in set(axes) if a is not None and axes.count(a) == 1 and not _vector_rows(kernel, a)]
