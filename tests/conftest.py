@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """A shell starts what it leaves in the background without Ctrl-C; the processes that tests interrupt need it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
