@@ -12,7 +12,8 @@ from typing import Any
 from analysis.stats import area_under, area_under_steps
 from evo.budget import gpu_seconds
 from evo.errors import StoreError
-from evo.records import CERTIFICATE, PASSED, Trial
+from evo.records import CERTIFICATE, PASSED, Trial, Verdict
+from evo.result import Result, read_result
 from evo.store import RunReader
 
 FILE = "outcomes.json"
@@ -28,7 +29,8 @@ class Outcome:
     `curve[i]`: the best speedup after candidate i + 1 of the budget (the seed is before it), level where the run ended
     early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up;
     `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best of
-    those whose own Python was run too, and did the same (only champions are tried; 1.0 without one, and without a GPU).
+    those whose own Python was run too, and did the same (champions, and what was written to best/; 1.0 without one, and
+    without a GPU).  What a certificate refused counts as no gain.
 
     Where GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate
     that was not done within them does not count.
@@ -69,15 +71,16 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
     with RunReader(folder) as run:
         config = run.info.config
         trials = [t for t in run.trials() if t.index]
+        gains, certified = _gains(trials, read_result(run))
         best, ci95, successes = 1.0, (1.0, 1.0), 0
         curve: list[float] = []  # after each candidate
         steps = {0.0: 1.0}  # after so many GPU seconds
         for trial, spent in _within(trials[: config.budget], config.gpu_seconds):
-            if _gain(trial) > best and trial.fitness:
+            if gains[trial.index] > best and trial.fitness:
                 best, ci95 = trial.fitness.speedup, trial.fitness.ci95
                 steps[spent] = best
             curve.append(best)
-            successes += _gain(trial) >= SUCCESS
+            successes += gains[trial.index] >= SUCCESS
         curve += [best] * (config.budget - len(curve))
         by_gpu = config.gpu_seconds is not None
         return Outcome(
@@ -94,10 +97,18 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
             at=tuple(steps if by_gpu else ()),
             gpu_spent=sum(gpu_seconds(t.evaluation) for t in trials),
             successes=successes,
-            certified=max(
-                (_gain(t) for t in trials if t.evaluation.environment.get(CERTIFICATE) == PASSED), default=1.0
-            ),
+            certified=certified,
         )
+
+
+def _gains(trials: Sequence[Trial], result: Result | None) -> tuple[dict[int, float], float]:
+    """Of each trial, and the best of a certified one.  result: what is in best/, with the certificates for it."""
+    refused = {number for number, _ in result.refused} if result else set()
+    gains = {t.index: 1.0 if t.index in refused else _gain(t) for t in trials}
+    certified = {t.index for t in trials if t.evaluation.environment.get(CERTIFICATE) == PASSED}
+    if result and result.certificate.verdict is Verdict.OK:
+        certified.add(result.best.index)
+    return gains, max((gains[number] for number in certified & gains.keys()), default=1.0)
 
 
 def _within(trials: Iterable[Trial], most: float | None) -> Iterator[tuple[Trial, float]]:

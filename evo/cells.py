@@ -23,6 +23,7 @@ from evo.errors import EvoError, StoreError
 from evo.locks import try_lock
 from evo.profiles import Profiler
 from evo.records import Evaluation
+from evo.result import BEST, EVIDENCE
 from evo.shared import SharedEvaluator
 from evo.store import FILE, RunInfo, RunReader, Store
 
@@ -36,6 +37,7 @@ SILENT = "no model answers"  # as the engine calls it
 LOOK_S = 0.5  # between looks for another task
 # Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
 MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
+Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its end
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def finished(folder: Path) -> bool:
     return ends not in ([], ["interrupted"], [SILENT])
 
 
+def concluded(folder: Path) -> bool:
+    """Whether the run in `folder` is finished and its result written."""
+    return finished(folder) and (folder / BEST / EVIDENCE).exists()
+
+
 def why_failed(folder: Path) -> str:
     """The first line of what ended the run in `folder` when it was tried last; "" where nothing did."""
     path = folder / FAILURE
@@ -68,9 +75,9 @@ def why_failed(folder: Path) -> str:
     return ends[-1] if ends else "see failure.txt"
 
 
-def count_finished(folder: Path, cells: Iterable[Cell]) -> int:
-    """Of the campaign in `folder`."""
-    return sum(finished(folder / cell.path) for cell in cells)
+def count_finished(folder: Path, cells: Iterable[Cell], done: Callable[[Path], bool] = finished) -> int:
+    """Of the campaign in `folder`; those that are `done`."""
+    return sum(done(folder / cell.path) for cell in cells)
 
 
 def run_cells(
@@ -81,13 +88,14 @@ def run_cells(
     make_engine: MakeEngine,
     workers: int,
     stop: Callable[[], bool],
+    conclude: Conclude | None = None,
 ) -> Generator[Done, None, None]:
     """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other.
 
-    tasks: None where the next one is not known yet.
+    tasks: None where the next one is not known yet.  conclude: of cells whose result is to be written, too.
     Close the generator: where it is left early, that waits for what is being evaluated, except after KeyboardInterrupt.
     """
-    over = threading.Event()
+    over, done = threading.Event(), finished if conclude is None else concluded
     ended: Queue[Future[str]] = Queue()
     cells: dict[Future[str], Cell] = {}
 
@@ -95,18 +103,23 @@ def run_cells(
         return over.is_set() or stop()
 
     def one(cell: Cell, task: Task, bench: _Bench) -> str:
-        with bench, _claimed(campaign.folder / cell.path) as mine:
+        with bench, _claimed(campaign.folder / cell.path, done) as mine:
             if halted():
                 return "interrupted"
             if not mine:
                 return ELSEWHERE
             evaluator, first = bench.prepared()
             info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
-            return _run(campaign.folder / cell.path, info, lambda s: make_engine(s, task, first, evaluator, halted))
+            return _run(
+                campaign.folder / cell.path,
+                info,
+                lambda store: make_engine(store, task, first, evaluator, halted),
+                lambda store: conclude and conclude(store, evaluator),
+            )
 
     def begin(task: Task) -> int:
         """Queues what is left of a task; how many cells."""
-        todo = [cell for cell in campaign.cells_of(task.name) if not finished(campaign.folder / cell.path)]
+        todo = [cell for cell in campaign.cells_of(task.name) if not done(campaign.folder / cell.path)]
         bench = _Bench(campaign, task, len(todo), open_evaluator)
         for cell in todo:
             future = pool.submit(one, cell, task, bench)
@@ -160,11 +173,11 @@ def _done(campaign: Campaign, cell: Cell, future: Future[str]) -> Done:
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
-    """Whether the cell in `folder` is this process's to run: nobody runs it, and nobody finished it meanwhile."""
+def _claimed(folder: Path, done: Callable[[Path], bool]) -> Iterator[bool]:
+    """Whether the cell in `folder` is this process's to run: nobody runs it, and nobody got it done meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with try_lock(folder / CLAIM) as mine:
-        yield mine and not finished(folder)
+        yield mine and not done(folder)
 
 
 class _Bench:
@@ -205,7 +218,12 @@ class _Bench:
                 self._evaluator.close()
 
 
-def _run(folder: Path, info: RunInfo, make_engine: Callable[[Store], tuple[Engine, Llm | None]]) -> str:
+def _run(
+    folder: Path,
+    info: RunInfo,
+    make_engine: Callable[[Store], tuple[Engine, Llm | None]],
+    conclude: Callable[[Store], object],
+) -> str:
     """Starts the run of a cell or goes on with it; how it ended.  Raises EvoError where its models fell silent."""
     if (folder / FILE).exists():
         store = Store.resume(folder, task_hash=info.task_hash, versions=info.versions)
@@ -219,6 +237,8 @@ def _run(folder: Path, info: RunInfo, make_engine: Callable[[Store], tuple[Engin
         if llm is not None and llm.lane.ended == SILENT:
             store.event("ended", SILENT)
             raise EvoError(f"{SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
+        if reason != "interrupted":
+            conclude(store)
     (folder / FAILURE).unlink(missing_ok=True)
     return reason
 

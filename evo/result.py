@@ -12,7 +12,7 @@ from evo.errors import StoreError
 from evo.records import STAGES, Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
 from evo.store import RunInfo, RunReader
 
-EVIDENCE = "evidence.json"
+BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is written to it last
 
 
 def speedup_text(fitness: Fitness) -> str:
@@ -56,7 +56,7 @@ class Result:
 
 def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -> None:
     """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder."""
-    folder = run_folder / "best"
+    folder = run_folder / BEST
     texts = {
         "kernel.py": result.source,
         "diff.patch": result.patch(seed),
@@ -73,7 +73,7 @@ def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -
 
 def read_result(run: RunReader) -> Result | None:
     """What `write_result` wrote, None where it has not yet.  Raises StoreError for files that it did not write."""
-    path = run.folder / "best" / EVIDENCE
+    path = run.folder / BEST / EVIDENCE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         best = run.trial(int(raw["trial"]))

@@ -10,7 +10,8 @@ import pytest
 
 from analysis.outcomes import load, outcome_of, save
 from evo.errors import StoreError
-from evo.records import CERTIFICATE, PASSED, Fitness, Trial, Verdict
+from evo.records import CERTIFICATE, PASSED, Certificate, Fitness, Trial, Verdict
+from evo.result import Result, write_result
 from tests.ablation_support import campaign
 from tests.engine_support import create, failed_trial, ok_trial
 
@@ -42,6 +43,19 @@ def test_only_gains_beyond_their_interval_count(tmp_path: Path) -> None:
     assert (found.best, found.ci95, found.success) == (2.0, (1.5, 2.6), True)
     assert (found.arm, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)
     assert found.verdicts == {"ok": 5, "wrong": 1}
+
+
+def test_what_a_full_certificate_refused_is_no_gain(tmp_path: Path) -> None:
+    trials = [ok_trial(0), with_interval(1, 2.0, 1.5, 2.6), with_interval(2, 1.3, 1.1, 1.5)]
+    with create(tmp_path, budget=2) as store:
+        for trial in trials:
+            store.proposed(trial.proposal)
+            store.finished(trial)
+        assert outcome_of(tmp_path).certified == 1.0
+        passed, refused = (Certificate("id", verdict) for verdict in (Verdict.OK, Verdict.RUNTIME_ERROR))
+        write_result(tmp_path, store.info, trials[0], Result(trials[2], passed, ((1, refused),)))
+    found = outcome_of(tmp_path)
+    assert (found.curve, found.certified, found.successes) == ((1.0, 1.3), 1.3, 1)
 
 
 def test_over_gpu_seconds_a_curve_has_steps(tmp_path: Path) -> None:

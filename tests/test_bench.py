@@ -54,12 +54,23 @@ def test_a_suite_is_searched_summed_up_and_gone_on_with(checkout: Path, capsys: 
     assert "broken" in again
     assert "scale" not in again.partition("files can be searched")[0]
     assert (out / "summary.md").read_text() == summary
+    best = out / "cells" / "scale" / "full" / "seed-0" / "best"
+    assert not best.exists()
+    # Asked for later, of what is finished.
+    assert bench(checkout, "--budget", "2", "--workers", "1", "--best") == 0
+    evidence = json.loads((best / "evidence.json").read_text())
+    assert not evidence["certified"] and "estimated" in evidence["certificate"]["message"]
+    assert "scale_kernel" in (best / "kernel.py").read_text()
+    capsys.readouterr()
+    assert bench(checkout, "--budget", "2", "--workers", "1", "--best") == 0
+    assert "preparing" not in capsys.readouterr().out
 
 
 def test_processes_share_the_searches(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("scale2", "scale3"):
         (checkout / FOLDER / f"{name}.py").write_text(SCALE, encoding="utf-8")
-    assert bench(checkout, "--budget", "2", "--workers", "2", "--processes", "2") == 0
+    assert bench(checkout, "--budget", "2", "--workers", "2", "--processes", "2", "--best") == 0
+    assert len(list((checkout.parent / "out").glob("cells/*/*/*/best/evidence.json"))) == 3
     said = capfd.readouterr().out
     assert said.count("budget spent") == 3  # each by one process
     assert said.count("4 files: 3 searched, 1 not runnable here") == 1

@@ -20,7 +20,7 @@ from evo.errors import ConfigError
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
     from evo.campaign import Campaign, Plan, Spec
-    from evo.cells import Done
+    from evo.cells import Conclude, Done
     from evo.engine import Engine, Llm
     from evo.profiles import Profiler
     from evo.records import Evaluation
@@ -129,10 +129,12 @@ def run_campaign(
     before: int,
     total: Callable[[], int],
     open_workshop: Callable[[], Workshop | ClusterWorkshop],
+    conclude: Conclude | None = None,
 ) -> tuple[list[Done], bool]:
     """Runs what is left and says how it went; what failed, and whether it was interrupted.
 
-    tasks: None where the next one is not known yet; before: cells that are finished already; total: as known by then.
+    tasks: None where the next one is not known yet; before: cells that are finished already; total: as known by then;
+    conclude: as of `run_cells`.
     """
     from evo.cells import ELSEWHERE, run_cells
     from evo.interrupt import Interrupt
@@ -152,7 +154,7 @@ def run_campaign(
         return make_engine(store, task, first, evaluator, stop=stop)
 
     with closing(workshop), Interrupt(notify) as interrupt:
-        running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt)
+        running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt, conclude)
         with closing(running), _forced_exit(campaign):
             for done in running:
                 if done.reason in ("interrupted", ELSEWHERE):

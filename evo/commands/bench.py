@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 from evo.commands import parts, suite
 from evo.commands.checking import CHECKED, TASKS, Checking, adding, read, rows
 from evo.errors import ConfigError, EvoError, StoreError
+from evo.records import Trial
 
 if TYPE_CHECKING:
     from analysis.suite import Kernel
     from evo.campaign import Campaign, Cell
     from evo.commands.suite import Source
+    from evo.profiles import Profiler
+    from evo.store import Store
     from fitness.suites.check import Outcome
     from fitness.task import Task
 
@@ -63,6 +66,12 @@ def add(commands: Any) -> None:
         metavar="P",
         help="processes that share the searches: one uses one core for operators, and one GPU (default: on GPUs one "
         f"for {CORES_A_PROCESS} cores, at least one a GPU)",
+    )
+    bench.add_argument(
+        "--best",
+        action="store_true",
+        help="certify the best kernel of each file in full and write it to best/ in its cell, also where the search is "
+        "finished (about 11 s of a GPU each); else champions alone are certified, at no other sizes",
     )
     bench.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
     parts.add_target(bench)
@@ -124,19 +133,30 @@ def _searched(
     arguments: argparse.Namespace, campaign: Campaign, chosen: Sequence[Source], workers: int, look: Callable[[], None]
 ) -> int:
     """Runs what no other process runs, as files get verified; the exit code.  `look` raises where none will be."""
-    from evo.cells import count_finished
+    from evo.cells import concluded, count_finished, finished
     from evo.commands.ablate import run_campaign
     from fitness.suites.check import LIMITS
 
+    done = concluded if arguments.best else finished
     failed, interrupted = run_campaign(
         campaign,
         _arriving(campaign, chosen, look),
         workers,
-        count_finished(campaign.folder, (_cell(arguments, source) for source in chosen)),
+        count_finished(campaign.folder, (_cell(arguments, source) for source in chosen), done),
         lambda: _able(campaign.folder, chosen),
         lambda: parts.open_workshop(arguments.target, campaign.device, LIMITS),
+        _write_best if arguments.best else None,
     )
     return parts.EXIT_INTERRUPTED if interrupted else parts.EXIT_NOT_OK if failed else 0
+
+
+def _write_best(store: Store, evaluator: Profiler) -> None:
+    from evo.commands.search import certified
+    from evo.result import write_result
+
+    seed = store.trial(0)
+    assert isinstance(seed, Trial)  # of a search that came to its end
+    write_result(store.folder, store.info, seed, certified(store, evaluator, ""))
 
 
 def _able(folder: Path, chosen: Sequence[Source]) -> int:
@@ -223,7 +243,8 @@ def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: st
         "--gpus": gpus,
     }
     given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
-    return [sys.executable, "-m", "evo", "bench", arguments.suite, *given, "--helper"]
+    flags = ["--best"] * arguments.best
+    return [sys.executable, "-m", "evo", "bench", arguments.suite, *given, *flags, "--helper"]
 
 
 def _check_settings(arguments: argparse.Namespace) -> None:

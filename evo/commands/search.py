@@ -115,7 +115,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     result: Result | None = None if evaluator is not None else read_result(store)
     if result is None:
         certify = None if interrupted else evaluator
-        result = _certified(store, certify, INTERRUPTED if interrupted else NO_EVALUATOR)
+        result = certified(store, certify, INTERRUPTED if interrupted else NO_EVALUATOR)
     write_result(folder, store.info, seed, result)
     best, fitness = result.best, result.best.fitness
     assert fitness is not None  # it is ranked by its speedup
@@ -138,7 +138,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     return parts.EXIT_INTERRUPTED if interrupted else 0
 
 
-def _certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result:
+def certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result:
     """The fastest trial that its certificate does not refuse; the seed where it refuses all others."""
     from evo.records import Candidate, Certificate, Verdict
     from evo.result import Result, best_source
