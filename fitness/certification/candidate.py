@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from evo.records import Verdict
-from fitness.recording.earlier import earlier_modules
 from fitness.recording.lines import CANDIDATE, line_of_error
 from fitness.sandbox.jobs import JobError
 
@@ -34,8 +33,7 @@ def entry_of(code: CodeType, entry: str) -> Callable[..., Any]:
     module.__file__ = code.co_filename
     sys.modules[MODULE] = module
     try:
-        with earlier_modules():
-            exec(code, vars(module))
+        exec(code, vars(module))
     except (JobError, MemoryError):
         raise
     except Exception as error:  # a process boundary of its own: any exception of the candidate's top level

@@ -19,6 +19,7 @@ from evo.records import Verdict
 from fitness.certification.candidate import compiled, entry_of, returned, written_among
 from fitness.certification.exchange import put, take
 from fitness.gpu.bits import same_bits
+from fitness.recording.earlier import earlier_modules
 from fitness.recording.lines import line_of_error
 from fitness.sandbox.jobs import JobError
 
@@ -37,8 +38,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     Raises JobError where the candidate cannot be imported.
     """
     full_precision()
-    function = entry_of(compiled(payload["source"], scratch), payload["entry"])
-    with torch.no_grad():
+    with torch.no_grad(), earlier_modules():
+        function = entry_of(compiled(payload["source"], scratch), payload["entry"])
         return {"calls": [_called(function, call, payload["device"], scratch) for call in payload["calls"]]}
 
 

@@ -34,6 +34,7 @@ from fitness.certification.eager import blamed, full_precision, poison
 from fitness.certification.exchange import put, take
 from fitness.eager.channel import Answerer
 from fitness.eager.digest import digests
+from fitness.recording.earlier import earlier_modules
 from fitness.recording.lines import line_of_call
 from fitness.recording.recorder import computes
 from fitness.sandbox.jobs import JobError
@@ -56,7 +57,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     # wall clock of the sandbox.
     alarm_s = int(payload["wall_s"]) + GRACE_S
     signal.alarm(alarm_s)
-    with torch.no_grad():
+    with torch.no_grad(), earlier_modules():
         function = entry_of(compiled(payload["source"], scratch), payload["entry"])
         rounds = _Rounds(function, payload["device"], scratch)
         for question in _until_asked(line):

@@ -34,7 +34,7 @@ def earlier_modules() -> Iterator[None]:
     model.early_config_prune, model.estimate_matmul_time = early_config_prune, estimate_matmul_time  # type: ignore
     package.matmul_perf_model = model  # type: ignore[attr-defined]
     # Put in and taken out by name: restoring all of sys.modules would have each call import anew what the last one did.
-    found = {module.__name__: module for module in (package, model) if module.__name__ not in sys.modules}
+    found = {package.__name__: package, model.__name__: model}
     sys.modules.update(found)
     try:
         yield
