@@ -6,7 +6,6 @@ records without paying for a compiler.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import functools
@@ -21,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evo import syntax
+
 
 class Verdict(enum.StrEnum):
     """What became of a candidate.  `rank` orders them as the hierarchical reward does."""
@@ -32,7 +33,7 @@ class Verdict(enum.StrEnum):
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"  # host memory limit, or more registers/shared memory than the device has
     WRONG = "wrong"
-    DUPLICATE = "duplicate"  # same machine code, grids and arguments as an evaluated candidate
+    DUPLICATE = "duplicate"  # same machine code, grids and arguments, where it is timed, as one that is ok
     INFRASTRUCTURE = "infrastructure"  # the evaluator failed, not the candidate
     OK = "ok"
 
@@ -128,7 +129,7 @@ def _bare_at_a_glance(source: str) -> str | None:
     if _TRICKY.search(source):
         return None
     try:
-        compile(source, "", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     texts: list[str] = []  # strings of several lines, whose lines are left as they are
@@ -251,7 +252,7 @@ class Evaluation:
     builds: tuple[Build, ...] = ()
     check: Check | None = None
     timings: tuple[Timing, ...] = ()
-    plan_hash: str = ""  # same hash, same work on the device
+    plan_hash: str = ""  # same hash, same work on the device in all that is timed
     duplicate_of: str = ""  # id of the candidate with the same plan
     frozen_source: str = ""  # the source with the chosen autotune configuration, where there was one to choose
     # Wall time per stage, and "wait" for a turn on the GPU.  Decides nothing but when a budget of GPU seconds is spent.

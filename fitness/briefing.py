@@ -9,6 +9,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from evo import syntax
 from fitness.calls import Calls
 from fitness.compilation.target import Target
 from fitness.oracle import slack
@@ -35,7 +36,7 @@ def task_facts(task: Task) -> dict[str, Any]:
 def reference_source(task: Task) -> str:
     """task.py without what only measuring needs: imports, inputs, reference and their helpers."""
     text = (task.folder / "task.py").read_text(encoding="utf-8")
-    kept = [node for node in ast.parse(text).body if not _names(node) & _LEFT_OUT and not _of_evo(node)]
+    kept = [node for node in syntax.parse(text).body if not _names(node) & _LEFT_OUT and not _of_evo(node)]
     lines = text.splitlines()
     parts = ["\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in kept]
     return "\n\n".join(parts) + "\n"

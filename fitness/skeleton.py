@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
+from evo import syntax
 from evo.errors import TaskError
 from fitness.rules.gate import gate
 
@@ -62,7 +63,7 @@ _VALUES = {"int": "1", "float": "1.0", "bool": "False", "str": '""'}
 def parse_kernel(source: str, path: str) -> ast.Module:
     """The syntax tree of a kernel file; nothing is executed.  Raises TaskError naming `path` if it is not Python."""
     try:
-        return ast.parse(source)
+        return syntax.parse(source)
     except SyntaxError as error:
         raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
     except ValueError as error:  # null bytes, before Python 3.12

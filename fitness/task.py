@@ -51,6 +51,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo import syntax
 from evo.errors import TaskError
 from evo.records import Case
 from fitness.plan import ITEMSIZE
@@ -125,7 +126,7 @@ def task_names() -> list[str]:
 
 def task_title(name: str) -> str:
     """First line of the docstring of a built-in task's task.py, "" without one.  Nothing is executed."""
-    docstring = ast.get_docstring(ast.parse(_read(_find(name) / "task.py"))) or ""
+    docstring = ast.get_docstring(syntax.parse(_read(_find(name) / "task.py"))) or ""
     return docstring.partition("\n")[0]
 
 
@@ -454,7 +455,7 @@ def _entry_parameters(task: Task) -> tuple[int, float]:
 
 
 def _entry_node(source: str, entry: str) -> ast.FunctionDef:
-    return next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == entry)
+    return next(n for n in syntax.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == entry)
 
 
 def _check_counts(task: Task, case: Case, where: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from evo import syntax
 from evo.records import Verdict
 from fitness.sandbox.jobs import JobError
 
@@ -65,7 +66,7 @@ def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> di
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError) as error:
         raise JobError(Verdict.COMPILE_ERROR, f"not Python: {error}", getattr(error, "lineno", 0) or 0) from error
     imports = list(_imports(tree.body))
@@ -110,7 +111,7 @@ def closures(source: str) -> dict[str, Closure]:
     """The kernels of `source` by name; {} where it cannot be parsed."""
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError):
         return {}
     imports = list(_imports(tree.body))

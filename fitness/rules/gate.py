@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Sequence
 
+from evo import syntax
 from evo.records import Finding
 from fitness.rules.host import check_host
 from fitness.rules.kernel import check_kernels
@@ -68,7 +69,7 @@ def read_tree(source: str) -> ast.Module | Finding:
     if unreadable := _check_text(source):
         return unreadable
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except SyntaxError as error:
         return Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")
     except (RecursionError, MemoryError):  # the parser's own limits

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo import syntax
 from evo.errors import TaskError
 from evo.records import Case
 from fitness.plan import ITEMSIZE
@@ -231,7 +232,7 @@ def _body(form: Mapping[str, Any], index: int, indent: str) -> str:
 
 def _renamed(form: Mapping[str, Any], index: int) -> str:
     names = dict(zip(form["slots"], _slots(form, index), strict=True))
-    tree = ast.parse(form["call"], mode="eval")
+    tree = syntax.parse_expression(form["call"])
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in names:
             node.id = names[node.id]

@@ -31,6 +31,7 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction, mangle_type
 
+from evo import syntax
 from fitness.compilation.kernels import BUILTINS
 from fitness.verification.blocks import Semantic, Types, bound
 from fitness.verification.numerics import encode, numpy_dtype
@@ -272,7 +273,7 @@ class Interpreter:
     def _rewrite(self, kernel: JITFunction) -> Callable[..., Any]:
         fn = kernel.fn
         if fn not in self._rewritten:
-            tree = _Rewriter().visit(ast.parse(kernel.src))
+            tree = _Rewriter().visit(syntax.parse(kernel.src))
             ast.increment_lineno(ast.fix_missing_locations(tree), fn.__code__.co_firstlineno - 1)
             code = compile(tree, fn.__code__.co_filename, "exec", dont_inherit=True)
             found: dict[str, Any] = {}

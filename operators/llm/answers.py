@@ -14,12 +14,12 @@ The rules, which `docs/prompts.md` states for those who write prompts or answers
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from evo import syntax
 from operators.llm.base import Unreadable
 
 Span = tuple[int, int]  # first character, one past the last
@@ -192,7 +192,7 @@ def _normal(code: str) -> str:
 
 def _parses(code: str) -> bool:
     try:
-        ast.parse(code)
+        syntax.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from evo import syntax
 from evo.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, Source
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
@@ -172,6 +173,6 @@ def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str
 
 def parameters_of(folder: Path) -> list[str]:
     """Names of the arguments of an entry, as the folder's task.py has them."""
-    tree = ast.parse((folder / "task.py").read_text(encoding="utf-8"))
+    tree = syntax.parse((folder / "task.py").read_text(encoding="utf-8"))
     reference = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "reference")
     return [argument.arg for argument in reference.args.args]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from evo import syntax
 from evo.errors import TaskError
 
 MARK = "# --- what evo makes of it ---"  # in a generated task.py, below the problem
@@ -35,7 +36,7 @@ _DRAWING = threading.Lock()  # PyTorch's global generators are seeded while a pr
 def top_level(text: str) -> ast.Module:
     """What of a file is executed.  Raises TaskError where it is not Python or lacks what a problem has."""
     try:
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except SyntaxError as error:
         raise TaskError(f"not Python: line {error.lineno}: {error.msg}") from error
     tree.body = [node for node in tree.body if isinstance(node, _KEPT)]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from evo import syntax
 from fitness.suites.kernelbench import seeds as kernelbench
 from fitness.suites.kernelbench.seeds import filled
 from fitness.suites.seeded import given
@@ -193,7 +194,7 @@ def seed_kernel(source: Source, folder: Path | None = None) -> str | None:
 
 def _function(source: Source, result: str) -> str:
     """Called as the file's function: without its annotations, which name what is not imported here."""
-    tree = ast.parse(source.kernels)
+    tree = syntax.parse(source.kernels)
     arguments = next(n.args for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == source.name)
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     for argument in named:
