@@ -17,6 +17,11 @@ from fitness.oracle import ROUNDING_RMS, Budget, Expected, budget
 from fitness.plan import TensorRef
 from fitness.task import Task
 
+# What is added where the seed kernel does not do what it did itself.
+UNLIKE_ITSELF = (
+    "; this is the kernel that says what is right, executed twice on the same inputs in other memory: it uses what it "
+    "reads beyond its arrays, or what it never wrote"
+)
 _TF32_EPS = 2.0**-10  # what tl.dot makes of float32 by default
 
 

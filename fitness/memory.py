@@ -7,6 +7,7 @@ assumes about alignment holds here too.
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,24 +22,30 @@ from fitness.sandbox.jobs import JobError
 
 FILE_NAME = "buffers.bin"
 ALIGNMENT = 256  # what cudaMalloc guarantees
-GUARD = 4096  # bytes before and after each buffer: an off-by-one row of up to 1024 float32 is caught
+GUARD = 1 << 16  # bytes before and after each buffer: an off-by-one row of up to 16384 float32 is caught
 
 # 0xFF... is a NaN in every floating-point type, which no right answer is.  For integers it would be -1 (or 255, or
 # "true"), which many right answers are; 0xA5... is -1515870811 as int32 and no boolean.
 POISON_FLOAT, POISON_INTEGER = 0xFF, 0xA5
 
-_PATTERN = np.random.Generator(np.random.PCG64(20240229)).integers(0, 256, GUARD, dtype=np.uint8)
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
+
+
+@functools.cache
+def guard_pattern(number: int) -> np.ndarray:
+    """The bytes of one guard zone: (GUARD,) uint8."""
+    return np.random.Generator(np.random.PCG64(number)).integers(0, 256, GUARD, dtype=np.uint8)
 
 
 class Layout:
     """Where each buffer of `plan` lies in the file: buffer `b` at bytes `offsets[b]` .. `offsets[b] + nbytes`.
 
-    `mm` below is the mapped file (`create`, `attach`) or any writable buffer of `total` bytes.
+    `mm` below is the mapped file (`create`, `attach`) or any writable buffer of `total` bytes.  pattern: which bytes
+    fill the guard zones; a plan that uses what lies beyond its buffers has other results beside another pattern.
     """
 
-    def __init__(self, plan: LaunchPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: LaunchPlan, pattern: int = 0) -> None:
+        self.plan, self._pattern_of_guards = plan, guard_pattern(pattern)
         self.offsets: list[int] = []
         position = 0
         for buffer in plan.buffers:
@@ -70,8 +77,7 @@ class Layout:
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
             end = start + buffer.nbytes
             data[start:end] = POISON_FLOAT if b in floats else POISON_INTEGER
-            data[start - GUARD : start] = _PATTERN
-            data[end : end + GUARD] = _PATTERN
+            data[start - GUARD : start] = data[end : end + GUARD] = self._pattern_of_guards
 
     def write_inputs(self, mm: Any, tensors: Sequence[Any]) -> None:
         """Writes the entry's arguments; items that are no tensors are skipped.
@@ -131,7 +137,7 @@ class Layout:
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
             end = start + buffer.nbytes
             for side, zone in (("before", data[start - GUARD : start]), ("after", data[end : end + GUARD])):
-                count = int((zone != _PATTERN).sum())
+                count = int((zone != self._pattern_of_guards).sum())
                 if count:
                     found.append(f"{count} bytes {side} {self.name(b)} were overwritten")
         return found

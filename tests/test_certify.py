@@ -397,6 +397,26 @@ def test_a_full_certificate_has_every_check(gpu):
 
 @pytest.mark.gpu
 @needs_gpu
+def test_rows_that_share_their_memory_stay_so_in_every_check(tmp_path):
+    from fitness.compilation.target import get_target
+    from fitness.gpu_evaluator import GpuEvaluator
+
+    drawn = 'torch.randn(case.axes["M"], case.axes["N"], generator=generator, device=generator.device)'
+    shared = 'torch.randn(1, case.axes["N"], generator=generator, device=generator.device).expand(case.axes["M"], -1)'
+    assert drawn in sources.TASK and "x + row + c" in sources.SEED
+    (tmp_path / "task.py").write_text(sources.TASK.replace(drawn, shared))
+    (tmp_path / "kernel.py").write_text(sources.SEED.replace("x + row + c", "x + c"))
+    with GpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        evaluator.prepare()
+        certificate = evaluator.certify(sources.RIGHT["one pass"].replace("x + row + c", "x + c"), seed=1)
+    assert certificate.verdict is Verdict.OK, certificate
+    found = {check.what: check.outcome for check in certificate.checks}
+    assert found["eager: small"] == "passed"
+    assert found["memcheck"] == found["racecheck"] == ("passed" if find_tool(PROGRAM) else "not run"), certificate
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     """The gate is not asked here: what it lets through tomorrow must not be able to hide from this."""
     from fitness.gpu_evaluator import _work

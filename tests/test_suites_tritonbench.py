@@ -93,7 +93,7 @@ def test_pick():
     x = torch.randn(40, device="cuda", requires_grad=True)
     index = torch.arange(39, -1, -1, device="cuda")
     y = pick(x, index)
-    y.sum().backward()
+    y.backward(torch.ones_like(y))
     return y, x.grad
 
 test_pick()
@@ -237,6 +237,27 @@ def minus(x, y):
 minus(torch.randn(500, device="cuda"), torch.empty(500, device="cuda"))
 """
 
+# The second call gives it an array of one element, repeated by its strides, of which the kernel knows nothing.
+WEIGHED = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def weigh_kernel(x, weight, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * tl.load(weight + i, mask=i < n), mask=i < n)
+
+def weigh(x, weight):
+    y = torch.empty_like(x)
+    weigh_kernel[(triton.cdiv(x.numel(), 32),)](x, weight, y, x.numel(), BLOCK=32)
+    return y
+
+{LINE}
+
+weigh(torch.randn(64, device="cuda"), torch.randn(64, device="cuda"))
+weigh(torch.randn(96, device="cuda"), torch.ones(1, device="cuda").expand(96))
+"""
+
 BROKEN = f"import no_such_module\n{LINE}\n"
 
 
@@ -245,7 +266,7 @@ def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     (root / FOLDER).mkdir(parents=True)
     files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
-    files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS, "picky": PICKY}
+    files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS, "picky": PICKY, "weighed": WEIGHED}
     for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
@@ -416,6 +437,13 @@ def test_calls_that_do_not_go_through_are_left_out(checked):
     assert [case.axes["call"] for case in load_task(root / "beyond").cases] == [0, 1]
 
 
+def test_calls_whose_results_depend_on_memory_beyond_their_arrays_are_left_out(checked):
+    _, outcomes = checked
+    weighed = outcomes["weighed"]
+    assert weighed.verified and (weighed.calls, weighed.left_out) == (1, 1), weighed
+    assert "uses what it reads beyond its arrays" in weighed.why_left_out
+
+
 def test_kept_values_are_shuffled_where_nothing_else_can_be_drawn(checked):
     root, outcomes = checked
     counted = outcomes["counted"]
@@ -508,7 +536,7 @@ def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
         checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
         outcomes = {source.name: checker.check(source) for source in sources(checkout)}
     assert {name for name, outcome in outcomes.items() if outcome.verified} == {
-        "scale", "pick", "summed", "beyond", "counted", "others", "picky",
+        "scale", "pick", "summed", "beyond", "counted", "others", "picky", "weighed",
     }, outcomes  # fmt: skip
 
 

@@ -305,8 +305,14 @@ class Bench:
                     raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
             ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
             if message is not None:
-                raise Stop("verify", Verdict.WRONG, f"{where}: {message}")
+                why = by_seed.UNLIKE_ITSELF if self._is_reference(program) else ""
+                raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
             tally.add(where, ratio, expected.rms_budget)
+
+    def _is_reference(self, program: Program) -> bool:
+        """Whether the program is of the seed kernel, and this says what is right."""
+        plans = self._seed.work.plans.values() if self._seed is not None and self.task.reference is None else ()
+        return any(program.plan is plan for plan in plans)
 
     # --- timing ------------------------------------------------------------------------------------------------------
 

@@ -121,7 +121,8 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
         strides = [ref.strides for ref in refs]
         ratio, message = oracle.compare(expectation, run.plan.structure, outputs, strides)
         if message is not None:
-            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}")
+            why = by_seed.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}")
         if ratio >= worst:
             worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
         if run.replay.variant == "normal" and task.deterministic:
@@ -163,16 +164,18 @@ def _run(
     *,
     moved: bool = False,
     prove: bool = False,
+    pattern: int = 0,
 ) -> _Run:
     """A replay of `what` on fresh inputs, in files called `name`.
 
-    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them.
+    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them; pattern:
+    of the guard zones.
     """
     plan = what.plans[replay.case.name]
     inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
     if moved:
         inputs = by_seed.moved(task, inputs, key)
-    layout, file = Layout(plan), f"{name}.bin"
+    layout, file = Layout(plan, pattern), f"{name}.bin"
     try:
         layout.write_inputs(layout.create(jobs.scratch, file), inputs)
     except PlanError as error:
@@ -193,10 +196,16 @@ def _expectations(task: Task, key: int) -> _Expectations:
 
 
 def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
-    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones."""
+    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones.
+
+    Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
+    """
     firsts = {(r.case.name, r.variant): r for r in reversed(replays(task))}
     pairs = {
-        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", jobs, moved=moved) for moved in (False, True)]
+        at: [
+            _run(task, kernel, replay, key, f"seed{n}-{moved:d}", jobs, moved=moved, pattern=1)
+            for moved in (False, True)
+        ]
         for n, (at, replay) in enumerate(firsts.items())
     }
     jobs.interpret(kernel, [run for pair in pairs.values() for run in pair])
