@@ -187,7 +187,7 @@ _TABLES = (
             ("check_worst_case", _TEXT, "", "the one farthest from the oracle"),
             ("check_max_error", _REAL, "error budgets", "error of that one; 1 is the limit"),
             ("check_budget", _REAL, "as the output", "its error budget, root mean square"),
-            ("plan_hash", _TEXT, "", 'same hash, same work on the device; "" where there is no plan'),
+            ("plan_hash", _TEXT, "", 'same hash, same work on the device where it is timed; "" where there is no plan'),
             ("duplicate_of", _TEXT, "", "candidate with the same plan; null unless duplicate"),
             ("stage_seconds", _NUMBERS, "s", "wall time by stage"),
             ("environment", _TEXT, "", "where it was evaluated, JSON"),

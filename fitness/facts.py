@@ -51,7 +51,7 @@ class Facts:
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
     left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
     cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
-    plan_hash: str = ""
+    plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     estimates: Estimates = field(default_factory=dict)
     layers: tuple[str, ...] = ()
@@ -184,8 +184,8 @@ class Recorder:
         facts.plans, facts.builds, facts.left_out = built.plans, built.builds, built.left_out
 
     def _screen(self, source: str, facts: Facts, scratch: Path) -> None:
-        """Gives the plan its hash."""
-        facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._compiled()})
+        """Gives what is timed its hash: who differs in holdout cases alone is no faster."""
+        facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
 
     def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""

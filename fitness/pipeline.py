@@ -136,7 +136,7 @@ class Evaluator:
             return self._failure(candidate, facts, Facts())
         twin = known.get(facts.plan_hash)
         if twin is not None and twin != candidate.id:
-            message = f"same machine code, grids and arguments as candidate {twin}"
+            message = f"same machine code, grids and arguments in all that is timed as candidate {twin}"
             return self._failure(candidate, Stop("screen", Verdict.DUPLICATE, message), facts, duplicate_of=twin)
         key = f"{candidate.id}:{seed}"
         return self._judged(candidate, facts, lambda: self._judge.judge(candidate.source, facts, key))
@@ -151,7 +151,9 @@ class Evaluator:
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
     def plan_hash(self, source: str) -> str:
-        """Equal for sources with the same machine code, grids and arguments; "" of one that is refused before that."""
+        """Equal for sources with the same machine code, grids and arguments in all tune cases; "" of those that are
+        refused before that.
+        """
         facts = self._facts(source)
         return "" if isinstance(facts, Stop) else facts.plan_hash
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from evo.records import Candidate, Verdict
 from fitness import facts
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
+from fitness.facts import Recorder
 from fitness.score import score
 from fitness.task import load_task, task_names
+from tests import gpu_sources as sources
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.py"))
 
@@ -45,6 +48,21 @@ def test_the_same_work_under_another_name_is_a_duplicate(evaluators):
     again = evaluator.evaluate(renamed, seed=1, known={first.plan_hash: first.candidate})
     assert again.verdict is Verdict.DUPLICATE
     assert again.duplicate_of == first.candidate
+
+
+def test_who_differs_in_holdout_cases_alone_does_the_same_work(tmp_path):
+    """Those that a GPU judges are compiled for holdout cases too."""
+    by_size = sources.RIGHT["one pass"].replace("num_warps=8", "num_warps=8 if x.shape[1] != 1003 else 4")
+    assert "else 4" in by_size
+    (tmp_path / "task.py").write_text(sources.TASK)
+    (tmp_path / "kernel.py").write_text(sources.SEED)
+    with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
+        first, holdout, tuned = (
+            recorder.collect(by_size.replace("8 if x.shape[1] != 1003 else 4", warps))
+            for warps in ("8 if x.shape[1] != 1003 else 4", "8 if x.shape[1] != 1003 else 2", "4")
+        )
+    assert "odd" in first.builds and first.builds["odd"] != holdout.builds["odd"]
+    assert first.plan_hash == holdout.plan_hash != tuned.plan_hash
 
 
 def test_the_same_seed_gives_the_same_facts(evaluators):
