@@ -303,6 +303,33 @@ def means(x):
 """
 )
 
+# Masks that say how much of the inner size is left.
+REMAINING = (
+    HEADER
+    + """@triton.jit
+def product_kernel(a_ptr, b_ptr, c_ptr, m, n, k, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inner = tl.arange(0, BLOCK_K)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for step in range(0, tl.cdiv(k, BLOCK_K)):
+        left = k - step * BLOCK_K
+        at = step * BLOCK_K + inner
+        a = tl.load(a_ptr + (rows % m)[:, None] * k + at[None, :], mask=inner[None, :] < left, other=0.0)
+        b = tl.load(b_ptr + at[:, None] * n + (columns % n)[None, :], mask=inner[:, None] < k - step * BLOCK_K, other=0)
+        total += tl.dot(a, b)
+    inside = (rows[:, None] < m) & (columns[None, :] < n)
+    tl.store(c_ptr + rows[:, None] * n + columns[None, :], total, mask=inside)
+
+
+def product(a, b):
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.empty(m, n)
+    product_kernel[(triton.cdiv(m, 16), triton.cdiv(n, 16))](a, b, c, m, n, k, BLOCK=16, BLOCK_K=16)
+    return c
+"""
+)
+
 # name -> (entry, source, inputs of two sizes: a list is the shape of a tensor)
 SOURCES = {
     "one_pass_softmax": ("softmax", ONE_PASS_SOFTMAX, [[[5, 37]], [[3, 1500]]]),
@@ -317,6 +344,7 @@ SOURCES = {
     "two_launches": ("means", TWO_LAUNCHES, [[[5, 3, 37]], [[4, 2, 64]]]),
     "early_return": ("head", EARLY_RETURN, [[[97], 40], [[128], 16]]),
     "tuned": ("halve", TUNED, [[[97]], [[128]]]),
+    "remaining": ("product", REMAINING, [[[5, 37], [37, 9]], [[16, 48], [48, 16]]]),
 }
 
 # Sources that no operator may stumble over: it returns None or a source that parses.

@@ -24,6 +24,7 @@ from tests.operators_sources import (
     IN_PLACE,
     ONE_PASS_SOFTMAX,
     OVER_LAUNCHED,
+    REMAINING,
     ROWS_IN_PLACE,
     ROWS_OF_PLANES,
     SOURCES,
@@ -184,6 +185,31 @@ def test_masks_go_only_where_the_grid_covers_whole_blocks() -> None:
     assert applies("even_masks", source)
     assert not applies("even_masks", source.replace("triton.cdiv(n, BLOCK_SIZE)", "triton.cdiv(n, 4) + 1"))
     assert not applies("even_masks", source.replace("offsets < n", "offsets < n - 1"))
+
+
+def test_masks_of_what_is_left_go_where_a_loop_counts_the_blocks() -> None:
+    made = REWRITES["even_masks"].apply(REMAINING, random.Random(0))
+    assert made is not None and 'args["k"] % args["BLOCK_K"] == 0' in made
+    plain = made.partition("if EVEN:\n")[2].partition("else:")[0]
+    assert "tl.load(a_ptr" in plain and "mask" not in plain
+    count = "range(0, tl.cdiv(k, BLOCK_K))"
+    named = REMAINING.replace(count, "range(0, blocks)")
+    named = named.replace("    total = tl.zeros", "    blocks = tl.cdiv(k, BLOCK_K)\n    total = tl.zeros")
+    for same in (REMAINING.replace(count, "range(tl.cdiv(k, BLOCK_K))"), named):
+        assert same != REMAINING and 'args["k"] %' in str(REWRITES["even_masks"].apply(same, random.Random(0)))
+    for old, new in (
+        (count, "range(1, tl.cdiv(k, BLOCK_K))"),
+        (count, "range(0, tl.cdiv(k, BLOCK))"),
+        (count, "range(0, tl.cdiv(k, BLOCK_K), 2)"),
+        ("k - step * BLOCK_K", "k - step * BLOCK"),
+        ("k - step * BLOCK_K", "k - 1 - step * BLOCK_K"),
+        ("k - step * BLOCK_K", "m - step * BLOCK_K"),
+        ("        total +=", "        step = step + 1\n        total +="),
+        ("    total =", "    k = k + 1\n    total ="),
+    ):
+        assert old in REMAINING
+        other = REWRITES["even_masks"].apply(REMAINING.replace(old, new), random.Random(0))
+        assert other is None or 'args["k"] %' not in other, (old, new)
 
 
 def test_only_an_early_return_of_the_whole_body_becomes_a_condition_in_a_loop() -> None:

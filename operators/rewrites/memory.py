@@ -68,7 +68,8 @@ class _Mask:
         if isinstance(mask, cst.Comparison) and len(mask.comparisons) == 1:
             target = mask.comparisons[0]
             if isinstance(target.operator, cst.LessThan):
-                pair = self._bounded(self._plain(mask.left), target.comparator)
+                lanes = self._plain(mask.left)
+                pair = self._bounded(lanes, target.comparator) or self._left(lanes, self._plain(target.comparator))
                 return {pair} if pair else None
         return None
 
@@ -84,10 +85,8 @@ class _Mask:
 
     def _bounded(self, offsets: cst.BaseExpression, bound: cst.BaseExpression) -> tuple[str, str] | None:
         """`start + tl.arange(0, BLOCK) < SIZE` with a start that is a multiple of the block and below the size."""
-        if not isinstance(bound, cst.Name) or bound.value not in self.kernel.parameters:
-            return None
-        size = bound.value
-        if size in self.kernel.defaults or len(self.kernel.bound[size]) != 1:
+        size = self._size(bound)
+        if size is None:
             return None
         block = self._arange(offsets)
         if block is None and isinstance(offsets, cst.BinaryOperation) and isinstance(offsets.operator, cst.Add):
@@ -99,6 +98,21 @@ class _Mask:
                     break
         return (size, block) if block is not None else None
 
+    def _left(self, lanes: cst.BaseExpression, bound: cst.BaseExpression) -> tuple[str, str] | None:
+        """`tl.arange(0, BLOCK) < SIZE - start`, of a start that is a multiple of the block and below the size."""
+        block = self._arange(lanes)
+        if block is None or not isinstance(bound, cst.BinaryOperation) or not isinstance(bound.operator, cst.Subtract):
+            return None
+        size = self._size(bound.left)
+        return (size, block) if size is not None and self._aligned(bound.right, size, block) else None
+
+    def _size(self, node: cst.BaseExpression) -> str | None:
+        """The parameter that a node names, if it has no default and is never assigned to."""
+        if not isinstance(node, cst.Name) or node.value not in self.kernel.parameters:
+            return None
+        name = node.value
+        return None if name in self.kernel.defaults or len(self.kernel.bound[name]) != 1 else name
+
     def _arange(self, node: cst.BaseExpression) -> str | None:
         if called(node) != "tl.arange" or len(cast(cst.Call, node).args) != 2:
             return None
@@ -107,19 +121,46 @@ class _Mask:
         return stop.value if integer(start) == 0 and named and isinstance(stop, cst.Name) else None
 
     def _aligned(self, start: cst.BaseExpression, size: str, block: str) -> bool:
-        """A loop variable that counts to the size in blocks, or a program's number times the block."""
-        if isinstance(start, cst.Name) and start.value in self.loops:
-            head = self.loops[start.value].iter
-            given = [code(a.value) for a in cast(cst.Call, head).args if a.keyword is None]
-            return called(head) in ("range", "tl.range") and given == ["0", size, block]
+        """A loop variable that counts to the size in blocks; one that counts the blocks, or a program's number, times
+        the block.
+        """
+        if counted := self._range(start):
+            return [code(n) for n in counted] == ["0", size, block]
         start = self._plain(start)
         if not isinstance(start, cst.BinaryOperation) or not isinstance(start.operator, cst.Multiply):
             return False
         for number, width in ((start.left, start.right), (start.right, start.left)):
+            if code(width) != block:
+                continue
+            if counted := self._range(number):
+                return self._counts_blocks(counted, size, block)
             number = self._plain(number)
-            if called(number) == "tl.program_id" and code(width) == block:
+            if called(number) == "tl.program_id":
                 return self._grid_covers(axis_of(cast(cst.Call, number)), size, block)
         return False
+
+    def _range(self, variable: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """Start, end and step of the range that a loop variable counts; none where it is no such variable."""
+        loop = self.loops.get(variable.value) if isinstance(variable, cst.Name) else None
+        if loop is None or called(loop.iter) not in ("range", "tl.range"):
+            return []
+        zero, one = cst.Integer("0"), cst.Integer("1")
+        match [a.value for a in cast(cst.Call, loop.iter).args if a.keyword is None]:
+            case [end]:
+                return [zero, end, one]
+            case [start, end]:
+                return [start, end, one]
+            case [_, _, _] as given:
+                return given
+        return []
+
+    def _counts_blocks(self, counted: list[cst.BaseExpression], size: str, block: str) -> bool:
+        """`range(tl.cdiv(size, block))`"""
+        start, end, step = counted
+        end = self._plain(end)
+        if integer(start) != 0 or integer(step) != 1 or called(end) not in ("tl.cdiv", "triton.cdiv"):
+            return False
+        return [code(a.value) for a in cast(cst.Call, end).args] == [size, block]
 
     def _grid_covers(self, axis: int | None, size: str, block: str) -> bool:
         """Every launch has `triton.cdiv(size, block)` programs along the axis."""
