@@ -38,6 +38,7 @@ SETTINGS = (
     "tune_budget",
     "redrafts",
     "frozen_parents",
+    "surrogate",
     "archive_share",
     "guidance",
 )
@@ -90,6 +91,7 @@ class Spec:
             gpu_seconds=self.gpu_seconds,
             redrafts=REDRAFTS,
             frozen_parents=True,
+            surrogate=True,
             triton=version("triton") if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)

@@ -75,9 +75,16 @@ def why_failed(folder: Path) -> str:
     return ends[-1] if ends else "see failure.txt"
 
 
-def count_finished(folder: Path, cells: Iterable[Cell], done: Callable[[Path], bool] = finished) -> int:
-    """Of the campaign in `folder`; those that are `done`."""
-    return sum(done(folder / cell.path) for cell in cells)
+def counter(folder: Path, cells: Iterable[Cell], done: Callable[[Path], bool] = finished) -> Callable[[], int]:
+    """Counts how many cells of the campaign in `folder` are `done` by now; those that were are not looked at again."""
+    left = list(cells)
+    total = len(left)
+
+    def count() -> int:
+        left[:] = [cell for cell in left if not done(folder / cell.path)]
+        return total - len(left)
+
+    return count
 
 
 def run_cells(

@@ -43,19 +43,26 @@ def test_a_spec_becomes_configurations(tmp_path: Path) -> None:
 
 def test_ready_arms_take_one_part_away(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    full, *_ = (config := {arm: spec.config("softmax", arm, 0, "cpu") for arm in ARMS}).values()
+    full, *_ = (config := {arm: spec.config("softmax", arm, 0, "gpu") for arm in ARMS}).values()
     changed = {arm: {k for k, v in vars(full).items() if vars(c)[k] != v} for arm, c in config.items() if arm != "full"}
     assert changed == {
         "no-crossover": {"operators"},
         "no-islands": {"islands", "population"},
         "no-archive": {"archive_share"},
         "no-memetic": {"screen_budget"},
+        "no-surrogate": {"surrogate"},
         "hillclimb": {"strategy", "operators"},
         "random": {"strategy", "operators"},
     }
     assert config["no-crossover"].operators == ("params", "rewrite")
     assert (config["no-islands"].islands, config["no-islands"].population) == (1, 64)
     assert config["no-archive"].archive_share == config["no-memetic"].screen_budget == 0
+
+
+def test_without_a_gpu_there_is_no_surrogate(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    assert spec.config("softmax", "full", 0, "gpu").surrogate
+    assert spec.config("softmax", "full", 0, "cpu") == spec.config("softmax", "no-surrogate", 0, "cpu")
 
 
 def test_cells_of_a_seed_come_together(tmp_path: Path) -> None:

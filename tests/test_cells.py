@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evo.campaign import Campaign, Cell, Spec
-from evo.cells import Done, count_finished, finished, run_cells, why_failed
+from evo.cells import Done, counter, finished, run_cells, why_failed
 from evo.commands.ablate import run_campaign
 from evo.commands.search import make_engine
 from evo.errors import StoreError
@@ -57,7 +59,7 @@ def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEval
 
     done = run(campaign, arriving())
     assert [(d.cell.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
-    assert count_finished(campaign.folder, campaign.cells()) == 2
+    assert counter(campaign.folder, campaign.cells())() == 2
 
 
 def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -65,7 +67,7 @@ def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], c
 
     def arriving() -> Iterator[Any]:
         for name in ("softmax", "rotary", "matmul", "scatter"):
-            ended.append(count_finished(campaign.folder, campaign.cells()))
+            ended.append(counter(campaign.folder, campaign.cells())())
             yield added(campaign, name)
 
     assert len(run(campaign, arriving())) == 4
@@ -91,7 +93,19 @@ def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluat
         raise StoreError("no files can be checked")
 
     with pytest.raises(StoreError, match="no files can be checked"):
-        run_campaign(campaign, arriving(), 1, 0, lambda: 1, lambda: _workshop())
+        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _workshop())
+
+
+def test_what_other_processes_finish_counts_as_progress(
+    opened: list[CliEvaluator], campaign: Campaign, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr("evo.commands.ablate.time", SimpleNamespace(monotonic=clock.__next__))
+    counted = iter((2, 7))  # five were finished in the meantime, this process's one among them
+    tasks = iter([added(campaign, "softmax")])
+    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _workshop()) == ([], False)
+    (line,) = (n for n in capsys.readouterr().out.splitlines() if n.startswith("["))
+    assert line.startswith("[7/12] softmax, full, seed 0: budget spent, ") and line.endswith("; ETA 0:01:40")
 
 
 def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: Campaign) -> None:

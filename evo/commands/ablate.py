@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
 
 def _ablate(arguments: argparse.Namespace) -> int:
     from evo.campaign import Campaign, read_spec
-    from evo.cells import count_finished
+    from evo.cells import counter
     from evo.versions import versions
 
     parts.check_workers(arguments.workers)
@@ -74,15 +74,20 @@ def _ablate(arguments: argparse.Namespace) -> int:
     campaign = Campaign.open(folder, spec, device, hashes, versions())
     shutil.copyfile(arguments.spec, folder / "spec.toml")
     cells = campaign.cells()
-    before = count_finished(folder, cells)
+    finished = counter(folder, cells)
     parts.say(
         f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
-        f"of {in_words(spec.trials, spec.gpu_seconds)}; {before} finished; {workers} at once"
+        f"of {in_words(spec.trials, spec.gpu_seconds)}; {finished()} finished; {workers} at once"
     )
     if spec.models:
         models.describe(spec.config("", spec.arms[0], 0, device))
     failed, interrupted = run_campaign(
-        campaign, tasks.values(), workers, before, lambda: len(cells), lambda: devices.open_workshop(spec.target)
+        campaign,
+        tasks.values(),
+        workers,
+        finished,
+        lambda: len(cells),
+        lambda: devices.open_workshop(spec.target),
     )
     report(folder, figures=not arguments.no_figures)
     if interrupted:
@@ -126,22 +131,22 @@ def run_campaign(
     campaign: Campaign,
     tasks: Iterable[Task | None],
     workers: int,
-    before: int,
+    finished: Callable[[], int],
     total: Callable[[], int],
     open_workshop: Callable[[], Workshop | ClusterWorkshop],
     conclude: Conclude | None = None,
 ) -> tuple[list[Done], bool]:
     """Runs what is left and says how it went; what failed, and whether it was interrupted.
 
-    tasks: None where the next one is not known yet; before: cells that are finished already; total: as known by then;
-    conclude: as of `run_cells`.
+    tasks: None where the next one is not known yet; finished: how many cells are, also by other processes; total: as
+    known by then; conclude: as of `run_cells`.
     """
     from evo.cells import ELSEWHERE, run_cells
     from evo.interrupt import Interrupt
     from evo.versions import versions
 
     failed: list[Done] = []
-    begin, ended, elsewhere = time.monotonic(), 0, 0
+    begin, before, elsewhere = time.monotonic(), finished(), 0
     workshop = open_workshop()
 
     def open_evaluator(task: Task) -> Profiler:
@@ -160,12 +165,11 @@ def run_campaign(
                 if done.reason in ("interrupted", ELSEWHERE):
                     elsewhere += done.reason == ELSEWHERE
                     continue
-                ended += 1
                 failed += [done] if done.reason == "failed" else []
-                cells = total()
-                left = round((time.monotonic() - begin) / ended * (cells - before - ended))
+                ended, cells = finished() + len(failed), total()
+                left = round((time.monotonic() - begin) / max(ended - before, 1) * max(cells - ended, 0))
                 ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-                parts.say(f"[{before + ended}/{cells}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+                parts.say(f"[{ended}/{cells}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
         if elsewhere:
             parts.say(f"{elsewhere} cells are left to other processes that run this campaign")
         for done in failed:

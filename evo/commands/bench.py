@@ -133,7 +133,7 @@ def _searched(
     arguments: argparse.Namespace, campaign: Campaign, chosen: Sequence[Source], workers: int, look: Callable[[], None]
 ) -> int:
     """Runs what no other process runs, as files get verified; the exit code.  `look` raises where none will be."""
-    from evo.cells import concluded, count_finished, finished
+    from evo.cells import concluded, counter, finished
     from evo.commands.ablate import run_campaign
     from fitness.suites.check import LIMITS
 
@@ -142,7 +142,7 @@ def _searched(
         campaign,
         _arriving(campaign, chosen, look),
         workers,
-        count_finished(campaign.folder, (_cell(arguments, source) for source in chosen), done),
+        counter(campaign.folder, (_cell(arguments, source) for source in chosen), done),
         lambda: _able(campaign.folder, chosen),
         lambda: parts.open_workshop(arguments.target, campaign.device, LIMITS),
         _write_best if arguments.best else None,
