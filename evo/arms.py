@@ -64,8 +64,9 @@ ARMS: dict[str, Arm] = {
     # As many candidates are kept, in one population.
     "no-islands": lambda c: dataclasses.replace(c, islands=1, population=c.islands * c.population),
     "no-archive": lambda c: dataclasses.replace(c, archive_share=0.0),
-    # Without estimates of drafts there is no inner search: `params` moves a gene at random, structures come untuned.
+    # Without estimates of drafts there is no inner search: structures come untuned.
     "no-memetic": lambda c: dataclasses.replace(c, screen_budget=0, tune_budget=0 if c.models else c.tune_budget),
+    "no-surrogate": lambda c: dataclasses.replace(c, surrogate=False),
     "hillclimb": _rules("hillclimb"),
     "random": _rules("random"),
 }

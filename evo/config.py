@@ -63,6 +63,7 @@ class RunConfig:
         0  # most drafts dropped for one proposal that come to an earlier candidate's machine code; serial runs
     )
     frozen_parents: bool = False  # rules change a parent with its chosen autotune configurations alone
+    surrogate: bool = False  # on a GPU, `params` moves genes to where the run's own measurements point
     tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
@@ -134,7 +135,8 @@ class RunConfig:
         return dataclasses.replace(self, budget=budget)
 
     def with_device(self, device: str) -> RunConfig:
-        """On a GPU fewer drafts are screened: measuring one takes about as long as estimating one.
+        """On a GPU fewer drafts are screened: measuring one takes about as long as estimating one.  Without one there
+        are no measurements to go by.
 
         Raises ConfigError where GPU seconds are limited and no GPU measures.
         """
@@ -144,7 +146,12 @@ class RunConfig:
                 f"it where there is one (--gpus), or limit candidates alone"
             )
         most = GPU_SCREEN_BUDGET if device == "gpu" else self.screen_budget
-        return dataclasses.replace(self, device=device, screen_budget=min(self.screen_budget, most))
+        return dataclasses.replace(
+            self,
+            device=device,
+            screen_budget=min(self.screen_budget, most),
+            surrogate=self.surrogate and device == "gpu",
+        )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

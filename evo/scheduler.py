@@ -17,6 +17,7 @@ from evo.budget import SEED_OPERATOR
 from evo.config import RunConfig
 from evo.llm.asking import Asker, Made
 from evo.llm.calls import Call, Question
+from evo.measured import Measurements
 from evo.records import Candidate, Proposal, Trial, Verdict
 from evo.strategies import STRATEGIES, Strategy
 from operators.base import Context, Operator, Parent, Screen
@@ -60,6 +61,7 @@ class Scheduler:
         self._asker = asker
         self._seen: set[str] = set()
         self._reached: dict[int, float] = {}  # speedup of a trial; of its best parent, where it has none
+        self._measured = Measurements()
         self._told = 0
         self._known: dict[str, str] = {}
         self.known: Mapping[str, str] = MappingProxyType(self._known)  # plan hash -> id of the first OK candidate
@@ -83,6 +85,8 @@ class Scheduler:
         # Only the seed is a parent before it is finished (`assume_seed`).
         parent = max((self._reached.get(p, 1.0) for p in trial.proposal.parents), default=1.0)
         self._reached[trial.index] = parent if speedup is None else speedup
+        if self._config.surrogate:
+            self._measured.add(trial)
         self._told += 1
         self._strategy.tell(trial, elite, reward(speedup, parent))
         if self._asker is not None:
@@ -168,7 +172,7 @@ class Scheduler:
             return None
         screen = self._screen if attempt < SCREENED_ATTEMPTS else None
         known = _as_parents(parents, frozen=self._config.frozen_parents)
-        draft = operator(known, Context(rng, screen, self._config.screen_budget))
+        draft = operator(known, Context(rng, screen, self._config.screen_budget, self._measured.last))
         if draft is None:
             return None
         cost.update(draft.cost)  # type: ignore[arg-type]  # what failed drafts cost is paid too; counts may be fractions

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from evo.records import Build, Finding, Verdict
+
+if TYPE_CHECKING:
+    from operators.surrogate import Measured
 
 # Estimated (or measured) speedup over the seed for each source, None where it does not even compile.  Results are
 # cached by source, so asking twice costs once.
@@ -39,6 +42,9 @@ class Context:
     rng: random.Random
     screen: Screen | None = None  # None: no screening possible, do without
     screen_budget: int = 12  # most sources an operator may screen for one draft
+    measured: Sequence[
+        Measured
+    ] = ()  # of the run, in the order in which they were judged; () where times are estimated
 
 
 @dataclass(frozen=True)

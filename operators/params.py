@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from evo.records import candidate_id
@@ -18,6 +20,9 @@ Setting = tuple[int, ...]  # one value per gene, in the order of get_genes
 _POPULATION = 4  # a third of the usual screening budget of 12, so that there are several generations
 _CROSSOVER = 0.5  # share of children with two parents
 _STALE_GENERATIONS = 3  # generations without a new setting after which the neighbourhood counts as exhausted
+FEWEST = 4  # measured candidates; with fewer they have no say
+POOL = 32  # neighbours among which measurements choose
+_BLIND = 0.25  # share of settings that measurements have no say in: what they say may be wrong
 
 # Held by whoever lends DEAP the global `random`: searches may go on in several threads of a process.
 GLOBAL_RANDOM = threading.Lock()
@@ -51,7 +56,7 @@ class Screened:
         return self.budget - self.count
 
     def text(self, setting: Setting) -> str:
-        return set_genes(self.source, {g.name: v for g, v in zip(self.genes, setting, strict=True)})
+        return _text(self.source, self.genes, setting)
 
     def __call__(self, settings: Sequence[Setting]) -> None:
         """Score the settings not yet known, as many as the budget allows."""
@@ -74,14 +79,13 @@ def tune(source: str, screen: Screen, rng: random.Random, budget: int) -> tuple[
     screened = Screened(source, genes, screen, budget)
     start = tuple(g.value for g in genes)
     screened([start])
-    _evolve(screened, start, rng)
+    _evolve(screened, neighbours(genes, start, rng, _POPULATION), rng)
     best = screened.best()
     return screened.text(best) if best is not None else source, {"screened": float(screened.count)}
 
 
-def _evolve(screened: Screened, start: Setting, rng: random.Random) -> None:
-    """A genetic algorithm around `start` until the budget is spent or nothing new turns up."""
-    population = [_neighbour(screened.genes, start, rng) for _ in range(_POPULATION)]
+def _evolve(screened: Screened, population: Sequence[Setting], rng: random.Random) -> None:
+    """A genetic algorithm from `population` on until the budget is spent or nothing new turns up."""
     screened(population)
     stale = 0
     while screened.left > 0 and stale < _STALE_GENERATIONS:
@@ -132,6 +136,35 @@ def _neighbour(genes: Sequence[Gene], setting: Setting, rng: random.Random) -> S
     return tuple(moved)
 
 
+def neighbours(genes: Sequence[Gene], setting: Setting, rng: random.Random, count: int) -> list[Setting]:
+    return [_neighbour(genes, setting, rng) for _ in range(count)]
+
+
+def _promising(source: str, genes: Sequence[Gene], context: Context, count: int) -> list[Setting]:
+    """Settings next to that of `source`: at random, or of more those that the run's measurements speak for most."""
+    rng, start = context.rng, tuple(g.value for g in genes)
+    if len(context.measured) < FEWEST or rng.random() < _BLIND:
+        return neighbours(genes, start, rng, count)
+    from operators.surrogate import predicted  # imports NumPy
+
+    pool = [s for s in dict.fromkeys(neighbours(genes, start, rng, POOL)) if s != start]
+    whole = {g.name: g.value for g in get_genes(source)}
+    scores = predicted(context.measured, [whole | named(genes, s) for s in pool])
+    ranked = [s for _, s in sorted(zip(scores, pool, strict=True), key=lambda pair: -pair[0])]
+    judged = {m.candidate for m in context.measured}
+    new = (s for s in ranked if candidate_id(_text(source, tuple(genes), s)) not in judged)
+    return list(itertools.islice(new, count)) or neighbours(genes, start, rng, count)
+
+
+def named(genes: Sequence[Gene], setting: Setting) -> dict[str, int]:
+    return {g.name: v for g, v in zip(genes, setting, strict=True)}
+
+
+@lru_cache(maxsize=128)  # of one draft: a setting is looked at, perhaps screened, then drafted
+def _text(source: str, genes: tuple[Gene, ...], setting: Setting) -> str:
+    return set_genes(source, named(genes, setting))
+
+
 def _random_setting(genes: Sequence[Gene], rng: random.Random) -> Setting:
     return tuple(rng.choice(g.values) for g in genes)
 
@@ -144,8 +177,8 @@ def _describe(genes: Sequence[Gene], setting: Setting) -> str:
 class Params:
     """The best setting of the parent's genes that an inner search finds and that is not the parent itself.
 
-    It is returned even where it is no better than the parent, so that the search goes on.  Without a screen: one random
-    neighbour.
+    It is returned even where it is no better than the parent, so that the search goes on.  Without a screen: one
+    neighbour.  Where the run has measured candidates, they choose the neighbours (`operators.surrogate`).
     """
 
     name = "params"
@@ -158,10 +191,11 @@ class Params:
             return None
         start = tuple(g.value for g in genes)
         if context.screen is None or context.screen_budget < 1:
-            return _draft(source, genes, _neighbour(genes, start, context.rng), {})
+            (setting,) = _promising(source, genes, context, 1)
+            return _draft(source, genes, setting, {})
         screened = Screened(source, genes, context.screen, context.screen_budget)
         screened.scores[start] = parents[0].speedup  # known, and good to breed from
-        _evolve(screened, start, context.rng)
+        _evolve(screened, _promising(source, genes, context, _POPULATION), context.rng)
         best = screened.best(exclude=start)
         return _draft(source, genes, best, {"screened": float(screened.count)}) if best is not None else None
 
@@ -188,5 +222,5 @@ def _movable(source: str) -> tuple[Gene, ...]:
 
 
 def _draft(source: str, genes: Sequence[Gene], setting: Setting, cost: Mapping[str, Any]) -> Draft | None:
-    new = set_genes(source, {g.name: v for g, v in zip(genes, setting, strict=True)})
+    new = _text(source, tuple(genes), setting)
     return Draft(new, _describe(genes, setting), dict(cost)) if candidate_id(new) != candidate_id(source) else None

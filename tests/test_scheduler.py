@@ -185,3 +185,30 @@ def test_rules_change_what_was_measured_of_an_autotuned_parent() -> None:
 
     assert sources() == {"tuned = 1\n"}
     assert sources(frozen_parents=True) == {"chosen = 1\n"}
+
+
+def test_operators_are_told_what_was_measured_of_a_run_on_a_gpu() -> None:
+    frozen = ok_trial(1, 2.0, source="tuned = 1\n")
+    frozen = replace(frozen, evaluation=replace(frozen.evaluation, frozen_source="chosen = 1\n"))
+    twin, orphan, wrong = (failed_trial(i, source=f"y = {i}\n") for i in (2, 3, 4))
+    twin, orphan = (
+        replace(trial, evaluation=replace(trial.evaluation, verdict=Verdict.DUPLICATE, duplicate_of=other))
+        for trial, other in ((twin, frozen.proposal.candidate.id), (orphan, "nobody"))
+    )
+    lost = failed_trial(5, Verdict.INFRASTRUCTURE, source="y = 5\n")
+    trials = (ok_trial(0, operator="seed", source="x = 1\n"), frozen, twin, orphan, wrong, lost)
+
+    def told(**changes: object) -> list[tuple[str, float | None]]:
+        found: list[tuple[str, float | None]] = []
+
+        def draft(parents: Sequence[Parent], context: Context) -> Draft | None:
+            found.extend((m.source, m.speedup) for m in context.measured)
+            return fresh(parents, context)
+
+        scheduler(Scripted(draft), *trials, **changes).ask()
+        return found
+
+    assert told() == []
+    assert told(device="gpu", surrogate=True) == [
+        ("x = 1\n", 1.0), ("chosen = 1\n", 2.0), ("y = 2\n", 2.0), ("y = 4\n", None),
+    ]  # fmt: skip

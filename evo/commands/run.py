@@ -109,6 +109,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         gpu_seconds=arguments.gpu_seconds,
         redrafts=REDRAFTS,
         frozen_parents=True,
+        surrogate=True,
     )
 
 
