@@ -53,6 +53,8 @@ WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion i
 _FRAME = struct.Struct("!II")
 # Children give way to the driver and to the runners: no timing is to wait for a compiler.
 NICE = 10
+BUSY = 0.05  # of a core: a job that used less waits for something else than a core
+_TICKS = os.sysconf("SC_CLK_TCK")  # of /proc's times in a second
 
 
 def send_frame(sock: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
@@ -92,11 +94,30 @@ class _Child:
     pid: int
     result: int  # read end of the pipe with the layers (first line) and the result
     words: int  # read end of the pipe with stdout and stderr
-    deadline: float
+    limits: Limits
+    profile: str
     started: float = field(default_factory=time.monotonic)
+    looks: int = 0  # at whether it was busy
+    cpu_s: float = 0.0  # used when it was looked at last
     data: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
-    killed: str = ""  # "timeout" or "overflow" where this process ended it
+    killed: str = ""  # "timeout", "idle" or "overflow" where this process ended it
+
+    @property
+    def deadline(self) -> float:
+        """When it is looked at next."""
+        return self.started + (self.looks + 1) * self.limits.wall_s
+
+    def look(self) -> None:
+        """At its deadline: ends it where its time is up or where it did next to nothing since the last one."""
+        self.looks += 1
+        if self.looks * self.limits.wall_s >= self.limits.most_s(self.profile):
+            return self.kill("timeout")
+        used = _cpu_seconds(self.pid)
+        if used - self.cpu_s < BUSY * self.limits.wall_s:
+            return self.kill("idle")
+        self.cpu_s = used
+        return None
 
     def kill(self, why: str) -> None:
         self.killed = self.killed or why
@@ -105,6 +126,17 @@ class _Child:
                 send(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def _cpu_seconds(session: int) -> float:
+    """What the living processes of a session, and those they waited for, have used; not of those that left it."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS
 
 
 class _Server:
@@ -128,7 +160,7 @@ class _Server:
             now = time.monotonic()
             for child in self._children.values():
                 if now >= child.deadline and not child.killed:
-                    child.kill("timeout")
+                    child.look()
             alive = [c.deadline for c in self._children.values() if not c.killed]
             for key, _ in self._selector.select(max(0.0, min(alive) - now) if alive else None):
                 if key.fileobj is self._sock:
@@ -157,8 +189,8 @@ class _Server:
             _run_child(parent, request, payload, self._modules[request["job"]], result_write, words_write)
         os.close(result_write)
         os.close(words_write)
-        deadline = time.monotonic() + request["limits"]["wall_s"]
-        child = _Child(request["id"], pid, result_read, words_read, deadline)
+        limits = Limits(**request["limits"])
+        child = _Child(request["id"], pid, result_read, words_read, limits, request["profile"])
         self._children[pid] = child
         for fd in (result_read, words_read):
             os.set_blocking(fd, False)

@@ -17,14 +17,27 @@ class JobError(Exception):
         self.verdict, self.message, self.line = verdict, message, line
 
 
+PATIENCE = 4  # times `wall_s` at most
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What one job may use."""
+    """What one job may use.
+
+    wall_s: a job that does next to nothing for so long waits for what does not come.  One that is busy may take
+    PATIENCE times as long: jobs give way to everything else, and no verdict is to say how busy the machine was; one
+    with the GPU may not.
+    cpu_s: of each of its processes.
+    """
 
     wall_s: float = 30.0
     cpu_s: int = 30
     memory_bytes: int = 4 << 30  # on top of what the zygote already maps
     file_bytes: int = 2 << 30
+
+    def most_s(self, profile: str) -> float:
+        """Seconds after which a job of that profile is over, whatever it does."""
+        return self.wall_s if profile == "gpu" else PATIENCE * self.wall_s
 
 
 @dataclass(frozen=True)

@@ -64,22 +64,24 @@ class Zygote:
         """
         if job not in self._jobs:
             raise ValueError(f"this zygote runs {', '.join(self._jobs)}, got {job!r}")
+        profile = PROFILES.get(job, "strict")
         header = {
             "job": job,
-            "profile": PROFILES.get(job, "strict"),
+            "profile": profile,
             "scratch": str(scratch.resolve(strict=True)),
             "limits": asdict(limits),
         }
         process = self._living()
         process.wait_ready()
         try:
-            answer, body = process.ask(header, json.dumps(payload).encode()).result(limits.wall_s + GRACE_S)
+            asked = process.ask(header, json.dumps(payload).encode())
+            answer, body = asked.result(limits.most_s(profile) + GRACE_S)
         except FutureTimeout:
             process.kill()
             return _infrastructure(f"the zygote did not answer within {GRACE_S:.0f} s after the job's deadline")
         except ConnectionError as error:
             return _infrastructure(str(error))
-        return classify(answer, body, limits)
+        return classify(answer, body, limits, profile)
 
     @property
     def layers(self) -> dict[str, str]:
@@ -254,7 +256,7 @@ def _environment(home: Path, gpu: str) -> dict[str, str]:
     }
 
 
-def classify(answer: Mapping[str, Any], body: bytes, limits: Limits) -> JobResult:
+def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: str = "strict") -> JobResult:
     """The end of a child as a JobResult.  `body` was written by untrusted code and is taken for nothing more."""
     layers, seconds = tuple(answer["layers"]), float(answer["seconds"])
 
@@ -264,7 +266,9 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits) -> JobResul
     number, words = answer["signal"], answer["words"].strip()
     last = f"; its last output: {words[-500:]}" if words else ""
     if answer["killed"] == "timeout":
-        return ended("timeout", Verdict.TIMEOUT, f"ran longer than {limits.wall_s:g} s")
+        return ended("timeout", Verdict.TIMEOUT, f"ran longer than {limits.most_s(profile):g} s")
+    if answer["killed"] == "idle":
+        return ended("timeout", Verdict.TIMEOUT, f"did next to nothing for {limits.wall_s:g} s")
     if answer["killed"] == "overflow":
         return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {RESULT_BYTES >> 20} MiB as its result")
     if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds >= limits.cpu_s):
