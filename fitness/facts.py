@@ -12,19 +12,22 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evo.records import Finding, Verdict
+from evo.records import Case, Finding, Verdict
+from fitness import roofline
 from fitness.calls import CPU, Calls
 from fitness.compilation import screen
 from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target
 from fitness.estimation import estimate as model
+from fitness.estimation.coverage import coverage
+from fitness.estimation.trace import LaunchTrace
 from fitness.gpu import work as steps
 from fitness.plan import LaunchPlan, to_json
 from fitness.rules.gate import gate, not_inherited
@@ -85,6 +88,7 @@ class Recorder:
         self._calls = Calls(task, self._root)
         self._known = KnownBuilds()
         self._seed_s: float | None = None  # what its slowest build took
+        self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._lock = threading.Lock()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
@@ -152,7 +156,7 @@ class Recorder:
         """Compiles every configuration of every launch at the target's sizes."""
         if source == self.task.seed_source:
             self._build(source, facts, scratch)
-            self._seed_s = steps.slowest(facts.builds)
+            self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
         else:
             seed_s = self._slowest_of_seed()
             most = max(BUILD_S, TIMES_SEED * seed_s)
@@ -200,20 +204,25 @@ class Recorder:
             ],
         }
         value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
-        found = (model.traces_from_json(case["launches"]) for case in value["cases"])
-        traces: dict[str, Any] = dict(zip(names, found, strict=True))
+        traced = (model.traces_from_json(case["launches"]) for case in value["cases"])
+        traces: dict[str, Any] = dict(zip(names, traced, strict=True))
         choice = self._choose(facts, traces)
         for call, plan in facts.plans.items():
             facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
         for case in self._calls.tune:
-            name, plan = case.name, facts.plans[case.name]
-            case_bytes = self.task.bytes(case) if self.task.bytes else None
-            skipped = model.coverage(plan, facts.choices[name], traces[name], case_bytes)
-            if skipped:
-                raise Stop("estimate", Verdict.WRONG, f"case {name} at its full size: {skipped}")
-            facts.estimates[name] = model.estimate(
-                plan, facts.choices[name], facts.builds[name], traces[name], self.target
-            )
+            facts.estimates[case.name] = self._estimated(case, facts, traces[case.name])
+
+    def _estimated(self, case: Case, facts: Facts, traces: Sequence[Sequence[LaunchTrace]]) -> model.Estimate:
+        """Raises Stop where the plan does not do the case's work, or its estimate is too good to be true."""
+        name, plan, choice = case.name, facts.plans[case.name], facts.choices[case.name]
+        moved, computed = (count and count(case) for count in (self.task.bytes, self.task.flops))
+        if skipped := coverage(plan, self._seed_plans[name], choice, traces, moved, computed):
+            raise Stop("estimate", Verdict.WRONG, f"case {name} at its full size: {skipped}")
+        found = model.estimate(plan, choice, facts.builds[name], traces, self.target)
+        limit_us = roofline.least_us(plan, moved, computed, self.target)
+        if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
+            raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
+        return found
 
     def _choose(self, facts: Facts, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
         """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.

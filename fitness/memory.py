@@ -11,7 +11,7 @@ import functools
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,19 @@ FILE_NAME = "buffers.bin"
 ALIGNMENT = 256  # what cudaMalloc guarantees
 GUARD = 1 << 16  # bytes before and after each buffer: an off-by-one row of up to 16384 float32 is caught
 
+
+class Poison(NamedTuple):
+    """What every byte of a buffer becomes that holds floating-point numbers, or others."""
+
+    floating: int
+    other: int
+
+
 # 0xFF... is a NaN in every floating-point type, which no right answer is.  For integers it would be -1 (or 255, or
-# "true"), which many right answers are; 0xA5... is -1515870811 as int32 and no boolean.
-POISON_FLOAT, POISON_INTEGER = 0xFF, 0xA5
+# "true"), which many right answers are; 0xA5... is -1515870811 as int32.  The other poisons are for what takes the
+# first for a beginning (NaN for "nothing there yet", a very small number for that of a maximum): about 1e36 and -1e36
+# as float32, 60000 and -60000 as float16, 2054847098 as int32.  None is a boolean.
+POISONS = (Poison(0xFF, 0xA5), Poison(0x7B, 0x7A), Poison(0xFB, 0xA5))
 
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 
@@ -54,12 +64,12 @@ class Layout:
             position = start + buffer.nbytes + GUARD
         self.total = max(position, 1)  # an empty file cannot be mapped
 
-    def create(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
+    def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""
         with open(scratch / name, "w+b") as file:
             file.truncate(self.total)
             mm = mmap.mmap(file.fileno(), self.total)
-        self.poison(mm)
+        self.poison(mm, poison)
         return mm
 
     def attach(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
@@ -70,13 +80,13 @@ class Layout:
             raise ValueError(f"{name} has {len(mm)} bytes, the plan needs {self.total}")
         return mm
 
-    def poison(self, mm: Any) -> None:
+    def poison(self, mm: Any, poison: Poison = POISONS[0]) -> None:
         """Fills every buffer with poison and every guard zone with its pattern."""
         data = np.frombuffer(mm, np.uint8)
         floats = {r.buffer for r in self.plan.refs() if DTYPES[r.dtype].is_floating_point}
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
             end = start + buffer.nbytes
-            data[start:end] = POISON_FLOAT if b in floats else POISON_INTEGER
+            data[start:end] = poison.floating if b in floats else poison.other
             data[start - GUARD : start] = data[end : end + GUARD] = self._pattern_of_guards
 
     def write_inputs(self, mm: Any, tensors: Sequence[Any]) -> None:

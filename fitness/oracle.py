@@ -63,7 +63,11 @@ def _large(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.
 
 
 def _tiny(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    return x / _scale(x.dtype)
+    """Nothing at all at the beginning of the first dimension: what is divided by a row's size needs its epsilon."""
+    x = x / _scale(x.dtype)
+    if x.dim() > 1:
+        x.select(0, 0).zero_()
+    return x
 
 
 def _negated(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:

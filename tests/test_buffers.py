@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fitness.gpu.buffers import EDGE, DeviceMemory, all_hold, words_of
-from fitness.memory import GUARD
+from fitness.memory import GUARD, POISONS
 from fitness.plan import Buffer, LaunchPlan, PlanError, TensorRef
 
 CPU = torch.device("cpu")
@@ -47,6 +47,8 @@ def test_own_buffers_are_poisoned_and_inputs_are_not() -> None:
     made.write([torch.zeros(3, 5)])
     made.poison_owned()
     assert made.windows(ODD).eq(0xA5).all()
+    made.poison_owned(POISONS[1])
+    assert made.windows(ODD).eq(0x7A).all()
     assert made.windows(ROWS).eq(0).all()
     assert made.overwritten() == []
 

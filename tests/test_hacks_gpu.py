@@ -22,8 +22,8 @@ from tests.test_hacks import CORPUS, header
 
 HERE = Path(__file__).parent
 GPU_CORPUS = sorted((HERE / "hacks_gpu").glob("*.py"))
-# Of the corpus for every machine, what gets past the gate; the rest never reaches a GPU.
-RECORDED = [p for p in CORPUS if header(p).get("stage") != "gate"]
+# Of the corpus for every machine, what gets past the gate (the rest never reaches a GPU) and is wrong there.
+RECORDED = [p for p in CORPUS if header(p).get("stage") != "gate" and header(p).get("measured") != "ok"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 

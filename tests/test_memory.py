@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evo.records import Verdict
-from fitness.memory import ALIGNMENT, GUARD, Layout
+from fitness.memory import ALIGNMENT, GUARD, POISONS, Layout
 from fitness.plan import Buffer, LaunchPlan, PlanError, TensorRef
 from fitness.sandbox.jobs import JobError
 
@@ -45,6 +45,15 @@ def test_poison_is_nan_and_no_boolean(tmp_path):
     assert layout.read(mm, MASK).tolist() == [False, True, True, False, True, False]
     layout.poison(mm)
     assert int(layout.view(mm, TensorRef(2, "uint8", (6,), (1,))).min()) == 0xA5
+
+
+def test_other_poisons_are_no_beginning_of_a_sum_or_a_maximum(tmp_path):
+    layout = Layout(make_plan())
+    _, high, low = (layout.read(layout.create(tmp_path, f"{i}.bin", p), OUT) for i, p in enumerate(POISONS))
+    assert (high > 1e36).all() and (low < -1e36).all()
+    for poison in POISONS:
+        with pytest.raises(JobError, match="never written"):
+            layout.read(layout.create(tmp_path, poison=poison), MASK)
 
 
 def test_guards_notice_a_single_byte_on_either_side(tmp_path):

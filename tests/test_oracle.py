@@ -62,6 +62,7 @@ def test_variants_do_what_they_say() -> None:
     assert all(v.shape == (64, 64) and v.dtype == torch.float32 for v in x.values())
     std = x["normal"].std().item()
     assert x["large"].std() > 1e3 * std and x["tiny"].std() < 1e-3 * std
+    assert (x["tiny"][0] == 0).all() and (x["tiny"][1] != 0).any()
     assert x["heavy"].abs().max() > 4 * x["normal"].abs().max()
     last = x["last_tile"]
     assert last[-1].std() > 4 * std and last[:, -1].std() > 4 * std and last[:-1, :-1].std() < 1.5 * std

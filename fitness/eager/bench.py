@@ -156,7 +156,7 @@ class Comparison:
     # --- verification ------------------------------------------------------------------------------------------------
 
     def _verify(self, own: _Process, case: Case, tally: Tally) -> None:
-        for variant, number in replays(self.task, case):
+        for variant, number in replays(self.task, case, self._key):
             where, key = f"{case.name} ({case.role}), inputs {variant!r}", self._key + number
             self._load(own, case, [key], variant)
             digests, operators, _ = own.call(1, watch=True)

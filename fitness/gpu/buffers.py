@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fitness.gpu.bits import bits, same_bits
-from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISON_FLOAT, POISON_INTEGER, Layout, assign
+from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, assign
 from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
@@ -91,13 +91,12 @@ class DeviceMemory(Layout):
         for ref, tensor in self.checked_inputs(arguments):
             assign(self.windows(ref), tensor.expand(self.copies, *tensor.shape))
 
-    def poison_owned(self, value: int | None = None) -> None:
-        """Fills the plan's own buffers with what no right answer is, or with that byte."""
+    def poison_owned(self, poison: Poison = POISONS[0]) -> None:
+        """Fills the plan's own buffers with what no right answer is."""
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
             if buffer.input is None:
-                poison = POISON_FLOAT if b in self._floats else POISON_INTEGER
                 zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
-                fill_bytes(zone, poison if value is None else value)
+                fill_bytes(zone, poison.floating if b in self._floats else poison.other)
 
     def overwritten(self) -> list[str]:
         """One line per guard zone that was written to, as in "3 bytes after output 0 were overwritten"; of one copy."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from evo.records import Case, Timing, Verdict
-from fitness import by_seed, oracle
+from fitness import by_seed, oracle, roofline
 from fitness.certification.judge import Match, Planned, draw, judge
 from fitness.gpu.baselines import NAMES, Baseline, Call
 from fitness.gpu.bits import bits
@@ -27,6 +27,7 @@ from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
 from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import EQUAL, Ratio, Stopping, counts, noise_floor
+from fitness.memory import POISONS, Poison
 from fitness.plan import PlanError
 from fitness.stages import Stop
 from fitness.task import Task
@@ -48,9 +49,6 @@ RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
 
-# A time below this share of what the memory clock or the tensor cores allow is an error of the evaluator or a cheat.
-# The margin is for tasks whose `bytes` and `flops` count what some inputs let a kernel skip.
-ROOFLINE_SHARE = 0.7
 MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
 
 
@@ -178,7 +176,7 @@ class Bench:
             program = self._program(loaded, case, 1, arguments)
             program.reset()
             if fill is not None:
-                program.memory.poison_owned(fill)
+                program.memory.poison_owned(Poison(fill, fill))
             program.replay()
             return program.outputs()
 
@@ -222,6 +220,15 @@ class Bench:
         copies = self._copies(case, program) if case.role == "tune" else 1
         return self._program(loaded, case, copies, arguments) if copies > 1 else program
 
+    def _reset(self, program: Program, poison: int) -> None:
+        """Enqueues: as before its first replay, with one poison after the other.
+
+        What a seed kernel that is the reference leaves unwritten is no error: always the same.
+        """
+        program.reset()
+        if self.task.reference is not None and poison % len(POISONS):
+            program.memory.poison_owned(POISONS[poison % len(POISONS)])
+
     def _reset_cold(self, program: Program | Call) -> None:
         """Enqueues: the program's memory as before its first replay, the caches full of something else."""
         program.reset()
@@ -232,8 +239,9 @@ class Bench:
         arguments = oracle.make_inputs(self.task, case, key, device=self.device)
         program = self._sized(loaded, case, arguments)
         share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
-        for variant, number in replays(self.task, case):
-            self._verify(program, case, variant, key + number, tally)
+        inputs = replays(self.task, case, key)
+        for left, (variant, number) in zip(reversed(range(len(inputs))), inputs, strict=True):
+            self._verify(program, case, variant, key + number, tally, poison=left)
             if share is not None:
                 share.add(program.authors())
         if share is not None:
@@ -244,14 +252,14 @@ class Bench:
         program.remember_outputs()
         return program
 
-    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: Tally) -> None:
-        """One replay on fresh inputs; the first plain one of a case several times."""
+    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: Tally, *, poison: int) -> None:
+        """One replay on fresh inputs, beginning from the poison of that number; the first plain one several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
         repeats = SAME if variant == "normal" and not tally.knows(case) else 1
         first: list[torch.Tensor] = []
         for repeat in range(repeats):
-            program.reset()
+            self._reset(program, poison + repeat)
             program.replay()
             if not self.task.deterministic:
                 continue
@@ -465,12 +473,7 @@ class Bench:
 
     def check_roofline(self, case: Case, time_us: float) -> None:
         """Raises Stop(REJECTED) where the time is impossible."""
-        limit = self._limit_us(case)
-        if time_us < ROOFLINE_SHARE * limit:
-            message = (
-                f"case {case.name}: {time_us:.2f} us is impossible, moving the task's bytes and doing its arithmetic "
-                f"takes {limit:.2f} us at least on {self.facts.name}"
-            )
+        if message := roofline.impossible(case.name, time_us, self._limit_us(case), self.facts.name):
             raise Stop("time", Verdict.REJECTED, message)
 
     def _limit_us(self, case: Case) -> float:

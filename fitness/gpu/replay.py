@@ -17,7 +17,7 @@ from evo.records import Verdict
 from fitness.gpu.buffers import DeviceMemory, all_hold, fill_bytes, words_of
 from fitness.gpu.cache import demote
 from fitness.gpu.launcher import Kernel
-from fitness.memory import DTYPES, POISON_FLOAT, assign
+from fitness.memory import DTYPES, POISONS, assign
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
 from fitness.sandbox.jobs import JobError
 from fitness.verification.delegation import Authors
@@ -161,7 +161,7 @@ class Program:
         for i, kept in self._pristine.items():
             assign(self.memory.windows(self.plan.inputs[i]), kept.expand(self.copies, *kept.shape))
         for scratch in self._scratch.values():
-            fill_bytes(scratch, POISON_FLOAT)
+            fill_bytes(scratch, POISONS[0].floating)
 
     def _sum(self) -> None:
         for slot, whole in enumerate(map(words_of, self._outputs)):

@@ -15,7 +15,7 @@ import torch
 
 from evo.records import Case, Check, Verdict
 from fitness import by_seed, oracle
-from fitness.memory import Layout
+from fitness.memory import POISONS, Layout, Poison
 from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
@@ -26,26 +26,38 @@ from fitness.verification.delegation import Authors, Share, check_share, needs_p
 
 @dataclass(frozen=True)
 class Replay:
-    """One execution of a case's plan on one set of inputs.  `order`: in which order the programs of a grid run."""
+    """One execution of a case's plan on one set of inputs.
+
+    order: in which order the programs of a grid run; poison: of memory that nothing has written yet.
+    """
 
     case: Case
     variant: str
     order: str = "forward"
+    poison: Poison = POISONS[0]
 
     def __str__(self) -> str:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {self.order} program order"
 
 
 def replays(task: Task) -> list[Replay]:
-    """What is executed: every case on fresh inputs in both program orders, each stress variant on one of the cases.
+    """What is executed: every case on fresh inputs in both program orders, and on each stress variant of them.
 
     A kernel whose programs depend on each other's results (a race on the device) differs between the two orders.  Where
     the programs are seen to touch nothing that others store, the second order is left out.
     """
-    cases = [case.on_cpu() for case in task.cases]
-    plain = [Replay(case, "normal", order) for case in cases for order in ("forward", "reverse")]
-    stress = [v for v in oracle.VARIANTS if v != "normal"] if task.stress else []
-    return plain + [Replay(cases[i % len(cases)], variant) for i, variant in enumerate(stress)]
+    found = []
+    stress = [v for v in oracle.variants(task) if v != "normal"]
+    for number, case in enumerate(case.on_cpu() for case in task.cases):
+        poison = _poison(task, number)
+        found += [Replay(case, "normal", order, poison) for order in ("forward", "reverse")]
+        found += [Replay(case, variant, poison=_poison(task, number + i)) for i, variant in enumerate(stress, 1)]
+    return found
+
+
+def _poison(task: Task, number: int) -> Poison:
+    """One after the other.  What a seed kernel that is the reference leaves unwritten is no error: always the same."""
+    return POISONS[0] if task.reference is None else POISONS[number % len(POISONS)]
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,7 @@ def _run(
         inputs = by_seed.moved(task, inputs, key)
     layout, file = Layout(plan, pattern), f"{name}.bin"
     try:
-        layout.write_inputs(layout.create(jobs.scratch, file), inputs)
+        layout.write_inputs(layout.create(jobs.scratch, file, replay.poison), inputs)
     except PlanError as error:
         raise Stop("verify", Verdict.RUNTIME_ERROR, f"{replay}: {error}") from error
     authors = f"{name}.authors" if prove and needs_proof(plan) else ""

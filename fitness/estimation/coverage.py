@@ -1,0 +1,120 @@
+"""Whether a plan does its task's work at sizes at which nothing executes it, as far as its traces show.
+
+Without a GPU a candidate is executed at the sizes for a CPU alone; at the full ones it is estimated.  These checks are
+against plans that do something else there.  They are no proof, as executing is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fitness.estimation.trace import LaunchTrace
+from fitness.plan import Copy, Launch, LaunchPlan, Op, TensorRef
+
+WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
+ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
+MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
+COMPUTED_SHARE = 0.4  # of its count of operations: a product of matrices may do with fewer than the textbook's
+
+
+def coverage(
+    plan: LaunchPlan,
+    seed: LaunchPlan,
+    choice: Sequence[int],
+    traces: Sequence[Sequence[LaunchTrace]],
+    case_bytes: float | None,
+    case_flops: float | None,
+) -> str | None:
+    """A message where the plan seems to leave out work at these sizes, None where it does not.
+
+    It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
+    sampling) to the extent of that output, by launches, fills, copies or operators; and where the task says how many
+    bytes the problem must move, and how many operations it takes, a fair part of them must be seen.
+    """
+    written: dict[int, float] = {}
+    moved = computed = 0.0
+    truncated = roles = False
+    launches = iter(zip(choice, traces, strict=True))
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            chosen, by_config = next(launches)
+            truncated |= by_config[chosen].truncated
+            roles |= by_config[chosen].roles
+            computed += _operations(by_config[chosen])
+            for t in by_config[chosen].traffic:
+                moved += t.touched
+                if t.kind != "load":
+                    written[t.buffer] = written.get(t.buffer, 0.0) + t.distinct
+        else:
+            refs = step.outputs if isinstance(step, Op) else (step.dst,)
+            for ref in refs:
+                written[ref.buffer] = written.get(ref.buffer, 0.0) + ref.nbytes
+            moved += math.fsum(r.nbytes for r in refs)
+            moved += math.fsum(r.nbytes for r in _read(step))
+    if (wrong := _other_form(plan, seed)) or truncated:
+        return wrong
+    least = ROUGH_SHARE if roles else WRITTEN_SHARE
+    uncomputed = None if plan.delegated else _uncomputed(computed, case_flops)
+    return _unwritten(plan, written, least) or _unmoved(moved, case_bytes) or uncomputed
+
+
+def _operations(trace: LaunchTrace) -> float:
+    """Of all programs of a launch; an operation of any kind counts as one."""
+    dots = math.fsum(2.0 * m * n * k * count for m, n, k, *_, count in trace.dots)
+    others = math.fsum(elements * count for _, elements, count in trace.ops)
+    return trace.programs * (dots + others)
+
+
+def _read(step: Any) -> list[TensorRef]:
+    if isinstance(step, Copy):
+        return [step.src]
+    return [a for a in step.args if isinstance(a, TensorRef)] if isinstance(step, Op) else []
+
+
+def _other_form(plan: LaunchPlan, seed: LaunchPlan) -> str | None:
+    if plan.structure != seed.structure or len(plan.outputs) != len(seed.outputs):
+        return f"the entry must return {_form(seed)}, got {_form(plan)}"
+    for i, (got, expected) in enumerate(zip(plan.outputs, seed.outputs, strict=True)):
+        if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+            return (
+                f"output {i} must be {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}; "
+                "return the same at every size"
+            )
+    return None
+
+
+def _form(plan: LaunchPlan) -> str:
+    return f"{plan.structure!r} ({len(plan.outputs)} tensors)"
+
+
+def _unwritten(plan: LaunchPlan, written: Mapping[int, float], least: float) -> str | None:
+    for i, ref in enumerate(plan.outputs):
+        if ref.numel == 0 or plan.buffers[ref.buffer].input is not None:  # an input returned as it is
+            continue
+        share = written.get(ref.buffer, 0.0) / ref.nbytes
+        if share < least:
+            return (
+                f"output {i} has {ref.nbytes} bytes, but the launches write only about {share:.0%} of them; "
+                "write all of the output at every size"
+            )
+    return None
+
+
+def _unmoved(moved: float, case_bytes: float | None) -> str | None:
+    if case_bytes is None or moved >= MOVED_SHARE * case_bytes:
+        return None
+    return (
+        f"the problem has to read and write {case_bytes:.3g} bytes, but the launches touch only about "
+        f"{moved:.3g}; read all of the input at every size"
+    )
+
+
+def _uncomputed(computed: float, case_flops: float | None) -> str | None:
+    if case_flops is None or computed >= COMPUTED_SHARE * case_flops:
+        return None
+    return (
+        f"the problem takes {case_flops:.3g} operations, but the launches do only about {computed:.3g}; "
+        "compute all of the output at every size"
+    )

@@ -1,0 +1,118 @@
+"""Plans that leave out work at sizes that nothing executes."""
+
+import dataclasses
+
+import pytest
+
+from fitness.estimation.coverage import coverage
+from fitness.plan import Buffer, Copy, LaunchPlan
+from tests.traced import COPY, MATMUL, plan_of, tensor, traces_of
+
+
+def found(tmp_path, grid, n=1 << 22, source=COPY, case_bytes=None, case_flops=None):
+    plan = plan_of("copy", (grid,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
+    return coverage(plan, plan, [0], traces_of(source, plan, tmp_path), case_bytes, case_flops)
+
+
+def test_full_coverage_passes(tmp_path):
+    assert found(tmp_path, 4096, case_bytes=2 * 4 * (1 << 22)) is None
+
+
+def test_a_grid_that_is_capped_is_found(tmp_path):
+    assert "only about 50% of them" in found(tmp_path, 2048)
+
+
+def test_programs_that_return_early_are_found(tmp_path):
+    lazy = COPY.replace("    tl.store", "    if tl.program_id(0) < 3000:\n        tl.store")
+    assert "output 0" in found(tmp_path, 4096, source=lazy)
+
+
+FLAT = """
+@triton.jit
+def copy(x, y, n, BLOCK: tl.constexpr):
+    # tiles of 48 blocks, several to a program, in one loop that stores at the end of each tile
+    programs, total = tl.num_programs(0), tl.zeros((BLOCK,), tl.float32)
+    tiles = (n // BLOCK - tl.program_id(0) + programs - 1) // programs
+    for q in range(0, tiles * 48):
+        tile = tl.program_id(0) + q // 48 * programs
+        total += tl.load(x + (tile * 7 + q % 48) * BLOCK + tl.arange(0, BLOCK))
+        if q % 48 == 47 LESS:
+            tl.store(y + tile * BLOCK + tl.arange(0, BLOCK), total)
+            total = tl.zeros((BLOCK,), tl.float32)
+"""
+
+
+def test_what_a_flattened_loop_stores_now_and_then_counts(tmp_path):
+    assert found(tmp_path, 1024, source=FLAT.replace("LESS", "")) is None
+    assert "output 0" in found(tmp_path, 1024, source=FLAT.replace("LESS", "and tile % 2 == 0"))
+
+
+ROLES = """
+@triton.jit
+def copy(x, y, z, n, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    at = pid // 2 * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    if pid % 2 == 0 and pid < LAST:
+        tl.store(y + at, v)
+    if pid % 2 == 1 and pid < LAST:
+        tl.store(z + at, v)
+"""
+
+
+@pytest.mark.parametrize(("last", "lazy"), [(8192, False), (4000, True)])
+def test_programs_with_roles_are_counted_by_role(tmp_path, last, lazy):
+    n, source = 1 << 22, ROLES.replace("LAST", str(last))
+    args = {"x": tensor(0, n), "y": tensor(1, n), "z": tensor(2, n), "n": n, "BLOCK": 1024}
+    plan = plan_of("copy", (8192,), args, ("y", "z"))
+    traces = traces_of(source, plan, tmp_path)
+    assert traces[0][0].roles and traces[0][0].sampled > 8
+    assert (coverage(plan, plan, [0], traces, None, None) is not None) == lazy
+
+
+def test_input_that_is_not_read_is_found(tmp_path):
+    constant = COPY.replace("tl.load(x + at, mask=at < n)", "0.0")
+    assert found(tmp_path, 4096, source=constant) is None  # nothing is known about what has to be read
+    message = found(tmp_path, 4096, source=constant, case_bytes=11 * 4 * (1 << 22))
+    assert "read all of the input" in message
+
+
+def test_outputs_filled_by_other_steps_count(tmp_path):
+    x, y = tensor(0, 1024), tensor(1, 1024)
+    plan = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(y, x),))
+    assert coverage(plan, plan, [], [], None, None) is None
+    plan = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(tensor(1, 100), tensor(0, 100)),))
+    assert "only about 10% of them" in coverage(plan, plan, [], [], None, None)
+
+
+def test_programs_that_all_do_the_same_part_are_found(tmp_path):
+    same = COPY.replace("tl.program_id(0)", "(tl.program_id(0) % 64)")
+    assert same != COPY
+    assert "of them; write all of the output" in found(tmp_path, 4096, source=same)
+
+
+def test_products_that_are_left_out_are_found(tmp_path):
+    M = N = K = 1024
+    args = {
+        "a": tensor(0, M, K, dtype="float16"), "b": tensor(1, K, N, dtype="float16"),
+        "c": tensor(2, M, N, dtype="float16"), "M": M, "N": N, "K": K, "BM": 128, "BN": 128, "BK": 64,
+    }  # fmt: skip
+
+    def said(k):
+        plan = plan_of("matmul", (64,), {**args, "K": k}, ("c",))
+        return coverage(plan, plan, [0], traces_of(MATMUL, plan, tmp_path), None, 2.0 * M * N * K)
+
+    assert said(K) is None
+    assert "takes 2.15e+09 operations" in said(64)
+
+
+def test_a_plan_returns_what_the_seed_kernel_returns():
+    x, y = tensor(0, 1024), tensor(1, 1024)
+    seed = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(y, x),))
+    one = dataclasses.replace(seed, outputs=(tensor(1, 1),))
+    assert "output 0 must be float32[1024], got float32[1]" in coverage(one, seed, [], [], None, None)
+    half = dataclasses.replace(seed, outputs=(tensor(1, 1024, dtype="float16"),))
+    assert "got float16[1024]" in coverage(half, seed, [], [], None, None)
+    pair = dataclasses.replace(seed, outputs=(y, x), structure="tuple")
+    message = coverage(pair, seed, [], [], None, None)
+    assert message == "the entry must return 'tensor' (1 tensors), got 'tuple' (2 tensors)"
