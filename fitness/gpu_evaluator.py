@@ -89,7 +89,7 @@ class GpuJudge:
 
     def _certified(self, source: str, facts: Facts, judged: Judged, fitness: Fitness, key: str) -> Judged:
         """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
-        frozen = freeze(source, chosen_configs(self._task, facts, judged.choices)) or source
+        frozen = freeze(source, chosen_configs(facts, judged.choices)) or source
         work = replace(_work(facts), choices=judged.choices)
         with self._crowning:
             if not self._wins(fitness):  # any more: a better one was certified before its turn came

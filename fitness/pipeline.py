@@ -271,7 +271,7 @@ class Evaluator:
             check=judged.check,
             timings=judged.timings,
             plan_hash=facts.plan_hash,
-            frozen_source=freeze(candidate.source, chosen_configs(self.task, facts, judged.choices)),
+            frozen_source=freeze(candidate.source, chosen_configs(facts, judged.choices)),
             seconds={**facts.seconds, **self._seconds(judged, time.perf_counter() - begin)},
             environment={**self._environment(facts), **judged.environment},
             eager=judged.eager,
@@ -323,16 +323,18 @@ class Evaluator:
         return found if gpu is None else {**found, "gpu": gpu}
 
 
-def chosen_configs(task: Task, facts: Facts, choices: Choices) -> dict[str, Config]:
-    """The chosen configuration of every autotuned kernel; none where nothing was recorded."""
-    if not facts.plans:
-        return {}
-    name = next(case.name for case in task.cases if case.role == "tune")
-    return {
-        launch.kernel: launch.configs[i]
-        for launch, i in zip(facts.plans[name].launches, choices[name], strict=True)
-        if launch.configs[i].label
-    }
+def chosen_configs(facts: Facts, choices: Choices) -> dict[str, Config]:
+    """The chosen configuration of every autotuned kernel; none where a kernel has no single one.
+
+    Who prunes configurations by size may have another one for each size: frozen to one of them it is another kernel.
+    """
+    found: dict[str, Config] = {}
+    for name, chosen in choices.items():
+        for launch, i in zip(facts.plans[name].launches, chosen, strict=True):
+            config = launch.configs[i]
+            if config.label and found.setdefault(launch.kernel, config).label != config.label:
+                return {}
+    return found
 
 
 def _estimated_speedup(baseline: Estimates | None, estimates: Estimates | None) -> float | None:

@@ -65,6 +65,43 @@ def test_who_differs_in_holdout_cases_alone_does_the_same_work(tmp_path):
     assert first.plan_hash == holdout.plan_hash != tuned.plan_hash
 
 
+PRUNED = """
+import torch
+import triton
+import triton.language as tl
+
+
+def fitting(configs, named_args, **kwargs):
+    return [c for c in configs if c.kwargs["BLOCK"] == SIZE]
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 1 << k}) for k in range(6, 15)],
+    key=["n_cols"],
+    prune_configs_by={"early_config_prune": fitting},
+)
+@triton.jit
+def kernel(x_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * n_cols + columns, mask=columns < n_cols, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + tl.program_id(0) * n_cols + columns, e / tl.sum(e, axis=0), mask=columns < n_cols)
+
+
+def softmax(x):
+    y = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, y, x.shape[1])
+    return y
+"""
+
+
+@pytest.mark.parametrize(("size", "frozen"), [('triton.next_power_of_2(named_args["n_cols"])', False), ("16384", True)])
+def test_a_kernel_with_another_configuration_for_each_size_is_not_frozen(evaluators, size, frozen):
+    evaluation = evaluators("softmax").evaluate(Candidate(PRUNED.replace("SIZE", size)), seed=1, known={})
+    assert evaluation.verdict is Verdict.OK, evaluation.message
+    assert bool(evaluation.frozen_source) == frozen
+
+
 def test_the_same_seed_gives_the_same_facts(evaluators):
     evaluator = evaluators("softmax")
     candidate = Candidate(evaluator.task.seed_source)

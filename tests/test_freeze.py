@@ -38,6 +38,14 @@ def test_keyword_configs_are_replaced_and_the_rest_stays():
     assert "[triton.Config({}, num_stages=2)]" in frozen  # another kernel is not touched
 
 
+def test_what_cannot_be_written_out_is_not_frozen():
+    odd = Config((4, 1, 1), {**CHOSEN.args, "BLOCK": {"dtype": "fp16"}}, CHOSEN.options, CHOSEN.label)
+    assert freeze(SOURCE, {"scale": odd}) == ""
+    unread = SOURCE + "(size): int = 3\n"
+    compile(unread, "kernel.py", "exec")
+    assert freeze(unread, {"scale": CHOSEN}) == ""
+
+
 def test_what_the_launch_sets_is_left_to_it():
     label = "BLOCK: 256, num_warps: 8, num_ctas: 1, num_stages: 3, maxnreg: None"
     chosen = Config((4, 1, 1), CHOSEN.args, {**CHOSEN.options, "maxnreg": 128}, label)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import libcst as cst
 
@@ -16,17 +18,32 @@ def freeze(source: str, chosen: Mapping[str, Config]) -> str:
     """`source` with the `configs` of each autotuned kernel in `chosen` reduced to the chosen one; "" if there is none.
 
     The decorator stays: with a single configuration Triton uses it without a race, and other configurations can be put
-    back by hand.
+    back by hand.  "" too for a setting that is no number or text (`tl.float16`), or Python that libcst cannot read.
     """
-    if not chosen:
+    if not chosen or not all(_is_plain(v) for config in chosen.values() for v in _settings(config).values()):
         return ""
-    return cst.parse_module(source).visit(_Freezer(chosen)).code
+    try:
+        return cst.parse_module(source).visit(_Freezer(chosen)).code
+    except cst.ParserSyntaxError:
+        return ""
+
+
+def _named(config: Config) -> dict[str, str]:
+    """What the label says was set by the configuration, as texts."""
+    return dict(re.findall(r"(\w+)\s*[:=]\s*(\w*)", config.label))
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {n: config.args[n] for n in _named(config) if n in config.args and n not in _OPTIONS}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _expression(config: Config) -> cst.BaseExpression:
-    """`[triton.Config({...}, num_warps=...)]` with what the label says was set by the configuration."""
-    named = dict(re.findall(r"(\w+)\s*[:=]\s*(\w*)", config.label))
-    settings = {n: config.args[n] for n in named if n in config.args and n not in _OPTIONS}
+    """`[triton.Config({...}, num_warps=...)]`."""
+    named, settings = _named(config), _settings(config)
     # An option that the label calls None was set at the launch, which says it still.
     options = {n: config.options[n] for n in named if n in _OPTIONS and named[n] != "None" and n in config.options}
     keywords = "".join(f", {name}={value!r}" for name, value in options.items())
