@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ class Layout:
     def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""
         with open(scratch / name, "w+b") as file:
-            file.truncate(self.total)
+            os.posix_fallocate(file.fileno(), 0, self.total)  # a full disk is an error now, and a signal later
             mm = mmap.mmap(file.fileno(), self.total)
         self.poison(mm, poison)
         return mm

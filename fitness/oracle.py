@@ -230,7 +230,7 @@ def compare(
     Form comes before values: structure, count, shapes, dtypes and, where given, strides must be those of the reference.
     NaN and infinity never pass.  A wrong form and a wrong integer count as infinitely far.
     """
-    wrong = _wrong_form(expected, structure, outputs, strides)
+    wrong = wrong_form(expected, structure, outputs, strides)
     if wrong is not None:
         return math.inf, wrong
     worst: tuple[float, str | None] = (0.0, None)
@@ -250,12 +250,13 @@ def _defined(exact: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torc
     return torch.where(skipped, 0.0, exact), torch.where(skipped, 0.0, got.double()).to(got.dtype)
 
 
-def _wrong_form(
+def wrong_form(
     expected: Expected,
     structure: str,
     outputs: Sequence[torch.Tensor],
     strides: Sequence[tuple[int, ...]] | None,
 ) -> str | None:
+    """What `compare` finds before it looks at values."""
     if structure != expected.structure:
         return f"the entry must return {expected.structure!r}, got {structure!r}"
     if len(outputs) != len(expected.outputs):

@@ -56,6 +56,9 @@ class AsCuda(TorchFunctionMode):
             tensor.cuda: lambda t, device=CUDA, *_, **__: self._move(t, _as_device(CUDA if device is None else device)),
             tensor.cpu: lambda t, *_, **__: self._move(t, HOST),
             tensor.to: self._to,
+            tensor.type: self._type,
+            tensor.__repr__: self._needs_values,
+            tensor.__format__: self._needs_values,
             tensor.numpy: self._needs_values,
             tensor.__array__: self._needs_values,
             tensor.__dlpack__: self._needs_values,
@@ -97,6 +100,15 @@ class AsCuda(TorchFunctionMode):
         if not args and not kwargs:
             return tensor
         return tensor.to(*args, **kwargs)
+
+    def _type(self, tensor: torch.Tensor, dtype: Any = None, *_: Any, **__: Any) -> Any:
+        """`tensor.type()`, a text, and `.type(dtype)`."""
+        if isinstance(dtype, torch.dtype):
+            return tensor.to(dtype)
+        if dtype is not None:
+            raise self._recorder.fail(Verdict.UNSUPPORTED, f"Tensor.type({dtype!r}): convert by Tensor.to(dtype)")
+        where = "torch" if self._recorder.on_host(tensor) else "torch.cuda"
+        return f"{where}.{torch.empty(0, dtype=tensor.dtype).type().rpartition('.')[2]}"
 
     def _move(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
         if self.device(tensor).type == target.type:

@@ -15,13 +15,16 @@ import torch
 
 from evo.records import Case, Check, Verdict
 from fitness import by_seed, oracle
-from fitness.memory import POISONS, Layout, Poison
+from fitness.memory import DTYPES, POISONS, Layout, Poison
 from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
+
+# Of the files in which a plan is executed: for scratch buffers, and in times what arguments and outputs take.
+SPARE_BYTES, TIMES_NEEDED = 128 << 20, 8
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,10 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
         if run not in executed:
             continue
         refs = _output_refs(task, run.plan)
-        outputs = _outputs_after(task, run, refs, jobs.scratch)
         strides = [ref.strides for ref in refs]
+        if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
+        outputs = _outputs_after(task, run, refs, jobs.scratch)
         ratio, message = oracle.compare(expectation, run.plan.structure, outputs, strides)
         if message is not None:
             why = by_seed.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
@@ -188,6 +193,9 @@ def _run(
     if moved:
         inputs = by_seed.moved(task, inputs, key)
     layout, file = Layout(plan, pattern), f"{name}.bin"
+    if layout.total > (most := SPARE_BYTES + TIMES_NEEDED * _needed(plan)):
+        message = f"{replay}: its buffers take {layout.total >> 20} MiB, at most {most >> 20} are allowed"
+        raise Stop("verify", Verdict.OUT_OF_MEMORY, message)
     try:
         layout.write_inputs(layout.create(jobs.scratch, file, replay.poison), inputs)
     except PlanError as error:
@@ -196,6 +204,12 @@ def _run(
     if authors:
         (jobs.scratch / authors).write_bytes(bytes(layout.total))
     return _Run(replay, plan, list(what.choices[replay.case.name]), inputs, layout, file, authors)
+
+
+def _needed(plan: LaunchPlan) -> int:
+    """Bytes of arguments and outputs."""
+    buffers = {ref.buffer for ref in (*plan.inputs, *plan.outputs) if isinstance(ref, TensorRef)}
+    return sum(plan.buffers[b].nbytes for b in buffers)
 
 
 _Expectations = list[tuple[Replay, oracle.Expected]]
@@ -235,6 +249,11 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
 def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
     """What is compared: returned tensors in order, then written arguments."""
     return list(plan.outputs) + [plan.inputs[i] for i in plan.tensors_among(task.written)]
+
+
+def _formed(ref: TensorRef) -> torch.Tensor:
+    """Of the window's form, without memory: an expanded one may have more elements than the machine has bytes."""
+    return torch.empty(ref.shape, dtype=DTYPES[ref.dtype], device="meta")
 
 
 def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
