@@ -91,6 +91,11 @@ def test_programs_that_all_do_the_same_part_are_found(tmp_path):
     assert "of them; write all of the output" in found(tmp_path, 4096, source=same)
 
 
+def test_programs_that_overlap_are_no_reason(tmp_path):
+    twice = COPY + "    tl.store(y + at + BLOCK // 2, 0.0, mask=at + BLOCK // 2 < n)\n"
+    assert found(tmp_path, 4096, source=twice) is None
+
+
 def test_products_that_are_left_out_are_found(tmp_path):
     M = N = K = 1024
     args = {

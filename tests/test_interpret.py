@@ -43,6 +43,11 @@ def assembly(o):
     v = tl.load(o)
     v = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [v], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(o, v)
+
+
+@triton.jit
+def counted(o):
+    tl.atomic_add(o, 1.0)
 """
 ROWS, COLUMNS = 6, 50
 X = TensorRef(0, "float32", (ROWS, COLUMNS), (64, 1))  # rows 64 apart
@@ -155,17 +160,18 @@ def test_errors_carry_verdict_and_line(tmp_path, step, verdict, line, part):
 @pytest.mark.parametrize(
     ("kernel", "args", "left_out"),
     [
-        ("softmax", {"x": X, "o": OUT, "n": COLUMNS, "stride": 64, "B": 64}, [1]),
+        ("softmax", {"x": X, "o": OUT, "n": COLUMNS, "stride": 64, "B": 64}, [1, 2]),
         ("beyond", {"o": ONE, "n": 1, "B": 4}, []),
         ("last_wins", {"o": ONE}, []),
+        ("counted", {"o": ONE}, [2]),
     ],
 )
-def test_independent_programs_are_executed_in_one_order_only(tmp_path, kernel, args, left_out):
+def test_programs_are_executed_in_the_orders_that_say_more(tmp_path, kernel, args, left_out):
     plan = LaunchPlan(BUFFERS, (), (OUT,), "tensor", (launch(kernel, (ROWS - 1, 1, 1), **args),))
     layout = Layout(plan)
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         layout.view(layout.create(tmp_path, name), X).zero_()
     first = {"plan": to_json(plan), "choice": [0], "order": "forward", "buffers": "a"}
-    runs = [first, {**first, "order": "reverse", "buffers": "b", "twin": 0}]
+    runs = [first] + [{**first, "order": o, "buffers": b, "twin": 0} for o, b in (("reverse", "b"), ("at once", "c"))]
     value = job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path)
-    assert value == {"programs": (ROWS - 1) * (2 - len(left_out)), "left_out": left_out}
+    assert value == {"programs": (ROWS - 1) * (3 - len(left_out)), "left_out": left_out}

@@ -7,6 +7,7 @@ against plans that do something else there.  They are no proof, as executing is.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from fitness.plan import Copy, Launch, LaunchPlan, Op, TensorRef
 
 WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
 ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
+SPREAD_SHARE = 0.25  # the same where bytes that several programs write count once, which is estimated very roughly
 MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
 COMPUTED_SHARE = 0.4  # of its count of operations: a product of matrices may do with fewer than the textbook's
 
@@ -33,7 +35,7 @@ def coverage(
     sampling) to the extent of that output, by launches, fills, copies or operators; and where the task says how many
     bytes the problem must move, and how many operations it takes, a fair part of them must be seen.
     """
-    written: dict[int, float] = {}
+    written, spread = defaultdict[int, float](float), defaultdict[int, float](float)  # bytes, by buffer
     moved = computed = 0.0
     truncated = roles = False
     launches = iter(zip(choice, traces, strict=True))
@@ -46,18 +48,21 @@ def coverage(
             for t in by_config[chosen].traffic:
                 moved += t.touched
                 if t.kind != "load":
-                    written[t.buffer] = written.get(t.buffer, 0.0) + t.distinct
+                    written[t.buffer] += t.touched
+                    spread[t.buffer] += t.distinct
         else:
             refs = step.outputs if isinstance(step, Op) else (step.dst,)
             for ref in refs:
-                written[ref.buffer] = written.get(ref.buffer, 0.0) + ref.nbytes
+                written[ref.buffer] += ref.nbytes
+                spread[ref.buffer] += ref.nbytes
             moved += math.fsum(r.nbytes for r in refs)
             moved += math.fsum(r.nbytes for r in _read(step))
     if (wrong := _other_form(plan, seed)) or truncated:
         return wrong
     least = ROUGH_SHARE if roles else WRITTEN_SHARE
     uncomputed = None if plan.delegated else _uncomputed(computed, case_flops)
-    return _unwritten(plan, written, least) or _unmoved(moved, case_bytes) or uncomputed
+    unwritten = _unwritten(plan, written, least) or _unwritten(plan, spread, SPREAD_SHARE)
+    return unwritten or _unmoved(moved, case_bytes) or uncomputed
 
 
 def _operations(trace: LaunchTrace) -> float:
@@ -93,7 +98,7 @@ def _unwritten(plan: LaunchPlan, written: Mapping[int, float], least: float) -> 
     for i, ref in enumerate(plan.outputs):
         if ref.numel == 0 or plan.buffers[ref.buffer].input is not None:  # an input returned as it is
             continue
-        share = written.get(ref.buffer, 0.0) / ref.nbytes
+        share = written[ref.buffer] / ref.nbytes
         if share < least:
             return (
                 f"output {i} has {ref.nbytes} bytes, but the launches write only about {share:.0%} of them; "

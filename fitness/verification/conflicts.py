@@ -27,6 +27,7 @@ class Conflicts:
         # By kind and size of the elements: (program, addresses, mask) of each access.
         self._log: dict[tuple[str, int], list[tuple[int, np.ndarray, np.ndarray | None]]] = defaultdict(list)
         self._found = False
+        self.gave_up = False
 
     @property
     def found(self) -> bool:
@@ -43,9 +44,12 @@ class Conflicts:
     def begin_program(self) -> None:
         self._program += 1
 
+    def end_launch(self) -> None:
+        """What it did is looked at when somebody asks."""
+
     def give_up(self) -> None:
         """Programs meet in ways that are not watched."""
-        self._found = True
+        self._found = self.gave_up = True
         self._log.clear()
 
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:

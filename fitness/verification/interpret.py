@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from triton.runtime.jit import JITFunction
 
@@ -16,6 +17,7 @@ from fitness.compilation.kernels import argument, get_kernel, load_kernels
 from fitness.memory import DTYPES, FILE_NAME, Layout
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
+from fitness.verification.at_once import AtOnce
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.delegation import Authors
 from fitness.verification.interpreter import Interpreter, programs_of
@@ -30,28 +32,29 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Executes all steps of plans, in place, on files in `scratch`.
 
     payload: "source", "constants", and either "runs" or the keys of one run.  A run has "plan" (JSON), "choice" (index
-    of the configuration of each launch), "order" of the programs of a grid ("forward" or "reverse") and "buffers" (name
-    of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many zeros) where it is to
-    be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index of an earlier run
-    that differs in nothing but the order: where the programs of that one were independent, this one is not executed.
+    of the configuration of each launch), "order" of the programs of a grid ("forward", "reverse" or "at once") and
+    "buffers" (name of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many
+    zeros) where it is to be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index
+    of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
+    is not executed, nor "at once" where they met in atomics.
     Returns {"programs": how many were run, "left_out": indices of runs that were not executed}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     count = 0
-    independent: list[bool] = []
+    orders: list[set[str]] = []  # of each run, other orders of its programs that say more
     left_out = []
     with Interpreter() as interpreter:
         for number, run in enumerate(payload.get("runs") or [payload]):
             twin = run.get("twin")
-            if twin is not None and independent[twin]:
+            if twin is not None and run["order"] not in orders[twin]:
                 left_out.append(number)
-                independent.append(True)
+                orders.append(set())
                 continue
             made = _Run(run, kernels, interpreter, scratch)
             count += made.execute()
-            independent.append(not made.conflicts.found)
+            orders.append(made.orders_to_try())
     return {"programs": count, "left_out": left_out}
 
 
@@ -66,8 +69,10 @@ class _Run:
         self.memory = self.layout.attach(scratch, run.get("buffers", FILE_NAME))
         self.choice, self.order = run["choice"], run.get("order", "forward")
         self.kernels, self.interpreter = kernels, interpreter
-        first = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
-        self.conflicts = Conflicts(first, first + self.layout.total)
+        memory = np.frombuffer(self.memory, np.uint8)
+        first = memory.ctypes.data
+        at_once = self.order == "at once"
+        self.conflicts = AtOnce(memory, first) if at_once else Conflicts(first, first + self.layout.total)
         interpreter.builder.memory = first, first + self.layout.total
         interpreter.builder.conflicts = self.conflicts
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
@@ -78,6 +83,11 @@ class _Run:
         data = torch.frombuffer(self.memory, dtype=torch.uint8)
         authors = torch.from_file(str(path), shared=True, size=self.layout.total, dtype=torch.uint8)
         return Authors(self.layout, data, authors)
+
+    def orders_to_try(self) -> set[str]:
+        if isinstance(self.conflicts, AtOnce) or not self.conflicts.found:
+            return set()
+        return {"reverse"} if self.conflicts.gave_up else {"reverse", "at once"}
 
     def execute(self) -> int:
         """Executes all steps; how many programs were run."""

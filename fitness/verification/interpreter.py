@@ -232,6 +232,8 @@ class Interpreter:
                 conflicts.begin_program()
             function(**values)
             count += 1
+        if conflicts is not None:
+            conflicts.end_launch()
         return count
 
     def _patch_attr(self, owner: Any, name: str, member: Callable[..., Any], builder: Any, scope: Any) -> None:
@@ -333,8 +335,11 @@ def _parameter(parameter: Any, value: Any) -> Any:
 
 
 def programs_of(grid: Program, order: str = "forward") -> Iterator[Program]:
-    """All programs of a grid, x fastest as on the device, or exactly the other way round ("reverse")."""
-    if order not in ("forward", "reverse"):
-        raise ValueError(f"order must be 'forward' or 'reverse', got {order!r}")
+    """All programs of a grid, x fastest as on the device, or exactly the other way round.
+
+    "at once": the other way round too, for what the first programs store to be there in the end.
+    """
+    if order not in ("forward", "reverse", "at once"):
+        raise ValueError(f"order must be 'forward', 'reverse' or 'at once', got {order!r}")
     axes = [builtins.range(n) if order == "forward" else builtins.range(n - 1, -1, -1) for n in grid]
     return ((x, y, z) for z, y, x in itertools.product(axes[2], axes[1], axes[0]))

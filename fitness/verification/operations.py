@@ -11,6 +11,7 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 from fitness.verification import libdevice
+from fitness.verification.at_once import AtOnce
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.numerics import decode, encode, numpy_dtype, towards_zero
 
@@ -32,7 +33,7 @@ class Builder(InterpreterBuilder):
     `fitness/estimation/trace.py`)."""
 
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
-    conflicts: Conflicts | None = None  # watches that memory
+    conflicts: Conflicts | AtOnce | None = None  # watches that memory
 
     def __init__(self) -> None:
         super().__init__()

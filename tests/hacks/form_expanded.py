@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: one row, shown M times
 """
 

@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: an output of stride 0 and of more elements than the machine has bytes
 """
 

@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: the right values with one dimension more
 """
 

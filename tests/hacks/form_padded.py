@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: rows with a gap between them
 """
 

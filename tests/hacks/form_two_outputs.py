@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: the input is returned too
 """
 

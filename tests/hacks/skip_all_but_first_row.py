@@ -1,5 +1,5 @@
 """task: softmax
-verdict: wrong
+verdict: wrong|rejected
 stage: estimate|verify
 why: the softmax of the first row is stored for all rows
 """

@@ -1,5 +1,5 @@
 """task: scatter
-verdict: wrong
+verdict: wrong|rejected
 stage: estimate|verify
 why: the rows are gathered, the table is never updated
 """
