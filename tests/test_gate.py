@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from evo.records import STAGES, Verdict
-from fitness.rules.gate import MAX_CHARACTERS, RULES, gate
+from fitness.rules import names
+from fitness.rules.gate import MAX_CHARACTERS, MAX_NUMBER, RULES, gate, not_inherited
 
 ROOT = Path(__file__).parent.parent
 TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks").glob("*/task.py"))}
 HACKS = sorted((ROOT / "tests" / "hacks").glob("*.py"))
+PATTERNS = sorted((ROOT / "fitness" / "suites").glob("*/kernels/*.py"))
 HONEST = sorted([*(ROOT / "fitness" / "tasks").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")])
 
 HEAD = """
@@ -87,6 +92,12 @@ def test_seeds_and_variants_pass(path):
     facts = task_facts(task)
     allowed = bool(facts.get("allow_delegation", False))
     assert gate(path.read_text(), entry=str(facts["entry"]), allow_delegation=allowed) == []
+
+
+@pytest.mark.parametrize("path", PATTERNS, ids=lambda p: f"{p.parent.parent.name}-{p.stem}")
+def test_patterns_of_the_suites_pass(path):
+    functions = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+    assert gate(path.read_text(), entry=functions[-1], allow_delegation=False) == []
 
 
 HOST_CODE = snippets("""
@@ -182,6 +193,16 @@ kernel[grid](x, x, 1, BLOCK=16)
 run_it = kernel[(1,)]
 run_it(x, x, 1, BLOCK=16, num_warps=4, num_stages=2)
 
+# texts
+text = '{} {:.2f} {name!r:>{width}} {{.a}}'.format(1, 2.0, name=x.dtype, width=4) + '.'.join(['a', 'b'])
+
+# extended
+parts = [x]
+parts += [x.view(-1)]
+n = x.shape[0]
+n += 1
+first, second = [parts.append(p) for p in (x, x)]
+
 # a local called like a builtin
 input = x.view(-1)
 id = input.numel()
@@ -252,6 +273,35 @@ def sum(x):
 # exports
 __all__ = ['run']
 
+# sizes in tables
+SIZES = [16, 32]
+ROWS = {16: (4, 8)}
+SMS = functools.partial(max, 1)(2)
+LIMIT = SIZES[-1] // 2
+def sizes(n):
+    block, (warps, stages) = SIZES[0], ROWS.get(n, (1, 2))
+    block += n
+    warps *= 2
+    found = [s for s in SIZES if s > n]
+    found.append(block)
+    found += [warps]
+    return found
+def widest(n):
+    return SIZES[1]
+def width(n):
+    w = widest(n)
+    w += SIZES[0]
+    own = sizes(n)
+    own.append(w)
+    return own
+
+# a record with fields of its own
+class Tile(NamedTuple):
+    tile_rows: int
+    tile_columns: int
+def tile_area(tile):
+    return tile.tile_rows * tile.tile_columns
+
 # table
 TABLE = {16: {'BLOCK': 16}}
 def pick(n):
@@ -300,8 +350,16 @@ except ImportError:
     from triton.language.extra.cuda import libdevice
 """
     assert check(fallback + in_kernel("y = libdevice.tanh(n)")) == []
-    assert rules(fallback.replace("extra.cuda import libdevice", "core import os") + RUN + HEAD) == {"import"}
-    assert "top-level" in rules(fallback.replace("ImportError", "eval") + RUN + HEAD)
+    assert rules(fallback.replace("extra.cuda import", "core import") + RUN + HEAD) == {"import"}
+    for kinds in ("(ImportError, ModuleNotFoundError)", "ModuleNotFoundError", ""):
+        assert check(fallback.replace("ImportError", kinds) + in_kernel("y = libdevice.tanh(n)")) == []
+    earlier = fallback.replace("extra.cuda import libdevice", "import math as libdevice").replace(".import", " import")
+    assert check(earlier + in_kernel("y = libdevice.tanh(n)")) == []
+    for kinds in ("eval", "(ImportError, eval)", "ImportError.mro()", "[ImportError][0]", "ImportError as torch"):
+        assert "top-level" in rules(fallback.replace("ImportError", kinds) + RUN + HEAD)
+    for line in ("from triton.language import math as torch", "libdevice = 1", "import triton.language as libdevice"):
+        other = fallback.replace("from triton.language.extra.cuda import libdevice", line)
+        assert "top-level" in rules(other + RUN + HEAD)
 
 
 def test_libdevice_under_every_import():
@@ -347,6 +405,27 @@ def test_what_is_no_plumbing_stays_out_of_bounds_with_delegation():
     for body in ("torch.load('x')", "torch.ops.aten.mm(x, x)", "torch.os.getcwd()", "s = torch.cuda.Stream()"):
         assert rules(host(body), allow_delegation=True) == {"library"}
     assert rules(host("x.exp().data_ptr()"), allow_delegation=True) == {"memory"}
+    functional = "import torch.nn.functional as F"
+    assert check(host("F.gelu(x, approximate='tanh')", functional), allow_delegation=True) == []
+    for body in (
+        "F.dataclasses.builtins.exec('1')",
+        "F.np.load('x')",
+        "torch.random.torch",
+        "torch.fft.torch.load('x')",
+    ):
+        assert rules(host(body, functional), allow_delegation=True) == {"library"}
+    leading = "class Names(NamedTuple):\n    builtins: int\n    exec: int"
+    assert rules(host("F.dataclasses.builtins.exec", f"{functional}\n{leading}"), allow_delegation=True) == {"library"}
+
+
+def test_what_may_be_named_of_torch_is_no_module():
+    offered = dict(names._COMPUTE_MODULES)
+    offered["torch"] = names.TORCH_COMPUTE | names.TORCH_TENSORS | names.TORCH_FACTS
+    for path, table in offered.items():
+        module = importlib.import_module(path)
+        found = {name for name in table if isinstance(getattr(module, name, None), types.ModuleType)}
+        assert {f"{path}.{name}" for name in found} <= names._TORCH_MODULES
+        assert path == "torch" or all(callable(getattr(module, name, len)) for name in table)
 
 
 def test_code_that_the_entry_does_not_reach_may_use_torch():
@@ -387,6 +466,44 @@ def test_lines_are_those_of_the_source_and_messages_say_what_to_do():
         ("state", host("for c in CACHE:\n    c[0] = 1", "CACHE = [[1]]")),
         ("state", host("pass", "COUNT = map(abs, range(9))")),
         ("state", host("pass", "COUNT = (i for i in range(9))")),
+        ("state", host("seen = CALLS\nseen += [0]", "CALLS = [0]")),
+        ("state", host("seen = CALLS if x else []\nseen *= 2\nagain = seen\nagain *= 2", "CALLS = [0]\nX = CALLS")),
+        ("state", host("seen = CALLS\nmore = seen\nmore |= {0}", "CALLS = {0}")),
+        ("state", host("new = [0]\nseen = CALLS[0]\nseen += new * 2", "CALLS = [[0]]")),
+        ("state", host("[b.append(1) for b in CALLS]", "CALLS = [[]]")),
+        ("state", host("match CALLS:\n    case [first]:\n        first.append(1)", "CALLS = [[]]")),
+        ("state", host("(CALLS if x else OTHERS).append(1)", "CALLS = []\nOTHERS = []")),
+        ("state", host("lend().append(1)", "CALLS = [[]]\ndef lend():\n    return CALLS[0]")),
+        ("state", host("a, n = lend()\na.append(1)", "CALLS = [[]]\ndef lend():\n    c = CALLS\n    return c, 1")),
+        ("state", host("lend().append(1)", "CALLS = []\nlend = lambda: CALLS")),
+        ("state", host("def lend():\n    return CALLS\nlend().append(1)", "CALLS = []")),
+        ("state", host("lend().append(1)", "CALLS = []\ndef own():\n    return CALLS\ndef lend():\n    return own()")),
+        ("state", host("f(3).append(1)", "@functools.lru_cache\ndef f(n):\n    return [n]")),
+        ("state", host("f(3)[0] = 1", "@functools.cache\ndef f(n):\n    return [n]")),
+        ("state", host("c = f(3)\nc += [1]", "@functools.cache\ndef f(n):\n    return [n]")),
+        ("state", host("put(CALLS)", "CALLS = []\ndef put(where):\n    where += [1]")),
+        ("state", host("put(lend())", "CALLS = []\ndef lend():\n    return CALLS\ndef put(w):\n    w.append(1)")),
+        ("state", host("def put(w=CALLS):\n    w.append(1)\nput()", "CALLS = []")),
+        ("state", host("put = lambda w: w.append(1)\nput(CALLS)", "CALLS = []")),
+        ("dunder", host("('{0._' + 'x}').format(x)")),
+        ("dunder", host("text = '{0._x}'\ntext.format(x)")),
+        ("dunder", host("'{0[}]._x}'.format(x)")),
+        ("dunder", host("'{0:{1._x}}'.format(x, x)")),
+        ("dunder", host("'{0.shape}'.format(x)")),
+        ("dunder", host("'{'.format(x)")),
+        ("dunder", host("list(map('{0._x}'.format, [x]))")),
+        ("dunder", host("f = str.format", "class Names(NamedTuple):\n    format: int")),
+        ("dunder", host("x._recorder", "class Names(NamedTuple):\n    _recorder: int")),
+        ("delegate", host("x.mean()", "class Names(NamedTuple):\n    mean: int")),
+        ("delegate", host("x.exp_()", "class Names(NamedTuple):\n    exp_: int")),
+        ("attribute", host("k = kernel\nk.run", "class Names(NamedTuple):\n    run: int")),
+        ("attribute", host("x.register_hook(print)", "class Names(NamedTuple):\n    register_hook: int")),
+        ("kernel", in_kernel("y = x.handle", "class Names(NamedTuple):\n    handle: int")),
+        ("kernel", in_kernel("y = x.data", "class Names(NamedTuple):\n    data: int")),
+        ("kernel", in_kernel("y = lambda v: eval(v)")),
+        ("import", host("system('id')", "from os import *")),
+        ("library", host("torch.ops.aten.mm(x, x)")),
+        ("builtin", host("pass", "@(lambda f: eval('f'))\ndef f():\n    pass")),
         ("definition", host("pass", "class Box:\n    def method(self):\n        pass")),
         ("definition", host("pass", "def kernel():\n    pass")),
         ("definition", host("other = triton.jit(len)")),
@@ -416,6 +533,131 @@ def test_sizes():
     assert rules(host("z = " + "+".join("1" * 150))) == {"size"}
     assert rules("x = " + "-" * 100_000 + "1") <= {"size", "syntax"} != set()
     assert rules("x = " + "(" * 5000 + ")" * 5000) <= {"size", "syntax"} != set()
+    assert check(host(f"n = {MAX_NUMBER} - {-MAX_NUMBER} + {MAX_NUMBER:#x}")) == []
+    assert rules(host(f"n = -{MAX_NUMBER + 1}")) == {"size"}
+    assert rules("if 0x" + "f" * 4000 + ":\n    pass") == {"size"}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="reads it back")
+def test_an_f_string_that_python_cannot_write_again():
+    (finding,) = check("x = f\"{'\u00ad'}\"\n")  # a character that it would escape
+    assert (finding.rule, finding.line) == ("syntax", 1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no Python 3.11")
+@pytest.mark.parametrize(
+    "code", ["def f[T: eval('1')](): pass", "class A[T]: pass", "type A = eval('1')", "def f():\n    type A = int"]
+)
+def test_type_parameters_and_aliases(code):
+    assert "definition" in rules(host("pass", code))
+
+
+# --- inherited findings -----------------------------------------------------------------------------------------------
+
+
+def left(seed: str, candidate: str) -> set[str]:
+    """What a lenient task with this seed still finds in a candidate."""
+    return {finding.message for finding in not_inherited(check(candidate), check(seed))}
+
+
+@pytest.mark.parametrize(
+    ("seed", "body", "before"),
+    [
+        (host("os.path.join('a')", "import os"), "os.system('id')", "import os"),
+        (host("os.path.join('a')", "import os"), "system('id')", "from os import path as system"),
+        (host("os.path.join('a')", "import os"), "run = os", "import os"),
+        (host("os.getcwd()", "import os"), "o.system('id')", "import os\nimport os as o"),
+        (host("import os\nos.getcwd()"), "import os\nos.remove('x')", ""),
+        (host("import os"), "from os import system\nsystem('id')", ""),
+        (host("torch.ops.aten.mm(x, x)"), "torch.ops.load_library('x')", ""),
+        (host("torch.os.getcwd()"), "torch.os.system('id')", ""),
+        (host("zeros(x)", "from numpy import *"), "load('x')", "from numpy import *"),
+        (in_kernel("y = lambda v: v"), "pass", "@triton.jit\ndef third(x):\n    y = lambda v: eval('v')"),
+        (host("pass", "@torch.compile(x=1)\ndef f():\n    pass"), "pass", "@torch.compile(eval('1'))(1)\ndef f(): 1"),
+    ],
+)
+def test_a_lenient_task_inherits_uses_not_modules(seed, body, before):
+    assert left(seed, seed) == set()
+    assert left(seed, host(body, before))
+
+
+def test_a_lenient_task_inherits_what_the_seed_uses_on_any_line():
+    seed = host("os.path.join('a')\nnp.load('x')\ntorch.ops.aten.mm(x, x)", "import os\nimport numpy as np")
+    candidate = host("pass\ntorch.ops.aten.mm(x, x)\nos.path.join('b', 'c')", "import numpy\nimport os")
+    assert left(seed, candidate) == set()
+
+
+# --- effort -----------------------------------------------------------------------------------------------------------
+
+
+def steps(source: str) -> int:
+    """Calls that the gate makes for a source."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        check(source)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def numbered(text: str, count: int) -> str:
+    return "".join(text.replace("#", str(number)) for number in range(count))
+
+
+DEEP: dict[str, Callable[[int], str]] = {
+    "views": lambda n: host("x" + ".t()" * n),
+    "attributes": lambda n: host("x" + ".T" * n),
+    "paths": lambda n: host("torch" + ".os" * n),
+    "subscripts": lambda n: host("x.t()" + "[0]" * n),
+    "calls": lambda n: host("x" + "()" * n),
+    "arguments": lambda n: host("x.view(" * n + ")" * n),
+    "operators": lambda n: host("x.t()" + " + 1" * n),
+    "powers": lambda n: host("2" + " ** 2" * n),
+    "conditions": lambda n: host("(x if x else " * n + "x" + ")" * n + ".append(1)"),
+    "lambdas": lambda n: host("lambda: " * n + "x"),
+    "comprehensions": lambda n: host("[x for x in " * n + "x" + "]" * n),
+    "branches": lambda n: HEAD + "def run(x):\n" + "".join(" " * i + " if x:\n" for i in range(n)) + " " * n + " x = 1",
+    "functions": lambda n: "".join(" " * i + "def f():\n" for i in range(n)) + " " * n + "x = 1",
+    "elif": lambda n: host("if x:\n    pass\n" + "elif x:\n    pass\n" * n),
+    "formats": lambda n: host("f'{" * 3 + "x" + "}'" * 3),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_the_effort_for_nested_code_does_not_explode(name):
+    shallow, deep = (steps(DEEP[name](n)) for n in (8, 16))
+    assert deep < 4 * shallow  # each level may look at all below it
+
+
+LONG: dict[str, Callable[[int], str]] = {
+    "constants": lambda n: HEAD + numbered("A# = [1]\n", n) + numbered("def f#(x):\n    f#(A#)\n", n),
+    "helpers": lambda n: host(";".join(f"f{i}" for i in range(n)), numbered("A# = [1]\ndef f#(): x\n", n)),
+    "targets": lambda n: HEAD + numbered("A# = ", n) + "(" + "1, " * n + ")\n" + RUN,
+    "tuple": lambda n: HEAD + numbered("A#, ", n) + " = (" + "f(), " * n + ")\n" + RUN,
+    "locals": lambda n: host(numbered("a# = ", n) + "[" + "x.t(), " * n + "]"),
+    "alternatives": lambda n: host(numbered("a# = ", n) + "A" + " or A" * n, "A = []"),
+    "branches": lambda n: host(numbered("a# = 1\n", n) + "if x: b = 1\n" * n),
+    "lambdas": lambda n: host(numbered("a# = 1\n", n) + "lambda: x.t()\n" * n),
+    "cases": lambda n: host(numbered("a# = 1\n", n) + "match x:\n" + "    case a: b = 1\n" * n),
+    "lenders": lambda n: host("f0()", numbered("A# = []\ndef f#():\n    return f0(A#)\n", n)),
+    "aliases": lambda n: host(numbered("a# = A#\n", n), numbered("A# = []\n", n)),
+    "decorators": lambda n: HEAD + "@a\n" * n + "def f(): x\n" + RUN,
+    "comparisons": lambda n: host("x < " * n + "x"),
+    "fields": lambda n: host("x", "class A(NamedTuple):\n" + numbered("    a#: int\n", n)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_effort_for_long_code_grows_with_its_length(name):
+    short, long = (steps(LONG[name](n)) for n in (100, 200))
+    assert long < 2.2 * short
 
 
 @pytest.mark.parametrize("character", ["\x00", "\x0c", "\r", "\u2028", "\u202e", "\u200b", "\ufeff", "\ud800"])

@@ -23,6 +23,7 @@ from fitness.rules.tensor import check_tensors
 __all__ = ["RULES", "gate", "not_inherited"]
 
 MAX_CHARACTERS = 200_000  # fifty times the longest kernel file we know
+MAX_NUMBER = 2**64  # Python refuses to print numbers of more than 4300 digits
 MAX_DEPTH = 100  # levels of the syntax tree; 40 branches of an elif chain need 40
 
 # Control characters other than tab and newline, lone carriage returns, line separators that Python does not count as
@@ -77,7 +78,20 @@ def read_tree(source: str) -> ast.Module | Finding:
     # What reads the tree recurses, and Python's versions differ in how deep they can.
     if (depth := _depth(tree)) > MAX_DEPTH:
         return Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")
-    return tree
+    return _check_literals(tree) or tree
+
+
+def _check_literals(tree: ast.Module) -> Finding | None:
+    """What Python parses but does not write back as text, as later readers of the tree need."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > MAX_NUMBER:
+            return Finding("size", node.lineno, "a number above 2**64; no kernel needs one")
+        if isinstance(node, ast.JoinedStr):
+            try:
+                ast.unparse(node)
+            except ValueError:  # Python 3.11: quotes or line ends inside the braces
+                return Finding("syntax", node.lineno, "this f-string cannot be read back; simplify what it formats")
+    return None
 
 
 def _check_text(source: str) -> Finding | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections.abc import Set
+from string import Formatter
 
 from fitness.rules.module import (
     FunctionNode,
@@ -22,6 +24,7 @@ from fitness.rules.names import (
     FRAME_ATTRIBUTES,
     HOOKS,
     HOST_BUILTINS,
+    INSIDES,
     JIT_OPTIONS,
     MEMORY_ATTRIBUTES,
     MODULES,
@@ -31,6 +34,7 @@ from fitness.rules.names import (
     TENSOR_VIEWS,
     TORCH_COMPUTE,
     leaf_rule,
+    refused_rule,
 )
 
 _DUNDER = re.compile(r"__\w+__")
@@ -53,6 +57,7 @@ def check_structure(module: Module, report: Report) -> None:
     for statement in module.tree.body:
         _check_statement(module, statement, report)
     _check_bindings(module, report)
+    _check_type_parameters(module, report)
     if module.entry not in module.functions:
         found = "a kernel" if module.entry in module.kernels else "no function"
         message = (
@@ -61,9 +66,7 @@ def check_structure(module: Module, report: Report) -> None:
         report("entry", module.kernels.get(module.entry, module.tree), message)
     if not module.kernels:
         report("no-kernel", module.tree, "no top-level @triton.jit function; the work has to be done by one")
-    elif module.entry in module.functions and not any(
-        _launches(module, module.functions[name]) for name in module.reachable
-    ):
+    elif module.entry in module.functions and not _launches(module):
         entry = module.functions[module.entry]
         message = f"`{module.entry}` launches none of {', '.join(module.kernels)}; write kernel[grid](...)"
         report("no-launch", entry, message)
@@ -137,13 +140,22 @@ def _check_bindings(module: Module, report: Report) -> None:
         first.add(name)
 
 
-def _launches(module: Module, function: FunctionNode) -> bool:
-    """Whether a kernel is used (subscripted, assigned, handed on) in code that can run, beyond a bare mention."""
+def _check_type_parameters(module: Module, report: Report) -> None:
+    """Bounds of type parameters and values of type aliases (Python 3.12) are code that runs when asked for."""
+    for node in ast.walk(module.tree):
+        if getattr(node, "type_params", ()) or type(node).__name__ == "TypeAlias":
+            report("definition", node, "type parameters and type aliases have no use here; leave them out")
+
+
+def _launches(module: Module) -> bool:
+    """Whether a function that the entry reaches uses a kernel or a table of kernels."""
+    names = module.kernels.keys() | module.constants_with(lambda value: bool(module.kernels.keys() & mentions(value)))
+    return any(_uses(module.functions[name], names) for name in module.reachable)
+
+
+def _uses(function: FunctionNode, names: Set[str]) -> bool:
+    """Whether one of `names` is used (subscripted, assigned, handed on) in code that can run, not only mentioned."""
     bare = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Expr)}
-    tables = {
-        name for name, values in module.constants.items() if any(module.kernels.keys() & mentions(v) for v in values)
-    }
-    names = module.kernels.keys() | tables
     return any(isinstance(n, ast.Name) and n.id in names and id(n) not in bare for n in live(function))
 
 
@@ -210,6 +222,9 @@ class HostRules(ScopedVisitor):
             allowed = "triton.jit, triton.autotune, triton.heuristics" if kernel else "torch.no_grad, functools.cache"
             text = ast.unparse(node).partition("(")[0]
             self.report("decorator", node, f"`@{text}` on `{function.name}` is not allowed; expected one of {allowed}")
+        made = call.func if call else node
+        if not self._whole_path(made):  # a decorator that an expression makes
+            arguments.append(made)
         for argument in arguments:
             self.visit(argument)
 
@@ -236,7 +251,8 @@ class HostRules(ScopedVisitor):
     visit_Yield = visit_YieldFrom = visit_Await = _refuse_generator
 
     def _refuse_import(self, node: ast.Import | ast.ImportFrom) -> None:
-        self.report("import", node, "an import inside a block or function; move it to the top of the file")
+        text = ast.unparse(node)
+        self.report("import", node, f"`{text}` inside a block or function; move it to the top of the file")
 
     visit_Import = visit_ImportFrom = _refuse_import
 
@@ -269,8 +285,7 @@ class HostRules(ScopedVisitor):
             if node.id.startswith("__") and node.id != "__all__":
                 self.report("dunder", node, f"`{node.id}` may not be set; {_ADVICE['dunder']}")
         elif node.id in self.module.imports:
-            if not self._refused(node.id):
-                self._check_path(node, self.module.imports[node.id])
+            self._check_path(node, self.module.imports[node.id])
         elif self.module.defines(node.id):
             pass
         elif _DUNDER.fullmatch(node.id):
@@ -279,24 +294,33 @@ class HostRules(ScopedVisitor):
             self.report(
                 "builtin", node, f"`{node.id}` is not available to a candidate; it needs numbers and launches only"
             )
+        elif "*" in self.module.imports and not hasattr(builtins, node.id):
+            self.report("import", node, f"`{node.id}` may come from an `import *`; {_ADVICE['import']}")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not isinstance(node.ctx, ast.Load):
             self.visit(node.value)
             return  # setting attributes is refused by rules_state
         path = self.module.path(node, self.local)
+        whole = self._whole_path(node)
         if path is not None:
             self._check_path(node, path)
-            return
-        inner = self.module.path(node.value, self.local)
-        if inner is None or inner in MODULES or leaf_rule(inner) in (None, "delegate"):  # else that is the finding
+        elif whole and (rule := refused_rule(whole)):
+            # Each by its whole path, so that a seed which may use one of them lets no other pass.
+            self.report(rule, node, f"`{whole}` is not available to host code; {_ADVICE[rule]}")
+        else:
             self._check_value_attribute(node)
-        self.visit(node.value)
+            self.visit(node.value)
 
-    def _refused(self, name: str) -> bool:
-        """Whether the import of `name` is reported already: then its uses are not."""
-        path = "" if name in self.local else self.module.imports.get(name, "")
-        return path not in MODULES and path != "" and leaf_rule(path) == "import"
+    def _whole_path(self, node: ast.expr) -> str | None:
+        """All names of a chain such as `os.path.join` that starts at an import."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and node.id in self.module.imports and node.id not in self.local:
+            return ".".join([self.module.imports[node.id], *reversed(names)])
+        return None
 
     def _check_path(self, node: ast.AST, path: str) -> None:
         if path in MODULES:
@@ -312,8 +336,6 @@ class HostRules(ScopedVisitor):
 
     def _check_value_attribute(self, node: ast.Attribute) -> None:
         name, root = node.attr, node.value.id if isinstance(node.value, ast.Name) else ""
-        if self._refused(root):
-            return
         if _DUNDER.fullmatch(name):
             self.report("dunder", node, f"`.{name}` is private; {_ADVICE['dunder']}")
         elif name in FRAME_ATTRIBUTES:
@@ -324,14 +346,16 @@ class HostRules(ScopedVisitor):
             self.report("launch", node, f"`{root}.{name}`: a kernel is launched as {root}[grid](...), nothing else")
         elif root in self.module.functions and root not in self.local:
             self.report("state", node, f"`{root}.{name}`: functions carry no attributes; use arguments")
-        elif name in _VALUE_ATTRIBUTES or name in self.module.fields:
+        elif name in ("format", "format_map"):  # visit_Call knows the texts that may be formatted
+            self.report("dunder", node, f"`.{name}` may read attributes that no rule sees; write an f-string")
+        elif name in _VALUE_ATTRIBUTES:
             pass
         elif name.removesuffix("_") in TORCH_COMPUTE:
             if self.used and not self.allow_delegation:
                 self.report("delegate", node, f"`.{name}` computes with torch on the host; {_ADVICE['delegate']}")
         elif name.startswith("_"):
             self.report("dunder", node, f"`.{name}` is private; {_ADVICE['dunder']}")
-        else:
+        elif name not in self.module.fields or name in INSIDES:
             self.report("attribute", node, f"`.{name}` is not needed to allocate, view and launch; leave it out")
 
     # --- calls
@@ -345,7 +369,22 @@ class HostRules(ScopedVisitor):
                 self.report("autotune", keyword.value, f"`{keyword.arg}` is not allowed; the evaluator tunes and times")
             elif keyword.arg == "out" and path.startswith("torch.") and self.used and not self.allow_delegation:
                 self.report("delegate", keyword.value, f"`{path}(out=...)` writes results; {_ADVICE['delegate']}")
-        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(value=ast.Constant(value=str(text)), attr="format") if _names_only(text):
+                for part in (node.func.value, *node.args, *node.keywords):
+                    self.visit(part)
+            case _:
+                self.generic_visit(node)
+
+
+def _names_only(text: str) -> bool:
+    """Whether a format text asks for its arguments as they are: `{0.name}` and `{0[name]}` read what is in them."""
+    try:
+        fields = list(Formatter().parse(text))
+        inner = [field for _, _, spec, _ in fields for field in Formatter().parse(spec or "")]  # no deeper, for Python
+    except ValueError:  # it would raise where it runs, too
+        return False
+    return all(not {".", "["} & set(name or "") for _, name, _, _ in (*fields, *inner))
 
 
 def check_host(module: Module, report: Report, *, allow_delegation: bool) -> None:

@@ -9,14 +9,17 @@ import re
 from fitness.rules.module import Module, Report, ScopedVisitor
 from fitness.rules.names import (
     FRAME_ATTRIBUTES,
+    INSIDES,
     KERNEL_ATTRIBUTES,
     KERNEL_BUILTINS,
     KERNEL_LANGUAGE,
+    MEMORY_ATTRIBUTES,
     MODULES,
     leaf_rule,
 )
 
 _DUNDER = re.compile(r"__\w+__")
+_NO_FIELDS = INSIDES | MEMORY_ATTRIBUTES | {"format", "format_map"}  # read more than a field
 _TRITON = ("triton.cdiv", "triton.next_power_of_2")
 _FORBIDDEN = (
     ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef,
@@ -31,8 +34,7 @@ class KernelRules(ScopedVisitor):
             self.report(
                 "kernel", node, f"`{type(node).__name__.lower()}` has no place in a kernel; use plain statements"
             )
-        else:
-            super().visit(node)
+        super().visit(node)  # a lenient task may inherit that finding, but not what is inside
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str) and _DUNDER.search(node.value):
@@ -67,7 +69,7 @@ class KernelRules(ScopedVisitor):
             self.report("frame", node, f"`.{node.attr}` reaches into the interpreter; no frames or code objects")
         elif node.attr.startswith("_"):
             self.report("dunder", node, f"`.{node.attr}` is private; use public attributes")
-        elif node.attr not in KERNEL_ATTRIBUTES and node.attr not in self.module.fields:
+        elif node.attr not in KERNEL_ATTRIBUTES and (node.attr not in self.module.fields or node.attr in _NO_FIELDS):
             self.report("kernel", node, f"`.{node.attr}` is no attribute of tensors in a kernel; use triton.language")
         self.visit(node.value)
 

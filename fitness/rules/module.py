@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 from fitness.rules.names import MODULES
@@ -28,7 +28,7 @@ class Module:
     bound: list[tuple[str, ast.stmt]] = field(default_factory=list)  # every binding, in order
     reachable: frozenset[str] = frozenset()
 
-    def path(self, node: ast.AST, local: frozenset[str] = frozenset()) -> str | None:
+    def path(self, node: ast.AST, local: Container[str] = frozenset()) -> str | None:
         """The dotted path of `node` where it denotes an importable module or a name in one, e.g. "torch.float32"."""
         match node:
             case ast.Name(id=name) if name not in local:
@@ -41,29 +41,58 @@ class Module:
     def defines(self, name: str) -> bool:
         return any(name in table for table in (self.kernels, self.functions, self.classes, self.constants))
 
+    def constants_with(self, test: Callable[[ast.expr], bool]) -> frozenset[str]:
+        """Names of constants one of whose values passes; a value that many names share is looked at once."""
+        values = {id(value): value for bound in self.constants.values() for value in bound}
+        passed = {key for key, value in values.items() if test(value)}
+        return frozenset(name for name, bound in self.constants.items() if any(id(v) in passed for v in bound))
+
 
 def read_module(tree: ast.Module, entry: str) -> Module:
     module = Module(tree, entry)
     for statement in tree.body:
         _bind(module, statement)
+    for node in ast.walk(tree):  # refused where they are, but a lenient task may inherit that: then their uses count
+        for name, path in _imported(node):
+            module.imports.setdefault(name, path)
     module.reachable = _reachable(module)
     return module
 
 
 def is_main_guard(node: ast.stmt) -> bool:
     """`if __name__ == "__main__":` without an else: never run by the evaluator."""
-    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
+    match node:
+        case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]), orelse=[]):
+            return True
+    return False
 
 
 def is_import_fallback(node: ast.stmt) -> bool:
-    """`try: from triton.language.extra import libdevice`, and on ImportError the same from where it used to be."""
+    """`try: from triton.language.extra import libdevice`, and on ImportError the same from where it used to be.
+
+    The other rules skip such a statement, so nothing in it may do more than bind the names that its body says.
+    """
     if not isinstance(node, ast.Try) or node.orelse or node.finalbody:
         return False
-    errors = {name.id for h in node.handlers for name in ast.walk(h.type or h) if isinstance(name, ast.Name)}
-    bodies = [*node.body, *(statement for h in node.handlers for statement in h.body)]
-    return errors <= {"ImportError", "ModuleNotFoundError"} and all(
-        isinstance(s, ast.ImportFrom) and (s.module or "").startswith("triton.language") for s in bodies
-    )
+    names = _language_names(node.body)
+    return names is not None and all(_on_import_error(h) and _language_names(h.body) == names for h in node.handlers)
+
+
+def _on_import_error(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler names errors of imports: a type is evaluated, so no other expression will do."""
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else filter(None, [handler.type])
+    errors = ("ImportError", "ModuleNotFoundError")
+    return handler.name is None and all(isinstance(t, ast.Name) and t.id in errors for t in types)
+
+
+def _language_names(body: list[ast.stmt]) -> set[str] | None:
+    """What a body of imports from the kernel language binds, None for other bodies."""
+    names: set[str] = set()
+    for node in body:
+        if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith("triton.language.") or node.level:
+            return None
+        names |= {alias.asname or alias.name for alias in node.names}
+    return names
 
 
 def is_module_alias(node: ast.stmt, module: Module) -> bool:
@@ -80,13 +109,9 @@ def is_import(node: ast.stmt, module: Module) -> bool:
 
 def _bind(module: Module, node: ast.stmt) -> None:
     match node:
-        case ast.Import():
-            for alias in node.names:
-                name = alias.asname or alias.name.partition(".")[0]
-                _import(module, name, alias.name if alias.asname else name, node)
-        case ast.ImportFrom():
-            for alias in node.names:
-                _import(module, alias.asname or alias.name, f"{node.module}.{alias.name}", node)
+        case ast.Import() | ast.ImportFrom():
+            for name, path in _imported(node):
+                _import(module, name, path, node)
         case ast.Try() if is_import_fallback(node):
             for statement in node.body:
                 _bind(module, statement)
@@ -109,6 +134,18 @@ def _bind(module: Module, node: ast.stmt) -> None:
                 if isinstance(target, ast.Name) and not _is_load(target):
                     module.constants.setdefault(target.id, []).append(node.value)  # type: ignore[arg-type]
                     module.bound.append((target.id, node))
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that an import binds, with their dotted paths."""
+    match node:
+        case ast.Import():
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                yield name, alias.name if alias.asname else name
+        case ast.ImportFrom():
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
 def _import(module: Module, name: str, path: str, node: ast.stmt) -> None:

@@ -134,9 +134,51 @@ TORCH_COMPUTE = words("""
     xlogy _softmax
 """)
 
-# Modules of torch whose every public function computes.
-_COMPUTE_MODULES = words("torch.nn.functional torch.special torch.linalg torch.fft")
-_FUNCTIONAL_LEAKS = words("torch math warnings importlib utils grad Tensor np sym_int")
+_TORCH_MODULES = words("torch.random")  # named like the method that computes
+
+# Modules of torch whose functions compute.  They also hold what they import, which leads anywhere.
+_COMPUTE_MODULES: dict[str, frozenset[str]] = {
+    "torch.nn.functional": words("""
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+        adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices adaptive_max_pool3d
+        adaptive_max_pool3d_with_indices affine_grid alpha_dropout avg_pool1d avg_pool2d avg_pool3d batch_norm
+        bilinear binary_cross_entropy binary_cross_entropy_with_logits celu celu_ channel_shuffle conv1d conv2d
+        conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d cosine_embedding_loss cosine_similarity
+        cross_entropy ctc_loss dropout dropout1d dropout2d dropout3d elu elu_ embedding embedding_bag
+        feature_alpha_dropout fold fractional_max_pool2d fractional_max_pool2d_with_indices fractional_max_pool3d
+        fractional_max_pool3d_with_indices gaussian_nll_loss gelu glu grid_sample group_norm grouped_mm
+        gumbel_softmax hardshrink hardsigmoid hardswish hardtanh hardtanh_ hinge_embedding_loss huber_loss
+        instance_norm interpolate kl_div l1_loss layer_norm leaky_relu leaky_relu_ linear linear_cross_entropy
+        local_response_norm log_softmax logsigmoid lp_pool1d lp_pool2d lp_pool3d margin_ranking_loss max_pool1d
+        max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool1d
+        max_unpool2d max_unpool3d mish mse_loss multi_head_attention_forward multi_margin_loss
+        multilabel_margin_loss multilabel_soft_margin_loss native_channel_shuffle nll_loss normalize one_hot pad
+        pairwise_distance pdist pixel_shuffle pixel_unshuffle poisson_nll_loss prelu relu relu6 relu_ rms_norm rrelu
+        rrelu_ scaled_dot_product_attention scaled_grouped_mm scaled_mm selu selu_ sigmoid silu smooth_l1_loss
+        soft_margin_loss softmax softmin softplus softshrink softsign tanh tanhshrink threshold threshold_
+        triplet_margin_loss triplet_margin_with_distance_loss unfold upsample upsample_bilinear upsample_nearest
+    """),
+    "torch.special": words("""
+        airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t chebyshev_polynomial_u
+        chebyshev_polynomial_v chebyshev_polynomial_w digamma entr erf erfc erfcx erfinv exp2 expit expm1 gammainc
+        gammaincc gammaln hermite_polynomial_h hermite_polynomial_he i0 i0e i1 i1e laguerre_polynomial_l
+        legendre_polynomial_p log1p log_ndtr log_softmax logit logsumexp modified_bessel_i0 modified_bessel_i1
+        modified_bessel_k0 modified_bessel_k1 multigammaln ndtr ndtri polygamma psi round scaled_modified_bessel_k0
+        scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w sinc softmax spherical_bessel_j0 xlog1py xlogy
+        zeta
+    """),
+    "torch.linalg": words("""
+        cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv inv_ex
+        ldl_factor ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matmul matrix_exp matrix_norm
+        matrix_power matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals
+        tensorinv tensorsolve vander vecdot vector_norm
+    """),
+    "torch.fft": words("""
+        fft fft2 fftfreq fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2
+        irfftn rfft rfft2 rfftfreq rfftn
+    """),
+}
 
 # --- attributes of values --------------------------------------------------------------------------------------------
 
@@ -164,7 +206,7 @@ OTHER_ATTRIBUTES = words("""
     shared_memory_per_multiprocessor regs_per_multiprocessor max_threads_per_multi_processor L2_cache_size arch backend
     kwargs num_warps num_stages num_ctas maxnreg all_kwargs value numel append extend insert pop remove clear sort
     reverse index count copy items keys values get update setdefault add discard union intersection difference issubset
-    split join strip startswith endswith lower upper replace format bit_length bit_count is_integer as_integer_ratio
+    split join strip startswith endswith lower upper replace bit_length bit_count is_integer as_integer_ratio
     _replace _asdict
 """)
 
@@ -195,6 +237,14 @@ CODE_OPTIONS = words("extern_libs ir_override ptx_options backend_name instrumen
 HOOKS = words("pre_hook post_hook do_bench")
 JIT_OPTIONS = words("do_not_specialize do_not_specialize_on_alignment debug noinline version")
 
+# What kernels, the values in them and tensors are made of.  A field of a record does not make these names legal: an
+# attribute may belong to anything, so the name of a field has to be harmless on everything else.
+INSIDES = words("""
+    handle fn base_fn run warmup preload src raw_src configs device_caches create_binder pre_run_hooks add_pre_run_hook
+    apply_ map_ map2_ as_subclass backward grad_fn register_hook register_post_accumulate_grad_hook module_load
+    fake_mode fake_device real_tensor
+""")
+
 # What kernels ask of values: methods of tl.tensor, dtypes, tensor descriptors, constexpr, tuples.
 KERNEL_ATTRIBUTES = words("""
     T abs advance argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or
@@ -212,12 +262,26 @@ def is_private(name: str) -> bool:
     return name.startswith("_")
 
 
+def refused_rule(path: str) -> str | None:
+    """The rule that a chain of names from an import, such as `os.path.join`, breaks whatever the task.
+
+    It is that of the first name which is no module of MODULES; what follows a name that may be used is a value's.
+    """
+    end = -1
+    while (end := path.find(".", end + 1)) >= 0 and path[:end] in MODULES:
+        pass
+    rule = leaf_rule(path if end < 0 else path[:end])
+    return None if path in MODULES or rule == "delegate" else rule
+
+
 def leaf_rule(path: str) -> str | None:
     """The rule that the use of `path` (a name in one of MODULES) breaks, None where it is allowed.
 
     "delegate" is left to the caller: it depends on the task and on whether the entry reaches the use.
     """
     module, _, name = path.rpartition(".")
+    if path in _TORCH_MODULES:
+        return "library"
     if module == "torch" and name in TORCH_COMPUTE:
         return "delegate"
     if is_private(name):
@@ -229,7 +293,7 @@ def leaf_rule(path: str) -> str | None:
     if module == "torch":
         return None if name in TORCH_TENSORS | TORCH_FACTS else "library"
     if module in _COMPUTE_MODULES:
-        return "library" if name in _FUNCTIONAL_LEAKS else "delegate"
+        return "delegate" if name in _COMPUTE_MODULES[module] else "library"
     if module in KERNEL_LANGUAGE:
         return "library" if name in _LEAKS else None
     if module not in _MODULE_NAMES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from fitness.rules.module import (
     COMPREHENSIONS,
@@ -13,32 +13,12 @@ from fitness.rules.module import (
     ScopedVisitor,
     is_import,
     is_main_guard,
-    parameters,
 )
 from fitness.rules.names import TENSOR_VIEWS, TORCH_TENSORS, words
+from fitness.rules.sharing import MAKERS, MUTATORS, Aliases, Sharing, eager, is_new_container, sources
 
-_MUTATORS = words("""
-    append extend insert pop popitem remove clear sort reverse update setdefault add discard appendleft move_to_end
-""")
-_REACHES_INSIDE = words("get items values setdefault pop")  # methods that hand out what a container holds
 _LAZY_BUILTINS = words("iter map filter zip enumerate reversed")
 _CONSUMERS = words("list tuple dict set frozenset sorted sum min max any all")
-_MAKERS = words("list dict set")
-_CACHES = ("functools.lru_cache", "functools.cache")
-
-
-def root(node: ast.AST) -> ast.Name | None:
-    """The name that an access such as `CACHE[k].items()` starts from."""
-    while True:
-        match node:
-            case ast.Attribute(value=value) | ast.Subscript(value=value) | ast.Starred(value=value):
-                node = value
-            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _REACHES_INSIDE:
-                node = value
-            case ast.Name():
-                return node
-            case _:
-                return None
 
 
 class StateRules(ScopedVisitor):
@@ -46,11 +26,9 @@ class StateRules(ScopedVisitor):
 
     def __init__(self, module: Module, report: Report) -> None:
         super().__init__(module, report)
-        self.aliases: frozenset[str] = frozenset()  # local names for things inside globals
-        self.writers = {name for name, function in module.functions.items() if _writes_parameters(function)}
-        self.containers = {
-            n for n, values in module.constants.items() if any(not _immutable(module, v) for v in values)
-        }
+        self.shared = Sharing(module)
+        self.aliases = Aliases()  # of the function being visited
+        self.globals = {*module.imports, *(name for name, _ in module.bound)}
 
     def check(self) -> None:
         for statement in self.module.tree.body:
@@ -75,38 +53,28 @@ class StateRules(ScopedVisitor):
         for default in (*node.args.defaults, *node.args.kw_defaults):
             if default is not None:
                 self._check_default(default, f"the default of a parameter of `{node.name}`")
-        if any(self.module.path(d.func if isinstance(d, ast.Call) else d) in _CACHES for d in node.decorator_list):
+        if self.shared.is_cached(node):
             self._check_cached(node)
-        self.aliases = self._aliases(node)
+        self.aliases = self.shared.aliases(node)
         self.visit_body(node)
-        self.aliases = frozenset()
+        self.aliases = Aliases()
 
-    def _aliases(self, function: ast.FunctionDef) -> frozenset[str]:
-        """Local names bound to a global container or to something inside one."""
-        names: set[str] = set()
-        for _ in range(2):  # an alias of an alias is seen in the second round
-            for node in ast.walk(function):
-                match node:
-                    case ast.Assign(targets=targets, value=value):
-                        pass
-                    case ast.For(target=target, iter=value) | ast.NamedExpr(target=target, value=value):
-                        targets = [target]
-                    case ast.AnnAssign(target=target, value=ast.expr() as value):
-                        targets = [target]
-                    case _:
-                        continue
-                source = root(value)
-                if source is not None and source.id in self.containers | names:
-                    names |= {t.id for top in targets for t in ast.walk(top) if isinstance(t, ast.Name)}
-        return frozenset(names)
+    def _outlives(self, node: ast.AST, among: Container[str] | None = None) -> str | None:
+        """The name of the global thing (one of `among`, where given) that a write to `node` changes."""
+        for source in sources(node, self.shared.lenders):
+            if isinstance(source, ast.Call):
+                return f"{ast.unparse(source.func)}(...)"
+            known = source.id in (self.globals if among is None else among)
+            if source.id in self.aliases.names or (known and source.id not in self.local):
+                return source.id
+        return None
 
-    def _outlives(self, node: ast.AST) -> str | None:
-        """The name of the global thing that a write to `node` changes."""
-        name = root(node)
-        if name is None:
-            return None
-        shared = name.id not in self.local and (self.module.defines(name.id) or name.id in self.module.imports)
-        return name.id if shared or name.id in self.aliases else None
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        match node.target:  # on a number, `+=` makes a new one
+            case ast.Name(id=name) if name in self.aliases.names:
+                if name in self.aliases.whole or is_new_container(node.value, self.aliases.lists):
+                    self.report("state", node, f"`{name}` outlives the call and is extended; use a local variable")
+        self.generic_visit(node)
 
     def _refuse_declaration(self, node: ast.Global | ast.Nonlocal) -> None:
         keyword = type(node).__name__.lower()
@@ -116,7 +84,7 @@ class StateRules(ScopedVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load):
-            if node.attr in _MUTATORS and self.module.path(node, self.local) is None:
+            if node.attr in MUTATORS and self.module.path(node, self.local) is None:
                 name = self._outlives(node.value)
                 if name is not None:
                     message = f"`{name}...{node.attr}` changes what outlives the call; use a local variable"
@@ -137,14 +105,14 @@ class StateRules(ScopedVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        shared = [n for a in node.args if (n := self._outlives(a)) and n in self.containers | self.aliases]
+        shared = next(filter(None, (self._outlives(a, self.shared.containers) for a in node.args)), None)
         match node.func:
             case ast.Name(id="next") if node.args and (name := self._outlives(node.args[0])):
                 self.report("state", node, f"`next({name})` counts calls; use arguments")
-            case ast.Name(id=function) if function in self.writers and shared:
-                self.report("state", node, f"`{function}` writes to `{shared[0]}`, which outlives the call; copy it")
-            case ast.Attribute(value=ast.Name(id=kind), attr=attr) if kind in _MAKERS and attr in _MUTATORS and shared:
-                self.report("state", node, f"`{kind}.{attr}` changes `{shared[0]}`, which outlives the call; copy it")
+            case ast.Name(id=function) if function in self.shared.writers and shared:
+                self.report("state", node, f"`{function}` writes to `{shared}`, which outlives the call; copy it")
+            case ast.Attribute(value=ast.Name(id=kind), attr=attr) if kind in MAKERS and attr in MUTATORS and shared:
+                self.report("state", node, f"`{kind}.{attr}` changes `{shared}`, which outlives the call; copy it")
         self.generic_visit(node)
 
     # --- what outlives calls in the first place
@@ -154,14 +122,14 @@ class StateRules(ScopedVisitor):
             return
         for lazy in _lazy(self.module, node.value):
             self.report("state", lazy, "a global iterator remembers how far it was read; make it a tuple")
-        for call in _eager(node.value):
+        for call in eager(node.value):
             path = self.module.path(call.func) if isinstance(call, ast.Call) else None
             if path and path.startswith("torch.") and path.removeprefix("torch.") in TORCH_TENSORS:
                 self.report("state", call, f"a global tensor ({path}) outlives the call; allocate it in the entry")
 
     def _check_default(self, node: ast.expr, what: str) -> None:
         for part in ast.walk(node):
-            shared = isinstance(part, ast.Name) and part.id in self.containers
+            shared = isinstance(part, ast.Name) and part.id in self.shared.containers
             called = isinstance(part, ast.Call) and self.module.path(part.func) is None
             if shared or called or isinstance(part, (ast.List, ast.Dict, ast.Set, ast.Lambda, *COMPREHENSIONS)):
                 self.report("state", node, f"{what} is made once and shared by all calls; use None or a number")
@@ -181,38 +149,6 @@ class StateRules(ScopedVisitor):
             if launched or made or asked:
                 self.report("state", node, f"the cache of `{node.name}` would keep tensors between calls; remove it")
                 return
-
-
-def _writes_parameters(function: FunctionNode) -> bool:
-    """Whether the function stores into, or calls a changing method of, one of its parameters."""
-    own = {a.arg for a in parameters(function.args)}
-    for node in ast.walk(function):
-        stored = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-        if stored or (isinstance(node, ast.Attribute) and node.attr in _MUTATORS):
-            name = root(node)
-            if name is not None and name.id in own:
-                return True
-    return False
-
-
-def _immutable(module: Module, node: ast.expr) -> bool:
-    """Whether nothing inside the value can be written: numbers, text, names of modules, tuples of such."""
-    for part in _eager(node):
-        if isinstance(part, (ast.List, ast.Dict, ast.Set, *COMPREHENSIONS)):
-            return False
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-            name = part.func.id
-            if name in _MAKERS or name in module.functions or name in module.classes:
-                return False
-    return True
-
-
-def _eager(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of an expression that are evaluated with it: not the bodies of lambdas."""
-    yield node
-    if not isinstance(node, ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from _eager(child)
 
 
 def _lazy(module: Module, node: ast.AST, consumed: bool = False) -> Iterator[ast.AST]:

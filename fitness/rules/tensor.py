@@ -7,13 +7,14 @@ because the recorder counts every delegated ATen operator exactly.  The gate's p
 from __future__ import annotations
 
 import ast
+from collections import ChainMap
 from typing import Literal
 
 from fitness.rules.module import FunctionNode, Module, Report, bound_names, parameters
 from fitness.rules.names import TENSOR_FACTS, TENSOR_VIEW_LISTS, TENSOR_VIEWS, TORCH_TENSORS, words
 
 Kind = Literal["tensor", "other"] | None  # None: not known
-Kinds = dict[str, Kind]
+Kinds = ChainMap[str, Kind]  # branches and inner functions write to a layer of their own, so nothing is copied
 
 # Only tensors have these, so a parameter that is asked for one is a tensor, and so is what the views return.
 _EVIDENCE = words(
@@ -37,7 +38,7 @@ class TensorFlow:
 
     def function(self, node: FunctionNode, outer: Kinds) -> None:
         names = bound_names(node.body)
-        kinds = {**outer, **dict.fromkeys(names)}
+        kinds: Kinds = outer.new_child(dict.fromkeys(names))
         asked = _asked_names(node)
         for parameter in parameters(node.args):
             annotation = parameter.annotation and self.module.path(parameter.annotation)
@@ -54,10 +55,9 @@ class TensorFlow:
     def statement(self, node: ast.stmt, kinds: Kinds) -> bool:
         match node:
             case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    self.assign(target, value, kinds)
+                self.assign(targets, value, kinds)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self.assign(target, value, kinds)
+                self.assign([target], value, kinds)
             case ast.AugAssign(target=target, value=value):
                 operands = (self.kind(_as_load(target), kinds), self.kind(value, kinds))
                 if "tensor" in operands or isinstance(node.op, ast.MatMult):
@@ -98,27 +98,29 @@ class TensorFlow:
         self.block(node.orelse, kinds)
 
     def _branches(self, kinds: Kinds, *bodies: list[ast.stmt]) -> None:
-        """Follow each body on a copy, and keep what all that go on agree on."""
+        """Follow each body on a layer of its own, and keep what all that go on agree on."""
         ends = []
         for body in bodies:
-            after = dict(kinds)
+            after = kinds.new_child()
             if not self.block(body, after):
                 ends.append(after)
-        for name in kinds if ends else ():
-            found = {end.get(name) for end in ends}
+        for name in {name for end in ends for name in end.maps[0] if name in kinds}:
+            found = {end[name] for end in ends}
             kinds[name] = found.pop() if len(found) == 1 else None
 
-    def assign(self, target: ast.expr, value: ast.expr, kinds: Kinds) -> None:
-        if isinstance(target, (ast.Tuple, ast.List)):
-            if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
-                found = [self.kind(v, kinds) for v in value.elts]
-            else:
-                whole = self.kind(value, kinds)
-                found = ["other" if whole == "other" else None] * len(target.elts)
+    def assign(self, targets: list[ast.expr], value: ast.expr, kinds: Kinds) -> None:
+        """Bind the targets of `a = b, c = value`; the value is followed once, however many there are."""
+        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+        each = [self.kind(part, kinds) for part in parts]
+        whole = None if parts else self.kind(value, kinds)
+        for target in targets:
+            if not isinstance(target, (ast.Tuple, ast.List)):
+                self._set(target, whole, kinds)
+                continue
+            unknown: list[Kind] = ["other" if whole == "other" else None] * len(target.elts)
+            found = each if len(each) == len(target.elts) else unknown
             for part, kind in zip(target.elts, found, strict=True):
                 self._set(part, kind, kinds)
-        else:
-            self._set(target, self.kind(value, kinds), kinds)
 
     def _set(self, target: ast.expr, kind: Kind, kinds: Kinds) -> None:
         if isinstance(target, ast.Name):
@@ -143,7 +145,7 @@ class TensorFlow:
             case ast.Name(id=name):
                 return kinds.get(name)
             case ast.NamedExpr(target=target, value=value):
-                self.assign(target, value, kinds)
+                self.assign([target], value, kinds)
                 return kinds.get(target.id)
             case ast.Attribute():
                 return self._attribute(node, kinds)
@@ -162,10 +164,10 @@ class TensorFlow:
             case ast.BinOp() | ast.UnaryOp() | ast.Compare():
                 return self._operator(node, kinds)
             case ast.Lambda(args=args, body=body):
-                self.kind(body, {**kinds, **dict.fromkeys(a.arg for a in parameters(args))})
+                self.kind(body, kinds.new_child(dict.fromkeys(a.arg for a in parameters(args))))
                 return "other"
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-                inner = dict(kinds)
+                inner = kinds.new_child()
                 for generator in node.generators:
                     self.kind(generator.iter, inner)
                     self._forget(generator.target, inner)
@@ -183,12 +185,16 @@ class TensorFlow:
                 self._children(child, kinds)
 
     def _path(self, node: ast.expr, kinds: Kinds) -> str | None:
-        return self.module.path(node, frozenset(kinds))
+        return self.module.path(node, kinds)
 
     def _attribute(self, node: ast.Attribute, kinds: Kinds) -> Kind:
         if self._path(node, kinds) is not None:
             return "other"
-        if self.kind(node.value, kinds) != "tensor":
+        return self._of_value(node, self.kind(node.value, kinds))
+
+    def _of_value(self, node: ast.Attribute, base: Kind) -> Kind:
+        """The kind of an attribute of what is of kind `base`."""
+        if base != "tensor":
             return None
         if node.attr in ("T", "mT"):
             return "tensor"
@@ -203,9 +209,9 @@ class TensorFlow:
             return "tensor" if path.startswith("torch.") and path.removeprefix("torch.") in TORCH_TENSORS else None
         match node.func:
             case ast.Attribute(value=value, attr=attr):
-                base = self._attribute(node.func, kinds)
-                tensor = base is not None and self.kind_quietly(value, kinds) == "tensor"
-                if attr in (TENSOR_VIEWS if tensor else _ONLY_TENSOR_VIEWS):
+                base = self.kind(value, kinds)
+                self._of_value(node.func, base)
+                if attr in (TENSOR_VIEWS if base == "tensor" else _ONLY_TENSOR_VIEWS):
                     return "tensor"
                 return "other" if attr in TENSOR_FACTS else None
             case ast.Name(id=name) if name in _COMPUTING_BUILTINS and name not in kinds:
@@ -216,10 +222,6 @@ class TensorFlow:
                 return "other" if name in _NUMBERS else None
         self.kind(node.func, kinds)
         return None
-
-    def kind_quietly(self, node: ast.expr, kinds: Kinds) -> Kind:
-        """`kind` of something already visited: nothing is reported twice."""
-        return TensorFlow(self.module, lambda rule, where, message: None).kind(node, dict(kinds))
 
     def _operator(self, node: ast.BinOp | ast.UnaryOp | ast.Compare, kinds: Kinds) -> Kind:
         match node:
@@ -262,4 +264,4 @@ def check_tensors(module: Module, report: Report) -> None:
     flow = TensorFlow(module, report)
     for name, function in module.functions.items():
         if name in module.reachable:
-            flow.function(function, {})
+            flow.function(function, ChainMap())

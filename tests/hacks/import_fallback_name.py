@@ -1,0 +1,36 @@
+"""task: softmax
+verdict: rejected
+stage: gate
+rule: top-level
+harmless: yes
+why: the fallback of an import binds another name than the import, here that of torch
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+try:
+    from triton.language.extra import libdevice
+except ImportError:
+    from triton.language import math as torch
+
+
+@triton.jit
+def softmax_kernel(x_ptr, y_ptr, stride, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < n_cols
+    x = tl.load(x_ptr + row * stride + columns, mask=mask, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + row * stride + columns, e / tl.sum(e, axis=0), mask=mask)
+
+
+def launch(x):
+    y = torch.empty_like(x)
+    softmax_kernel[(x.shape[0],)](x, y, x.stride(0), x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+def softmax(x):
+    return launch(x)
