@@ -206,6 +206,26 @@ def test_operators_are_noted_where_the_task_does_not_allow_them(compare, task):
     assert "work delegated to aten.add.Tensor (line 4), aten.mul.Tensor (line 4), aten.sum" in report.message
 
 
+LATER = """
+from functools import reduce
+from operator import add, mul
+import torch
+
+CALLS = [0]
+
+def shifted(x):
+    CALLS.append(0)
+    if len(CALLS) > 30:  # when those of verification are over
+        return reduce(add, (reduce(mul, (x, 2.0)), x.sum(1, keepdim=True)))
+    return torch.tensor([[2 * v + sum(row) for v in row] for row in x.tolist()], dtype=x.dtype)
+"""
+
+
+def test_operators_are_noted_between_timed_calls_too(compare, task):
+    report = compare(LATER, dataclasses.replace(task, allow_delegation=False))
+    assert report.verdict is Verdict.REJECTED and "work delegated to" in report.message, report
+
+
 def test_copies_views_and_values_are_no_work_of_operators():
     x = torch.randn(4, 4)
     with Watcher() as watcher:

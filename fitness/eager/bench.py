@@ -159,16 +159,21 @@ class Comparison:
         for variant, number in replays(self.task, case, self._key):
             where, key = f"{case.name} ({case.role}), inputs {variant!r}", self._key + number
             self._load(own, case, [key], variant)
-            digests, operators, _ = own.call(1, watch=True)
-            if operators and not self.task.allow_delegation:
-                message = f"work delegated to {', '.join(sorted(operators))}; compute it in the Triton kernel"
-                raise Stop("verify", Verdict.REJECTED, message)
+            digests = self._watched(own)
             self._compare(own, case, [key], digests, where, tally, variant)
             if number == FRESH - 1 and self.task.deterministic:  # the same once more
                 self._load(own, case, [key], variant)
                 if own.call(1)[0] != digests:
                     message = f"{where}: calls on the same inputs differ: a race, or memory read before it is written"
                     raise Stop("verify", Verdict.WRONG, f"{message}; a task may say `deterministic = False`")
+
+    def _watched(self, own: _Process) -> Sequence[Sequence[str]]:
+        """Digests of a call in which operators are noted.  Raises Stop where they may not do the work."""
+        digests, operators, _ = own.call(1, watch=True)
+        if operators and not self.task.allow_delegation:
+            message = f"work delegated to {', '.join(sorted(operators))}; compute it in the Triton kernel"
+            raise Stop("verify", Verdict.REJECTED, message)
+        return digests
 
     def _load(self, process: _Process, case: Case, keys: Sequence[int], variant: str = "normal") -> None:
         process.load([self._drawn(case, key, variant) for key in keys], self.task.written)
@@ -202,13 +207,16 @@ class Comparison:
     def _timed(self, own: _Process, base: _Process, case: Case, tally: Tally) -> Timing:
         """Pairs of samples of alternating order, each pair on inputs of its own, the same ones for both."""
         calls = self._calls(case)
-        looked_at = set(self._looked_at.sample(range(PAIRS), LOOKED_AT))
+        looked_at, watched = (set(self._looked_at.sample(range(PAIRS), LOOKED_AT)) for _ in range(2))
         for process in (own, base):  # what is compiled or tuned at the first call of a size
             self._load(process, case, [self._key + FRESH + PAIRS * calls + i for i in range(calls)])
             process.call(calls)
         own_us: list[float] = []
         seed_us: list[float] = []
         for pair in range(PAIRS):
+            if pair in watched:  # who counts calls may delegate after the first ones
+                self._load(own, case, [self._key + FRESH + (PAIRS + 1) * calls + pair])
+                self._watched(own)
             keys = [self._key + FRESH + pair * calls + i for i in range(calls)]
             sets = [self._drawn(case, key) for key in keys]
             for process in (own, base) if pair % 2 else (base, own):
