@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -157,11 +158,46 @@ rules.load()
         "os.kill(0, 0)",
         "os.setsid()",
         "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+        "import fcntl\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "import fcntl\nfcntl.fcntl(os.pipe()[0], 10, 9)",  # F_SETSIG
+        "import fcntl, struct\nfcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, os.getppid()))",  # F_SETOWN_EX
+        "import fcntl, struct\nfcntl.ioctl(os.pipe()[0], 0x8901, struct.pack('i', os.getppid()))",  # FIOSETOWN
+        "os.sched_setaffinity(os.getppid(), {0})",
+        "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setparam(os.getppid(), os.sched_param(0))",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "os.setpriority(os.PRIO_PGRP, 0, 19)",
     ],
 )
 @pytest.mark.parametrize("profile", PROFILES)
 def test_denied_system_calls(tmp_path: Path, code: str, profile: str) -> None:
     assert inside(code, tmp_path, profile) == "PermissionError"
+
+
+@needs("seccomp")
+def test_what_the_kernel_does_not_look_at_hides_no_request(tmp_path: Path) -> None:
+    code = """
+    import ctypes, errno
+    libc = ctypes.CDLL(None, use_errno=True)
+    fcntl = {"x86_64": 72, "aarch64": 25}[os.uname().machine]
+    upper = ctypes.c_long(1 << 32 | 8)  # F_SETOWN, to the kernel
+    answer = libc.syscall(fcntl, ctypes.c_long(os.pipe()[0]), upper, ctypes.c_long(os.getppid())), ctypes.get_errno()
+    """
+    assert inside(code, tmp_path) == [-1, errno.EPERM]
+
+
+@needs("seccomp")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_its_own_scheduling_and_files_are_its_own_business(tmp_path: Path, profile: str) -> None:
+    code = """
+    import fcntl
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    fcntl.fcntl(os.pipe()[0], fcntl.F_SETFL, os.O_NONBLOCK)
+    answer = os.getpriority(os.PRIO_PROCESS, 0)
+    """
+    assert inside(code, tmp_path, profile) == 19
 
 
 NEEDED_BY_CUDA = ("import socket\nsocket.socket(socket.AF_UNIX)", "os.memfd_create('x')")
