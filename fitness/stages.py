@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from evo.plain import plain
 from evo.records import Finding, Verdict
 from fitness.sandbox.jobs import JobResult
 
@@ -20,9 +22,13 @@ class Stop(Exception):
         findings: tuple[Finding, ...] = (),
         seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """`seconds`: as of `fitness.pipeline.Judged`, where a judge gives the verdict."""
-        super().__init__(message)
-        self.stage, self.verdict, self.message, self.findings = stage, verdict, message, findings
+        """`seconds`: as of `fitness.pipeline.Judged`, where a judge gives the verdict.
+
+        Messages may quote a candidate, its names or its errors: they are made plain here, for whoever reads them.
+        """
+        self.stage, self.verdict, self.message = stage, verdict, plain(message)
+        super().__init__(self.message)
+        self.findings = tuple(replace(f, message=plain(f.message)) for f in findings)
         self.seconds = seconds or {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone

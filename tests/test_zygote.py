@@ -206,6 +206,13 @@ def test_a_forged_result_is_a_crash(body: bytes) -> None:
     assert (result.status, result.verdict, result.value) == ("crash", Verdict.RUNTIME_ERROR, None)
 
 
+def test_words_and_messages_are_plain(zygote: Zygote, tmp_path: Path) -> None:
+    died = run(zygote, tmp_path, "import os\nos.write(2, b'\\x1b[2Kwords')\nos.abort()")
+    assert "\\x1b[2Kwords" in died.message
+    raised = run(zygote, tmp_path, "raise ValueError('\\x1b[32mok \\ud800 \\u202e')")
+    assert raised.message == r"ValueError: \x1b[32mok \ud800 \u202e"
+
+
 # --- process groups --------------------------------------------------------------------------------------------------
 
 BOMB = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1000)"

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError
+from evo.plain import plain
 from evo.records import Verdict
 from fitness.sandbox.forkserver import RESULT_BYTES, read_frame, send_frame
 from fitness.sandbox.jobs import JobResult, Limits
@@ -263,7 +264,7 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
     def ended(status: str, verdict: Verdict, message: str, line: int = 0) -> JobResult:
         return JobResult(status, None, verdict, message, line, seconds, layers)
 
-    number, words = answer["signal"], answer["words"].strip()
+    number, words = answer["signal"], plain(answer["words"]).strip()
     last = f"; its last output: {words[-500:]}" if words else ""
     if answer["killed"] == "timeout":
         return ended("timeout", Verdict.TIMEOUT, f"ran longer than {limits.most_s(profile):g} s")
@@ -293,7 +294,7 @@ def _result(raw: Any, seconds: float, layers: tuple[str, ...], ended: Any) -> Jo
     if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
         raise ValueError(f"a child cannot claim the verdict {verdict}")
     status = "memory" if verdict is Verdict.OUT_OF_MEMORY else "error"
-    return ended(status, verdict, message[:4000], line)  # type: ignore[no-any-return]
+    return ended(status, verdict, plain(message[:4000]), line)  # type: ignore[no-any-return]
 
 
 def _infrastructure(message: str) -> JobResult:
