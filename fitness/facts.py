@@ -28,7 +28,7 @@ from fitness.sandbox import layers
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
-from fitness.stages import Stop, expect_ok
+from fitness.stages import Stop, expect_ok, surviving
 from fitness.task import Task
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
@@ -96,9 +96,10 @@ class Recorder:
             stages = [self._gate]
         with scratch_folder(self._root) as scratch:
             for stage in stages:
-                begin = time.perf_counter()
-                stage(source, facts, scratch)
-                facts.seconds[stage.__name__.strip("_")] = time.perf_counter() - begin
+                begin, name = time.perf_counter(), stage.__name__.strip("_")
+                with surviving(name):
+                    stage(source, facts, scratch)
+                facts.seconds[name] = time.perf_counter() - begin
         return facts
 
     def estimates(self, source: str, facts: Facts) -> Estimates:

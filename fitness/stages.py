@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from evo.errors import EvoError
 from evo.plain import plain
 from evo.records import Finding, Verdict
 from fitness.sandbox.jobs import JobResult
@@ -33,6 +37,23 @@ class Stop(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone
         return Stop, (self.stage, self.verdict, self.message, self.findings, self.seconds)
+
+
+@contextmanager
+def surviving(stage: str) -> Iterator[None]:
+    """Whatever goes wrong inside ends the evaluation of one candidate, not the run: a Stop as INFRASTRUCTURE.
+
+    A fault of evo's, or a trick that it does not know yet: either would come again in every resume of the run.
+    """
+    try:
+        yield
+    except (Stop, EvoError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__, limit=-1)[0]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        message = f"{type(error).__name__}: {str(error)[:2000]} (raised in {where})"
+        raise Stop(stage, Verdict.INFRASTRUCTURE, message) from error
 
 
 # What a job that ended without its own verdict means for the candidate.
