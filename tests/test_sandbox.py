@@ -18,6 +18,7 @@ from fitness.sandbox.layers import ACTIVE, PROFILES, available_layers, clean_env
 
 ROOT = Path(__file__).parent.parent
 LAYERS = available_layers()
+IN_MEMORY = "Limits(scratch_bytes=1 << 20)"  # with which there is every layer
 
 
 def inside(code: str, scratch: Path, profile: str = "strict", limits: str = "Limits()", before: str = "") -> Any:
@@ -61,7 +62,8 @@ def test_each_layer_is_active_or_has_a_reason() -> None:
 
 
 def test_confine_returns_the_active_layers(tmp_path: Path) -> None:
-    assert inside("answer = layers", tmp_path) == [name for name, state in LAYERS.items() if state == ACTIVE]
+    active = [name for name, state in LAYERS.items() if state == ACTIVE]
+    assert inside("answer = layers", tmp_path, limits=IN_MEMORY) == active
 
 
 def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
@@ -117,7 +119,8 @@ def test_writes_only_in_the_scratch_folder(tmp_path: Path, profile: str) -> None
 
 
 @needs("userns", "seccomp")
-def test_without_landlock_all_mounts_but_the_scratch_folder_are_read_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", ["Limits()", IN_MEMORY])
+def test_without_landlock_all_mounts_but_the_scratch_folder_are_read_only(tmp_path: Path, limits: str) -> None:
     before = """
 import errno, pyseccomp
 rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
@@ -139,12 +142,12 @@ rules.load()
         except OSError as error:
             answer[path] = error.strerror
     """
-    answer = inside(code, scratch, before=before + "os.chdir(scratch)")
+    answer = inside(code, scratch, limits=limits, before=before + "os.chdir(scratch)")
     layers = answer.pop("layers")
     if "mounts" not in layers:
         pytest.skip("mounts of this machine cannot be changed in a user namespace")
     assert "landlock" not in layers and set(answer.values()) == {"Read-only file system"}
-    assert sorted(p.name for p in scratch.iterdir()) == ["own", "relative"]
+    assert sorted(p.name for p in scratch.iterdir()) == ([] if "tmpfs" in layers else ["own", "relative"])
 
 
 @needs("seccomp")
@@ -338,6 +341,35 @@ def test_limits(tmp_path: Path) -> None:
     assert inside(code, tmp_path, limits=limits) == expected
 
 
+@needs("tmpfs")
+def test_a_job_whose_files_nobody_reads_cannot_fill_a_disk(tmp_path: Path) -> None:
+    code = """
+    answer = []
+    for what in (lambda: os.posix_fallocate(os.open("large", os.O_CREAT | os.O_WRONLY), 0, 2 << 20),
+                 lambda: [open(f"small{number}", "w").close() for number in range(10_000)]):
+        try:
+            what()
+        except OSError as error:
+            answer.append(error.strerror)
+    """
+    assert inside(code, tmp_path, limits=IN_MEMORY) == ["No space left on device"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs("tmpfs", "landlock")
+def test_a_folder_in_memory_is_the_only_one_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    code = f"""
+    layers = set(layers)
+    try:
+        open({str(tmp_path / "file")!r}, "w")
+    except OSError as error:
+        answer = [type(error).__name__, {{"tmpfs", "landlock", "capabilities", "seccomp"}} <= layers]
+    """
+    answer = inside(code, tmp_path / "own", limits=IN_MEMORY)
+    assert answer == ["PermissionError", True]
+
+
 def test_signals_to_itself_still_work(tmp_path: Path) -> None:
     assert inside("os.abort()", tmp_path).startswith("exit 250")  # -SIGABRT, modulo 256
 
@@ -354,7 +386,7 @@ def without(name, *args):
     return real(name, *args)
 builtins.__import__ = without
 """
-    layers = inside("answer = layers", tmp_path, before=before)
+    layers = inside("answer = layers", tmp_path, limits=IN_MEMORY, before=before)
     assert "rlimits" in layers and not {"landlock", "seccomp"} & set(layers)
     active = {name for name, state in LAYERS.items() if state == ACTIVE}
     assert set(layers) - {"mounts"} == active - {"landlock", "seccomp", "mounts"}

@@ -6,6 +6,7 @@ cannot be had is reported with its reason, never skipped in silence:
 | layer | keeps out |
 |---|---|
 | userns | privileges of the caller: the child has none, even where the caller is root |
+| tmpfs | of jobs whose files nobody reads: full disks, by a scratch folder in memory, of limited size |
 | mounts | only where Landlock is missing: writes outside the scratch folder, by a read-only view of all mounts |
 | netns, ipcns | network interfaces (loopback too), System V and POSIX message queues of others |
 | capabilities | what root could do where a user namespace is not to be had |
@@ -41,7 +42,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fitness.sandbox.jobs import Limits
-from fitness.sandbox.mounts import only_writable
+from fitness.sandbox.mounts import in_memory, only_writable
 
 PROFILES = ("strict", "compiler", "gpu")
 ACTIVE = "active"
@@ -159,7 +160,7 @@ def die_with_parent(parent: int) -> None:
 def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
     if profile not in PROFILES:
         raise ValueError(f"unknown sandbox profile {profile!r}; expected one of: {', '.join(PROFILES)}")
-    parent = os.getppid()
+    parent, owner = os.getppid(), (os.getuid(), os.getgid())
     layers: dict[str, str] = {}
 
     def attempt(name: str, enter: Callable[[], None]) -> None:
@@ -172,6 +173,8 @@ def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
     attempt("userns", lambda: _unshare(_CLONE_NEWUSER))
     attempt("netns", lambda: _unshare(_CLONE_NEWNET))
     attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
+    if limits.scratch_bytes:
+        attempt("tmpfs", lambda: in_memory(scratch, limits.scratch_bytes, owner))
     if not _landlock_abi():
         attempt("mounts", lambda: only_writable(scratch))
     attempt("capabilities", _drop_capabilities)
@@ -334,7 +337,7 @@ def _probe() -> dict[str, str]:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.write(writer, json.dumps(_confine("strict", Path(scratch), Limits())).encode())
+            os.write(writer, json.dumps(_confine("strict", Path(scratch), Limits(scratch_bytes=1 << 20))).encode())
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as stream:
