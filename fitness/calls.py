@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import tempfile
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from evo.records import Case
+from fitness.scratch import created
 from fitness.task import Task
 
 CPU = "@cpu"
@@ -55,20 +56,18 @@ class Calls:
         except DataDependentOutputException:  # inputs() looks at values it drew: then it must draw them
             return self.task.inputs(case, torch.Generator().manual_seed(0))
 
-    def link_integers(self, name: str, scratch: Path) -> dict[str, str]:
-        """Links the integer inputs of a case into `scratch`: {argument index: file name}.
+    def give_integers(self, name: str, scratch: Path) -> dict[str, str]:
+        """Copies the integer inputs of a case into `scratch`, a folder of a job's: {argument index: file name}.
 
-        Index values steer which addresses a kernel touches, so the trace needs them; floating values do not.
+        Index values steer which addresses a kernel touches, so the trace needs them; floating values do not.  No links:
+        what is in its folder a job can write to, and the next candidate is to get the same values.
         """
         if name not in self._integers:
             self._integers[name] = self._write_integers(next(c for c in self.task.cases if c.name == name))
-        links = {}
-        for index, path in self._integers[name].items():
-            target = scratch / path.name
-            if not target.exists():
-                os.link(path, target)
-            links[str(index)] = path.name
-        return links
+        for path in self._integers[name].values():
+            with open(path, "rb") as values, created(scratch / path.name) as copy:
+                shutil.copyfileobj(values, copy, 1 << 20)
+        return {str(index): path.name for index, path in self._integers[name].items()}
 
     def _write_integers(self, case: Case) -> dict[int, Path]:
         if not any(_is_integer(v) for v in self.arguments(case)):
@@ -78,7 +77,6 @@ class Calls:
             if _is_integer(value):
                 path = Path(self._folder.name) / f"{case.name}-{index}.npy"
                 np.save(path, value.contiguous().numpy())
-                path.chmod(0o444)
                 files[index] = path
         return files
 

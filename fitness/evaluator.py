@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +11,13 @@ from fitness.calls import CPU
 from fitness.certification.certify import not_run
 from fitness.compilation.target import Target
 from fitness.estimation import estimate as model
-from fitness.facts import Estimates, Facts, Recorder, scratch_folder, scratch_root
+from fitness.facts import Estimates, Facts, Recorder
 from fitness.gpu.runner import Work
 from fitness.pipeline import Evaluator, Judged
 from fitness.profiling.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.task import Task
 from fitness.verification.verify import Executable, Jobs, verify
 
@@ -69,7 +69,7 @@ class CpuJudge:
     def close(self) -> None:
         if self._own_zygote:
             self._zygote.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        remove(self._root)
 
     def _timing(self, case: str, estimate: model.Estimate) -> Timing:
         if self._baseline is None:

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +30,8 @@ from fitness.rules.gate import gate, not_inherited
 from fitness.sandbox import layers
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop, expect_ok
+from fitness.scratch import remove, scratch_folder, scratch_root
+from fitness.stages import Stop, expect_ok, surviving
 from fitness.task import Task
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
@@ -103,9 +100,10 @@ class Recorder:
             stages = [self._gate]
         with scratch_folder(self._root) as scratch:
             for stage in stages:
-                begin = time.perf_counter()
-                stage(source, facts, scratch)
-                facts.seconds[stage.__name__.strip("_")] = time.perf_counter() - begin
+                begin, name = time.perf_counter(), stage.__name__.strip("_")
+                with surviving(name):
+                    stage(source, facts, scratch)
+                facts.seconds[name] = time.perf_counter() - begin
         return facts
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
@@ -123,7 +121,7 @@ class Recorder:
     def close(self) -> None:
         if self._own_zygote:
             self._zygote.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        remove(self._root)
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
@@ -194,18 +192,8 @@ class Recorder:
     def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
         names = self._tune()
-        payload = {
-            "source": source,
-            "constants": facts.constants,
-            "samples": PROGRAMS_SAMPLED,
-            "cases": [
-                {"plan": to_json(facts.plans[name]), "integers": self._calls.link_integers(name, scratch)}
-                for name in names
-            ],
-        }
-        value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
-        traced = (model.traces_from_json(case["launches"]) for case in value["cases"])
-        traces: dict[str, Any] = dict(zip(names, traced, strict=True))
+        with scratch_folder(scratch) as own:
+            traces = self._traced(source, facts, names, own)
         choice = self._choose(facts, traces)
         for call, plan in facts.plans.items():
             facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
@@ -223,6 +211,21 @@ class Recorder:
         if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
             raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
         return found
+
+    def _traced(self, source: str, facts: Facts, names: Sequence[str], scratch: Path) -> dict[str, Any]:
+        """What the trace of each case found.  Raises Stop."""
+        payload = {
+            "source": source,
+            "constants": facts.constants,
+            "samples": PROGRAMS_SAMPLED,
+            "cases": [
+                {"plan": to_json(facts.plans[name]), "integers": self._calls.give_integers(name, scratch)}
+                for name in names
+            ],
+        }
+        value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
+        found = (model.traces_from_json(case["launches"]) for case in value["cases"])
+        return dict(zip(names, found, strict=True))
 
     def _choose(self, facts: Facts, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
         """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.
@@ -253,22 +256,3 @@ class Recorder:
     def _in(self, scratch: Path) -> dict[str, Any]:
         """Where sandboxed steps are executed."""
         return {"zygote": self._zygote, "target": self.target.name, "scratch": scratch, "limits": self.limits}
-
-
-@contextmanager
-def scratch_folder(root: Path) -> Iterator[Path]:
-    """A new folder in `root` that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def scratch_root() -> Path:
-    """A new folder for scratch files; those of processes that were killed before they could tidy up are removed."""
-    for folder in Path(tempfile.gettempdir()).glob("evo-scratch-*"):
-        pid = folder.name.split("-")[2]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"evo-scratch-{os.getpid()}-"))

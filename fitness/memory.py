@@ -20,6 +20,7 @@ import torch
 from evo.records import Verdict
 from fitness.plan import ITEMSIZE, LaunchPlan, PlanError, TensorRef
 from fitness.sandbox.jobs import JobError
+from fitness.scratch import created, opened
 
 FILE_NAME = "buffers.bin"
 ALIGNMENT = 256  # what cudaMalloc guarantees
@@ -67,19 +68,19 @@ class Layout:
 
     def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""
-        with open(scratch / name, "w+b") as file:
+        with created(scratch / name) as file:
             os.posix_fallocate(file.fileno(), 0, self.total)  # a full disk is an error now, and a signal later
             mm = mmap.mmap(file.fileno(), self.total)
         self.poison(mm, poison)
         return mm
 
     def attach(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
-        """The mapped file that `create` made.  Raises ValueError where its size is not that of this layout."""
-        with open(scratch / name, "r+b") as file:
-            mm = mmap.mmap(file.fileno(), 0)
-        if len(mm) != self.total:
-            raise ValueError(f"{name} has {len(mm)} bytes, the plan needs {self.total}")
-        return mm
+        """The mapped file that `create` made.
+
+        Raises `fitness.scratch.LeftError` where a job left something else, or a file that is not as large as this.
+        """
+        with opened(scratch / name, self.total, writable=True) as file:
+            return mmap.mmap(file.fileno(), self.total)
 
     def poison(self, mm: Any, poison: Poison = POISONS[0]) -> None:
         """Fills every buffer with poison and every guard zone with its pattern."""

@@ -7,7 +7,6 @@ cluster.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 import threading
@@ -26,10 +25,11 @@ from fitness.compilation.freeze import freeze
 from fitness.compilation.target import Target
 from fitness.facts import Estimates, Facts
 from fitness.gpu.runner import Work
+from fitness.gpu.work import as_record
 from fitness.plan import Config
 from fitness.profiling import profile as profiles
 from fitness.profiling.ncu import Counters, NoCounters
-from fitness.stages import Stop
+from fitness.stages import Stop, surviving
 from fitness.task import Task
 
 Choices = Mapping[str, Sequence[int]]  # call name -> configuration of each launch
@@ -231,7 +231,8 @@ class Evaluator:
                 self._memo.move_to_end(source)
                 return self._memo[source]
         try:
-            result: Facts | Stop = self._recorder.collect(source)
+            with surviving("record"):
+                result: Facts | Stop = self._recorder.collect(source)
         except Stop as stop:
             result = stop
         if not (isinstance(result, Stop) and result.verdict is Verdict.INFRASTRUCTURE):
@@ -250,7 +251,7 @@ class Evaluator:
         if isinstance(facts, Stop) or not facts.plans:
             return None
         if not facts.estimates:
-            with suppress(Stop):
+            with suppress(Stop), surviving("estimate"):
                 facts.estimates = self._recorder.estimates(source, facts)
         return facts.estimates or None
 
@@ -259,9 +260,13 @@ class Evaluator:
     def _judged(self, candidate: Candidate, facts: Facts, judge: Callable[[], Judged]) -> Evaluation:
         begin = time.perf_counter()
         try:
-            judged = judge()
+            with surviving(self._judge.stage):
+                judged = judge()
+                return self._passed(candidate, facts, judged, self._seconds(judged, time.perf_counter() - begin))
         except Stop as stop:
             return self._failure(candidate, stop, facts, self._seconds(stop, time.perf_counter() - begin))
+
+    def _passed(self, candidate: Candidate, facts: Facts, judged: Judged, judged_s: Mapping[str, float]) -> Evaluation:
         return Evaluation(
             candidate=candidate.id,
             verdict=Verdict.OK,
@@ -272,7 +277,7 @@ class Evaluator:
             timings=judged.timings,
             plan_hash=facts.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(facts, judged.choices)),
-            seconds={**facts.seconds, **self._seconds(judged, time.perf_counter() - begin)},
+            seconds={**facts.seconds, **judged_s},
             environment={**self._environment(facts), **judged.environment},
             eager=judged.eager,
         )
@@ -285,11 +290,10 @@ class Evaluator:
 
     def _chosen_builds(self, facts: Facts, choices: Choices) -> tuple[Build, ...]:
         """One Build for each distinct machine code that the tune cases launch, in launch order."""
-        fields = {f.name for f in dataclasses.fields(Build)}
         found: dict[str, Build] = {}
         for name in self._tune:
             for by_config, i in zip(facts.builds[name], choices[name], strict=True):
-                build = Build(**{k: v for k, v in by_config[i].items() if k in fields})
+                build = as_record(by_config[i])
                 found.setdefault(build.sass_hash, build)
         return tuple(found.values())
 

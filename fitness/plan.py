@@ -20,6 +20,9 @@ ITEMSIZE = {
 }  # fmt: skip
 
 
+MOST_BYTES = 1 << 48  # of a buffer: what a process can address
+
+
 class PlanError(ValueError):
     """A plan that does not hold together; from an untrusted recorder this is a verdict, not a bug."""
 
@@ -127,6 +130,9 @@ class LaunchPlan:
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
+        for buffer in self.buffers:
+            if not 0 <= buffer.nbytes <= MOST_BYTES:
+                raise PlanError(f"impossible buffer of {buffer.nbytes} bytes")
         for ref in self.refs():
             _check_ref(ref, self.buffers)
         for step in self.steps:
@@ -268,7 +274,7 @@ def from_json(raw: Mapping[str, Any]) -> LaunchPlan:
         )
     except PlanError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise PlanError(f"malformed plan: {error!r}") from error
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from evo.errors import EvoError
+from evo.plain import plain
 from evo.records import Finding, Verdict
 from fitness.sandbox.jobs import JobResult
 
@@ -20,13 +26,34 @@ class Stop(Exception):
         findings: tuple[Finding, ...] = (),
         seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """`seconds`: as of `fitness.pipeline.Judged`, where a judge gives the verdict."""
-        super().__init__(message)
-        self.stage, self.verdict, self.message, self.findings = stage, verdict, message, findings
+        """`seconds`: as of `fitness.pipeline.Judged`, where a judge gives the verdict.
+
+        Messages may quote a candidate, its names or its errors: they are made plain here, for whoever reads them.
+        """
+        self.stage, self.verdict, self.message = stage, verdict, plain(message)
+        super().__init__(self.message)
+        self.findings = tuple(replace(f, message=plain(f.message)) for f in findings)
         self.seconds = seconds or {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone
         return Stop, (self.stage, self.verdict, self.message, self.findings, self.seconds)
+
+
+@contextmanager
+def surviving(stage: str) -> Iterator[None]:
+    """Whatever goes wrong inside ends the evaluation of one candidate, not the run: a Stop as INFRASTRUCTURE.
+
+    A fault of evo's, or a trick that it does not know yet: either would come again in every resume of the run.
+    """
+    try:
+        yield
+    except (Stop, EvoError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__, limit=-1)[0]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        message = f"{type(error).__name__}: {str(error)[:2000]} (raised in {where})"
+        raise Stop(stage, Verdict.INFRASTRUCTURE, message) from error
 
 
 # What a job that ended without its own verdict means for the candidate.

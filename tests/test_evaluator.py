@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.errors import TaskError
+from evo.errors import EvoError, TaskError
 from evo.records import Candidate, Verdict
 from fitness import facts
 from fitness.compilation.target import get_target
@@ -163,6 +163,41 @@ def test_what_compiling_may_take_is_measured_by_the_seed(evaluators, monkeypatch
         said = r"compiling used more than \d s of CPU time; the slowest build of the seed took 0\.\d s: are its blocks"
         assert re.match(said, slow.message)
         assert evaluator.prepare().verdict is Verdict.OK
+
+
+def test_a_fault_ends_the_evaluation_of_one_candidate_alone(monkeypatch):
+    """And is not what is known of it: another time it may go well."""
+    with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
+        evaluator.prepare()
+        candidate = Candidate("UNUSED = 1\n" + evaluator.task.seed_source)
+
+        def fail(*args):
+            raise RecursionError("too deep")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(evaluator._recorder, "collect", fail)
+            found = evaluator.evaluate(candidate, seed=1, known={})
+            assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "record")
+            assert re.fullmatch(r"RecursionError: too deep \(raised in test_evaluator\.py, line \d+\)", found.message)
+            assert evaluator.plan_hash(candidate.source) == ""
+            assert evaluator.screen([candidate.source]) == [None]
+        with monkeypatch.context() as patched:
+            patched.setattr(evaluator._judge, "judge", fail)
+            found = evaluator.evaluate(candidate, seed=1, known={})
+            assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "verify")
+        assert evaluator.evaluate(candidate, seed=1, known={}).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, EvoError])
+def test_what_is_to_end_a_run_ends_it(evaluators, monkeypatch, error):
+    evaluator = evaluators("softmax")
+
+    def stop(source):
+        raise error
+
+    monkeypatch.setattr(evaluator._recorder, "collect", stop)
+    with pytest.raises(error):
+        evaluator.evaluate(Candidate("UNUSED = 2\n" + evaluator.task.seed_source), seed=1, known={})
 
 
 def test_the_active_layers_of_the_sandbox_are_told(evaluators):

@@ -81,6 +81,87 @@ def test_what_cannot_be_extracted_is_a_compile_error_with_its_line(tmp_path, sou
     assert caught.value.line >= 1
 
 
+HEAD = """
+import triton
+import triton.language as tl
+from triton import language
+from triton.language import core, math
+from triton.language.core import static_assert
+from triton.language.extra import libdevice
+from triton.runtime import driver
+from torch._inductor.runtime import triton_helpers
+
+@triton.jit
+def helper(x):
+    return x
+
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "tl.store(x, tl.load(x).to(tl.float32))",
+        "tl.store(x, tl.math.exp(math.log(libdevice.tanh(tl.load(x)))))",
+        "tl.store(x, tl.extra.cuda.libdevice.tanh(helper(tl.load(x))))",
+        "tl.store(x, triton_helpers.maximum(tl.load(x), triton.cdiv(n, 2) + triton.next_power_of_2(n)))",
+        "static_assert(n == core.constexpr(4)); language.store(x, tl.max(tl.load(x).type.element_ty, 0))",
+    ],
+)
+def test_kernels_reach_the_language(tmp_path, body):
+    assert load_kernels(f"{HEAD}@triton.jit\ndef f(x, n: tl.constexpr = 4):\n    {body}", {}, tmp_path)["f"]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("tl.core.builtins.exec('pass', {})", "tl.core.builtins"),
+        ("core.builtins.print(1)", "core.builtins"),
+        ("x = core.wraps", "core.wraps"),
+        ("x = triton.runtime.driver", "triton.runtime"),
+        ("x = driver.active", "driver"),
+        ("y = tl", "`tl`"),
+        ("y = tl.core", "tl.core"),
+        ("y = getattr(x, 'value')", "getattr"),
+        ("y = tl.load.__globals__", "__globals__"),
+        ("y = x._private", "_private"),
+        ("y = tl.max\n    y.used_global_vals", "used_global_vals"),
+        ("y = helper.fn", "fn"),
+        ("pass", "core.builtins.exec"),
+    ],
+)
+def test_kernels_reach_nothing_else(tmp_path, body, text):
+    default = "core.builtins.exec" if body == "pass" else "4"
+    with pytest.raises(JobError, match="is no part of") as caught:
+        load_kernels(f"{HEAD}@triton.jit\ndef f(x, n={default}):\n    {body}", {}, tmp_path)
+    assert text in caught.value.message and caught.value.verdict is Verdict.REJECTED and caught.value.line >= 15
+
+
+def test_a_parameter_may_be_called_like_a_module(tmp_path):
+    source = f"{HEAD}@triton.jit\ndef f(x, math):\n    tl.store(x, math.value)"
+    assert load_kernels(source, {}, tmp_path)["f"]
+
+
+def test_whether_a_module_is_there_does_not_depend_on_who_imported_it(monkeypatch):
+    """A package has as attributes those of its modules that somebody imported."""
+    source = """
+import triton
+try:
+    from triton.runtime import interpreter
+except ImportError:
+    from triton.language import math as interpreter
+
+@triton.jit
+def f(x):
+    pass
+"""
+    import triton.runtime.interpreter
+
+    known = closures(source)["f"].text
+    monkeypatch.delattr(triton.runtime, "interpreter")
+    assert closures(source)["f"].text == known and "from triton.runtime" in known
+
+
 def test_arguments(tmp_path):
     kernels = load_kernels(SOURCE, {}, tmp_path)
     assert argument({"dtype": "bf16"}, kernels) == tl.bfloat16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from fitness.sandbox.layers import ACTIVE, PROFILES, available_layers, clean_env
 
 ROOT = Path(__file__).parent.parent
 LAYERS = available_layers()
+IN_MEMORY = "Limits(scratch_bytes=1 << 20)"  # with which there is every layer
 
 
 def inside(code: str, scratch: Path, profile: str = "strict", limits: str = "Limits()", before: str = "") -> Any:
@@ -60,7 +62,8 @@ def test_each_layer_is_active_or_has_a_reason() -> None:
 
 
 def test_confine_returns_the_active_layers(tmp_path: Path) -> None:
-    assert inside("answer = layers", tmp_path) == [name for name, state in LAYERS.items() if state == ACTIVE]
+    active = [name for name, state in LAYERS.items() if state == ACTIVE]
+    assert inside("answer = layers", tmp_path, limits=IN_MEMORY) == active
 
 
 def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
@@ -116,7 +119,8 @@ def test_writes_only_in_the_scratch_folder(tmp_path: Path, profile: str) -> None
 
 
 @needs("userns", "seccomp")
-def test_without_landlock_all_mounts_but_the_scratch_folder_are_read_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", ["Limits()", IN_MEMORY])
+def test_without_landlock_all_mounts_but_the_scratch_folder_are_read_only(tmp_path: Path, limits: str) -> None:
     before = """
 import errno, pyseccomp
 rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
@@ -138,12 +142,12 @@ rules.load()
         except OSError as error:
             answer[path] = error.strerror
     """
-    answer = inside(code, scratch, before=before + "os.chdir(scratch)")
+    answer = inside(code, scratch, limits=limits, before=before + "os.chdir(scratch)")
     layers = answer.pop("layers")
     if "mounts" not in layers:
         pytest.skip("mounts of this machine cannot be changed in a user namespace")
     assert "landlock" not in layers and set(answer.values()) == {"Read-only file system"}
-    assert sorted(p.name for p in scratch.iterdir()) == ["own", "relative"]
+    assert sorted(p.name for p in scratch.iterdir()) == ([] if "tmpfs" in layers else ["own", "relative"])
 
 
 @needs("seccomp")
@@ -157,11 +161,46 @@ rules.load()
         "os.kill(0, 0)",
         "os.setsid()",
         "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+        "import fcntl\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "import fcntl\nfcntl.fcntl(os.pipe()[0], 10, 9)",  # F_SETSIG
+        "import fcntl, struct\nfcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, os.getppid()))",  # F_SETOWN_EX
+        "import fcntl, struct\nfcntl.ioctl(os.pipe()[0], 0x8901, struct.pack('i', os.getppid()))",  # FIOSETOWN
+        "os.sched_setaffinity(os.getppid(), {0})",
+        "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setparam(os.getppid(), os.sched_param(0))",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "os.setpriority(os.PRIO_PGRP, 0, 19)",
     ],
 )
 @pytest.mark.parametrize("profile", PROFILES)
 def test_denied_system_calls(tmp_path: Path, code: str, profile: str) -> None:
     assert inside(code, tmp_path, profile) == "PermissionError"
+
+
+@needs("seccomp")
+def test_what_the_kernel_does_not_look_at_hides_no_request(tmp_path: Path) -> None:
+    code = """
+    import ctypes, errno
+    libc = ctypes.CDLL(None, use_errno=True)
+    fcntl = {"x86_64": 72, "aarch64": 25}[os.uname().machine]
+    upper = ctypes.c_long(1 << 32 | 8)  # F_SETOWN, to the kernel
+    answer = libc.syscall(fcntl, ctypes.c_long(os.pipe()[0]), upper, ctypes.c_long(os.getppid())), ctypes.get_errno()
+    """
+    assert inside(code, tmp_path) == [-1, errno.EPERM]
+
+
+@needs("seccomp")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_its_own_scheduling_and_files_are_its_own_business(tmp_path: Path, profile: str) -> None:
+    code = """
+    import fcntl
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    fcntl.fcntl(os.pipe()[0], fcntl.F_SETFL, os.O_NONBLOCK)
+    answer = os.getpriority(os.PRIO_PROCESS, 0)
+    """
+    assert inside(code, tmp_path, profile) == 19
 
 
 NEEDED_BY_CUDA = ("import socket\nsocket.socket(socket.AF_UNIX)", "os.memfd_create('x')")
@@ -302,6 +341,35 @@ def test_limits(tmp_path: Path) -> None:
     assert inside(code, tmp_path, limits=limits) == expected
 
 
+@needs("tmpfs")
+def test_a_job_whose_files_nobody_reads_cannot_fill_a_disk(tmp_path: Path) -> None:
+    code = """
+    answer = []
+    for what in (lambda: os.posix_fallocate(os.open("large", os.O_CREAT | os.O_WRONLY), 0, 2 << 20),
+                 lambda: [open(f"small{number}", "w").close() for number in range(10_000)]):
+        try:
+            what()
+        except OSError as error:
+            answer.append(error.strerror)
+    """
+    assert inside(code, tmp_path, limits=IN_MEMORY) == ["No space left on device"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs("tmpfs", "landlock")
+def test_a_folder_in_memory_is_the_only_one_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    code = f"""
+    layers = set(layers)
+    try:
+        open({str(tmp_path / "file")!r}, "w")
+    except OSError as error:
+        answer = [type(error).__name__, {{"tmpfs", "landlock", "capabilities", "seccomp"}} <= layers]
+    """
+    answer = inside(code, tmp_path / "own", limits=IN_MEMORY)
+    assert answer == ["PermissionError", True]
+
+
 def test_signals_to_itself_still_work(tmp_path: Path) -> None:
     assert inside("os.abort()", tmp_path).startswith("exit 250")  # -SIGABRT, modulo 256
 
@@ -318,7 +386,7 @@ def without(name, *args):
     return real(name, *args)
 builtins.__import__ = without
 """
-    layers = inside("answer = layers", tmp_path, before=before)
+    layers = inside("answer = layers", tmp_path, limits=IN_MEMORY, before=before)
     assert "rlimits" in layers and not {"landlock", "seccomp"} & set(layers)
     active = {name for name, state in LAYERS.items() if state == ACTIVE}
     assert set(layers) - {"mounts"} == active - {"landlock", "seccomp", "mounts"}

@@ -15,7 +15,7 @@ from fitness.gpu import work as steps
 from fitness.gpu.parameters import pack
 from fitness.gpu.work import Built, Unbuildable, build, cubins, make_work, record
 from fitness.plan import LaunchPlan, TensorRef
-from fitness.sandbox.jobs import Limits
+from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
 from fitness.task import load_task
@@ -373,6 +373,61 @@ def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
         for ours, theirs in zip(launches, second.builds[name], strict=True):
             assert [{**b, "cubin": ""} for b in ours] == [{**b, "cubin": ""} for b in theirs]
             assert [machine_code[b["cubin"]] for b in ours] == [again[b["cubin"]] for b in theirs]
+
+
+def test_nothing_that_a_source_left_is_met_by_what_follows(zygote, tmp_path):
+    """Not folders where builds are to be made, and no link through which one would be written."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"untouched")
+    (tmp_path / "own").mkdir()
+    task = load_task("softmax")
+    calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
+    options = {"zygote": zygote, "target": "sm_90", "scratch": tmp_path / "own", "limits": Limits()}
+    known, kernels = KnownBuilds(), closures(task.seed_source)
+    plain = record(task.seed_source, task, calls, **options)
+    build(task.seed_source, plain.plans, plain.constants, known=known, **options)
+    launches, _ = steps._launches(plain.plans)
+    names = [build_key(kernels, plain.constants, "sm_90", launch) + ".cubin" for launch in launches]
+    left = f"""
+import os
+for name in {names}:
+    if not os.path.lexists(name):
+        os.symlink({str(victim)!r}, name)
+for number in range(9):
+    os.makedirs(f"build{{number}}", exist_ok=True)
+"""
+    again = record(task.seed_source + left, task, calls, **options)
+    built = build(task.seed_source, again.plans, again.constants, known=known, **options)
+    assert all(cubins(built.builds, tmp_path / "own").values())
+    assert victim.read_bytes() == b"untouched"
+
+
+def test_machine_code_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "link.cubin").symlink_to(tmp_path / "secret")
+    with pytest.raises(Stop, match="do not hold together") as caught:
+        cubins({"case": [[{"cubin": "link.cubin"}]]}, tmp_path)
+    assert (caught.value.stage, caught.value.verdict) == ("compile", Verdict.RUNTIME_ERROR)
+
+
+class Forging:
+    """A zygote whose compile jobs answer something else."""
+
+    def __init__(self, builds: Any) -> None:
+        self.value = {"builds": builds}
+
+    def run(self, *args: Any, **kwargs: Any) -> JobResult:
+        return JobResult("ok", self.value)
+
+
+@pytest.mark.parametrize("builds", [None, [], 3, [{}] * 3, [{"cubin": 3}] * 3, [{"kernel": "k"}] * 3])
+def test_builds_that_are_none_are_the_candidates_fault(zygote, tmp_path, builds):
+    task = load_task("softmax")
+    calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
+    options = {"target": "sm_90", "scratch": tmp_path, "limits": Limits()}
+    recorded = record(task.seed_source, task, calls, zygote=zygote, **options)
+    with pytest.raises(Stop, match="do not hold together"):
+        build(task.seed_source, recorded.plans, recorded.constants, zygote=Forging(builds), **options)
 
 
 def test_no_more_builds_are_kept_than_allowed(tmp_path):

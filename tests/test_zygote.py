@@ -52,7 +52,8 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 def test_value(zygote: Zygote, tmp_path: Path) -> None:
     result = run(zygote, tmp_path, "answer = {'pi': [3.14, None, 'x']}")
     assert (result.status, result.value, result.verdict) == ("ok", {"pi": [3.14, None, "x"]}, None)
-    assert set(result.layers) == {name for name, state in zygote.layers.items() if state == "active"}
+    active = {name for name, state in zygote.layers.items() if state == "active"}
+    assert set(result.layers) == active - {"tmpfs"}  # which jobs have where nobody reads their files
 
 
 def test_jobs_give_way_to_whoever_asked_for_them(zygote: Zygote, tmp_path: Path) -> None:
@@ -204,6 +205,13 @@ def test_a_forged_result_is_a_crash(body: bytes) -> None:
     answer = {"layers": [], "seconds": 0.1, "signal": 0, "exit": 0, "killed": "", "words": ""}
     result = classify(answer, body, Limits())
     assert (result.status, result.verdict, result.value) == ("crash", Verdict.RUNTIME_ERROR, None)
+
+
+def test_words_and_messages_are_plain(zygote: Zygote, tmp_path: Path) -> None:
+    died = run(zygote, tmp_path, "import os\nos.write(2, b'\\x1b[2Kwords')\nos.abort()")
+    assert "\\x1b[2Kwords" in died.message
+    raised = run(zygote, tmp_path, "raise ValueError('\\x1b[32mok \\ud800 \\u202e')")
+    assert raised.message == r"ValueError: \x1b[32mok \ud800 \u202e"
 
 
 # --- process groups --------------------------------------------------------------------------------------------------

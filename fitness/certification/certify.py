@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 import statistics
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,11 @@ from evo.records import Candidate, Case, Certificate, Evidence, Verdict
 from fitness.calls import Calls
 from fitness.certification.judge import Match
 from fitness.certification.sanitize import TOOLS, Finding, sanitize
-from fitness.facts import scratch_folder, scratch_root
 from fitness.gpu.runner import Report, Runner, Work
 from fitness.gpu.work import make_work
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 
@@ -79,7 +78,7 @@ class Certifier:
         for zygote in (None if self._shared else self._zygote, self._recorder):
             if zygote is not None:
                 zygote.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        remove(self._root)
 
     def quick(self, source: str, work: Work, *, seed: str) -> Certificate:
         """On the task's cases.  work: of this very source, with `choices`.  The seed is tried only if this fails."""

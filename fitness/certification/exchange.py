@@ -7,8 +7,6 @@ else is {"value": itself}.  Whoever reads checks the description: it may come fr
 from __future__ import annotations
 
 import math
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 
 from fitness.memory import assign
 from fitness.plan import ITEMSIZE
+from fitness.scratch import LeftError, opened
 
 
 class ExchangeError(ValueError):
@@ -66,11 +65,7 @@ STRIDED_LIMIT = 64  # elements reached over for each element held: padded rows, 
 def _read(path: Path, size: int) -> np.ndarray:
     """`size` bytes of a regular file of just that size."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise ExchangeError(f"expected a file {path.name}: {error}") from error
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-            raise ExchangeError(f"expected a file {path.name} of {size} bytes, got {found.st_size}")
-        return np.fromfile(file, np.uint8)
+        with opened(path, size) as file:
+            return np.fromfile(file, np.uint8)
+    except LeftError as error:
+        raise ExchangeError(str(error)) from error

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from evo.plain import plain
 from evo.records import Case, Verdict
 from fitness import oracle
 from fitness.certification.exchange import ExchangeError, put, take
@@ -71,7 +72,7 @@ def judge(
     if "error" in answer:
         return raised(case.name, answer["error"])
     try:
-        structure, modified = str(answer["structure"]), list(answer["modified"])
+        structure, modified = plain(str(answer["structure"])), list(answer["modified"])
         outputs = [take(described, folder, device) for described in answer["outputs"]]
         strides = [tuple(described["strides"]) for described in answer["outputs"]]
     except (ExchangeError, KeyError, TypeError) as error:
@@ -101,7 +102,7 @@ def judge(
 def raised(case: str, error: Any) -> Match:
     """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
     try:
-        verdict, line, message = Verdict(error["verdict"]), int(error["line"]), str(error["message"])
+        verdict, line, message = Verdict(error["verdict"]), int(error["line"]), plain(str(error["message"]))
     except (KeyError, TypeError, ValueError):
         verdict, line, message = Verdict.RUNTIME_ERROR, 0, "its process told of an error that makes no sense"
     if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):

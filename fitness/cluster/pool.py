@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import shutil
 import socket
 import threading
 import time
@@ -31,7 +30,7 @@ from fitness.cluster.crew import Crew, Lost
 from fitness.cluster.parcel import Parcel, Terms
 from fitness.compilation.target import Target
 from fitness.evaluator import CpuJudge
-from fitness.facts import Estimates, Facts, Recorder, scratch_root
+from fitness.facts import Estimates, Facts, Recorder
 from fitness.gpu.gpus import Gpus, find_gpus
 from fitness.gpu.runner import Work
 from fitness.gpu.sharing import SharedGpu
@@ -40,6 +39,7 @@ from fitness.pipeline import Evaluator, Judged
 from fitness.profiling.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import remove, scratch_root
 from fitness.stages import Stop
 from fitness.task import Task
 
@@ -246,7 +246,7 @@ class Actor:
         """Closes what `open` made."""
         if (made := self._tasks.pop(key, None)) is not None:
             made.close()
-            shutil.rmtree(self._folder / str(key), ignore_errors=True)
+            remove(self._folder / str(key))
 
     def close(self) -> None:
         for key in list(self._tasks):
@@ -254,7 +254,7 @@ class Actor:
         self._gpu.close()
         if self._zygote is not None:
             self._zygote.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove(self._folder)
 
 
 class Closed(EvoError):

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from evo import syntax
 from evo.records import Verdict
+from fitness.compilation.reach import check_reach
 from fitness.sandbox.jobs import JobError
 
 MODULE = "candidate_kernels"  # part of Triton's cache key, hence the same for every candidate
@@ -62,7 +63,8 @@ def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> di
 
     `constants` are the scalars that kernels use as globals (`{"dtype": "fp16"}` stands for `tl.float16`); Triton wants
     globals as `tl.constexpr`, so that is how they are bound.  Raises JobError(COMPILE_ERROR) where the source cannot be
-    parsed, imports a Triton module that does not exist, or needs host code to define a kernel.
+    parsed, imports a Triton module that does not exist, or needs host code to define a kernel, JobError(REJECTED) where
+    a kernel names what is no part of Triton's language.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
@@ -79,6 +81,7 @@ def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> di
     module = _new_module(path)
     for node in imports:
         _execute(node, module, path)
+    imported = {name: value for name, value in vars(module).items() if not name.startswith("__")}
     aliases = {n: v for n, v in constants.items() if isinstance(v, dict) and "jit" in v}
     for name, value in constants.items():
         if name not in aliases and _is_free(name):
@@ -86,6 +89,7 @@ def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> di
     kernels: dict[str, JITFunction] = {}
     for function, jit in functions:
         options = _jit_options(jit)
+        check_reach(function, imported, _HELPERS)
         _execute(_bare(function, names, set(constants)), module, path)
         kernels[function.name] = vars(module)[function.name] = JITFunction(vars(module)[function.name], **options)
     vars(module).update((n, argument(v, kernels)) for n, v in aliases.items() if _is_free(n))
@@ -212,12 +216,21 @@ def _is_triton(module: str) -> bool:
 
 
 def _exists(node: ast.Import | ast.ImportFrom) -> bool:
-    modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+    if isinstance(node, ast.Import):
+        return all(_is_module(a.name) for a in node.names)
     try:
-        found = [importlib.import_module(m) for m in modules]
+        found = importlib.import_module(str(node.module))
     except ImportError:
         return False
-    return isinstance(node, ast.Import) or all(a.name == "*" or hasattr(found[0], a.name) for a in node.names)
+    # A package has its modules as attributes once somebody has imported them: all processes are to see the same.
+    return all(a.name == "*" or hasattr(found, a.name) or _is_module(f"{node.module}.{a.name}") for a in node.names)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # what should be its package is none
+        return False
 
 
 def _imported_names(imports: list[ast.Import | ast.ImportFrom]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fitness.compilation.kernels import Closure
+from fitness.scratch import created, opened
 
 
 class KnownBuilds:
@@ -36,17 +37,31 @@ class KnownBuilds:
                     build, cubin = self._builds[key]
                     found[place] = dict(build)
                     if cubin:
-                        (scratch / f"{key}.cubin").write_bytes(cubin)
+                        _leave(scratch / f"{key}.cubin", cubin)
                         found[place]["cubin"] = f"{key}.cubin"
         return found
 
     def add(self, scratch: Path, builds: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes in builds by their keys; their cubins are in `scratch`.  Those that failed have none."""
-        new = {k: (b, (scratch / b["cubin"]).read_bytes() if "cubin" in b else b"") for k, b in builds.items() if k}
+        """Takes in builds by their keys; their cubins are in `scratch`.  Those that failed have none.
+
+        Raises `fitness.scratch.LeftError` where what lies there is none.
+        """
+        new = {k: (b, cubin_of(scratch, b) if "cubin" in b else b"") for k, b in builds.items() if k}
         with self._lock:
             self._builds |= new
             while len(self._builds) > self._most:
                 self._builds.popitem(last=False)
+
+
+def _leave(path: Path, cubin: bytes) -> None:
+    with created(path) as file:
+        file.write(cubin)
+
+
+def cubin_of(scratch: Path, build: Mapping[str, Any]) -> bytes:
+    """The machine code of a build, as the job that compiled it left it.  Raises LeftError."""
+    with opened(scratch / build["cubin"]) as file:
+        return file.read()
 
 
 def build_key(

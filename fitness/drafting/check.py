@@ -6,7 +6,6 @@ Only what broke no rule and came through the sandbox is loaded by this process.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError, TaskError
+from evo.plain import plain
 from evo.records import Verdict
 from fitness.drafting import rehearsal
 from fitness.drafting.rules import check_task
 from fitness.pipeline import Evaluator, SeedError
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import scratch_folder
 from fitness.skeleton import waivers
 from fitness.task import MIN_OWN_SHARE, Task, load_task
 
@@ -58,10 +59,11 @@ class Checker:
         findings = check_task(source)
         if findings:
             told = [f"line {f.line}: {f.message} (rule {f.rule})" for f in findings[:FINDINGS]]
-            raise Refused("\n".join(["task.py breaks rules:", *told]))
-        with tempfile.TemporaryDirectory() as name:
-            self._rehearse(source, Path(name))
-            task = self._load(source, Path(name))
+            raise Refused(plain("\n".join(["task.py breaks rules:", *told])))
+        with scratch_folder() as folder:
+            self._rehearse(source, folder)
+        with scratch_folder() as folder:  # not what the draft was executed in
+            task = self._load(source, folder)
             _check_cases(task)
             _check_settings(task)
             try:
@@ -71,7 +73,7 @@ class Checker:
                     raise
                 if error.verdict not in _LEAVE_OUT:
                     raise Refused(str(error)) from error
-                return self._without_some(source, task, Path(name), error)
+                return self._without_some(source, task, folder, error)
         return Accepted(source, task, {})
 
     def _rehearse(self, source: str, scratch: Path) -> None:

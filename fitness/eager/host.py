@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError
+from evo.plain import plain
 from evo.records import Build, Verdict
 from fitness.certification import certify
 from fitness.compilation.screen import occupancy
 from fitness.compilation.target import Target
 from fitness.eager.bench import DRAWN, OWN, SEED
 from fitness.eager.channel import make_pipes, mark_ended, release
-from fitness.facts import scratch_folder, scratch_root
 from fitness.gpu.runner import Report, Runner
 from fitness.sandbox.jobs import JobResult
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 
@@ -44,7 +44,7 @@ class Host:
 
     def close(self) -> None:
         self._zygote.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        remove(self._root)
 
     def compare(self, source: str, *, key: str) -> tuple[Report, tuple[str, ...]]:
         """The report, and the layers of the sandbox.  `key` keys the inputs."""
@@ -108,9 +108,9 @@ def builds_of(told: Any, target: Target) -> tuple[Build, ...]:
             if min(registers, spills, shared) < 0 or not 1 <= warps <= target.warps_per_multiprocessor:
                 raise ValueError(f"{registers} registers, {spills} and {shared} bytes, {warps} warps")
             _, resident = occupancy(registers, shared, warps, target)
-            name, code = str(one["kernel"])[:200], str(one["sass_hash"])[:64]
+            name, code = plain(str(one["kernel"])[:200]), plain(str(one["sass_hash"])[:64])
             build = Build(name, registers, spills, shared, warps, resident, code)
             found.setdefault(build.sass_hash, build)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise Stop("verify", Verdict.RUNTIME_ERROR, f"what it told of its kernels makes no sense: {error!r}") from error
     return tuple(found.values())

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from evo.records import Verdict
+from evo.plain import plain
+from evo.records import Build, Verdict
 from fitness.compilation.kernels import Closure, closures
-from fitness.compilation.known import KnownBuilds, build_key
+from fitness.compilation.known import KnownBuilds, build_key, cubin_of
 from fitness.compilation.screen import out_of_resources
 from fitness.compilation.target import Target, get_target
 from fitness.gpu.runner import Work
-from fitness.plan import Launch, LaunchPlan, PlanError, from_json, to_json
+from fitness.plan import Launch, LaunchPlan, from_json, to_json
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import scratch_folder
 from fitness.stages import Stop, at_line, expect_ok
 from fitness.task import Task
 
@@ -79,15 +82,17 @@ def record(
 ) -> Recorded:
     """The plans of `source` for `calls` (name and described arguments, as `record.job` takes them).
 
-    Raises Stop with the verdict, also where a plan leaves the work to others than the candidate's own kernels.
+    Raises Stop with the verdict, also where a plan leaves the work to others than the candidate's own kernels.  The job
+    has a folder of its own in `scratch`: the candidate's host code may leave anything there.
     """
     payload = {"source": source, "entry": task.entry, "target": target, "calls": list(calls)}
-    result = zygote.run("record", payload, scratch=scratch, limits=limits)
+    with scratch_folder(scratch) as own:
+        result = zygote.run("record", payload, scratch=own, limits=limits)
     value = expect_ok("record", result)
     try:
         plans = {name: from_json(raw) for name, raw in value["plans"].items()}
         constants = dict(value["constants"])
-    except (PlanError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Stop("record", Verdict.RUNTIME_ERROR, f"the recorded plan does not hold together: {error}") from error
     missing = {call["name"] for call in calls} - set(plans)
     if missing:
@@ -145,8 +150,9 @@ def build(
         chosen = [launches[i] for i in wanted]
         payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
         within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
-        found = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))["builds"]
-        return [(i, _from(folder, b)) for i, b in zip(wanted, found, strict=True)]
+        value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
+        with _sound():
+            return [(i, _from(folder, b)) for i, b in zip(wanted, value["builds"], strict=True)]
 
     if unknown:
         jobs = _dealt(_parts(launches, kernels, unknown), 1 if slow else CONFIGS_A_JOB)
@@ -154,7 +160,8 @@ def build(
         folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
         with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
             new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
-        known.add(scratch, {keys[i]: b for i, b in new.items()})
+        with _sound():
+            known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
     problems = {i: why for i, b in built.items() if (why := _problem(b, get_target(target)))}
     left_out = _left_out(launches, ways, built, problems, kernels)
@@ -164,9 +171,27 @@ def build(
     return Built(left, builds, tuple(left_out.values()))
 
 
+@contextmanager
+def _sound() -> Iterator[None]:
+    """What a compile job answered and left is looked at: kernels are Python there, so it may be anything."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
+
+
 def _from(folder: Path, build: Mapping[str, Any]) -> dict[str, Any]:
-    """A build of a job in that folder, as seen from the one above."""
-    return {**build, "cubin": f"{folder.name}/{Path(build['cubin']).name}"} if "cubin" in build else dict(build)
+    """A build of a job in that folder, as seen from the one above.  Raises TypeError, KeyError where it is none."""
+    if "problem" in build:
+        return dict(build)
+    as_record(build)
+    return {**build, "cubin": f"{folder.name}/{Path(build['cubin']).name}"}
+
+
+def as_record(build: Mapping[str, Any]) -> Build:
+    """What is kept of a build."""
+    kept = {field.name for field in fields(Build)}
+    return Build(**{name: value for name, value in build.items() if name in kept})
 
 
 def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[Way]]:
@@ -238,7 +263,7 @@ def _left_out(
             own = built[i].get("line", 0)
             line = kernels[kernel].line + own - 1 if own else 0
             raise Unbuildable(kernel, problems[i], line, compiled="problem" not in built[i])
-    return {way: f"{launches[i]['label']}: {problems[i].splitlines()[0]}" for way, i in found.items()}
+    return {way: plain(f"{launches[i]['label']}: {problems[i].splitlines()[0]}") for way, i in found.items()}
 
 
 def _without(plan: LaunchPlan, left_out: Collection[Way]) -> LaunchPlan:
@@ -259,8 +284,9 @@ def slowest(builds: Builds) -> float:
 
 def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:
     """The machine code that `build` left in `scratch`, by the "cubin" of the builds."""
-    names = {b["cubin"] for case in builds.values() for launch in case for b in launch}
-    return {name: (scratch / name).read_bytes() for name in names}
+    found = {b["cubin"]: b for case in builds.values() for launch in case for b in launch}
+    with _sound():
+        return {name: cubin_of(scratch, b) for name, b in found.items()}
 
 
 def make_work(

@@ -33,7 +33,8 @@ class Limits:
     wall_s: float = 30.0
     cpu_s: int = 30
     memory_bytes: int = 4 << 30  # on top of what the zygote already maps
-    file_bytes: int = 2 << 30
+    file_bytes: int = 2 << 30  # of each of its files
+    scratch_bytes: int = 0  # of all files of a job of which nobody reads any: they are in memory, and gone with it
 
     def most_s(self, profile: str) -> float:
         """Seconds after which a job of that profile is over, whatever it does."""

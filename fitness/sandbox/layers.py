@@ -6,12 +6,13 @@ cannot be had is reported with its reason, never skipped in silence:
 | layer | keeps out |
 |---|---|
 | userns | privileges of the caller: the child has none, even where the caller is root |
+| tmpfs | of jobs whose files nobody reads: full disks, by a scratch folder in memory, of limited size |
 | mounts | only where Landlock is missing: writes outside the scratch folder, by a read-only view of all mounts |
 | netns, ipcns | network interfaces (loopback too), System V and POSIX message queues of others |
 | capabilities | what root could do where a user namespace is not to be had |
 | rlimits | memory, CPU time, file size, open files, processes, core dumps |
 | landlock | files: reads of all but Python, its packages and system libraries, writes outside the scratch folder |
-| seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring; if "strict" also processes, threads |
+| seccomp | sockets, signals to others, their scheduling, tracing, mounts, namespaces, io_uring; if "strict" processes |
 
 Profile "gpu" is "compiler" with what the CUDA driver needs on top: its device files, its threads' names, anonymous
 files, and no limit of the address space, of which CUDA reserves more than any machine has; the data it may map writable
@@ -41,7 +42,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fitness.sandbox.jobs import Limits
-from fitness.sandbox.mounts import only_writable
+from fitness.sandbox.mounts import in_memory, only_writable
 
 PROFILES = ("strict", "compiler", "gpu")
 ACTIVE = "active"
@@ -79,6 +80,22 @@ _NEEDED_BY_CUDA = {"memfd_create", "socket", "bind", "listen"}
 _DENIED_STRICT = ("fork", "vfork", "clone", "execve", "execveat")
 # Calls that an older libseccomp does not know by name.  Since 424 a number is the same on every architecture.
 _NUMBERS = {"clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447}
+
+# Requests by which a file sends signals to a process of one's choice (F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN,
+# SIOCSPGRP), which no filter of kill() sees.  The kernel looks at the lower half of the argument alone.
+_SIGNALS_BY_FILE = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
+_LOW_HALF = 0xFFFFFFFF
+# Limits and scheduling of any process of the same user: the first arguments with which a call is about the caller.
+# (PRIO_PROCESS is 0, IOPRIO_WHO_PROCESS is 1.)
+_OF_A_PROCESS = {
+    "prlimit64": (0,),
+    "sched_setaffinity": (0,),
+    "sched_setscheduler": (0,),
+    "sched_setparam": (0,),
+    "sched_setattr": (0,),
+    "setpriority": (0, 0),
+    "ioprio_set": (1, 0),
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -143,7 +160,7 @@ def die_with_parent(parent: int) -> None:
 def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
     if profile not in PROFILES:
         raise ValueError(f"unknown sandbox profile {profile!r}; expected one of: {', '.join(PROFILES)}")
-    parent = os.getppid()
+    parent, owner = os.getppid(), (os.getuid(), os.getgid())
     layers: dict[str, str] = {}
 
     def attempt(name: str, enter: Callable[[], None]) -> None:
@@ -156,6 +173,8 @@ def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
     attempt("userns", lambda: _unshare(_CLONE_NEWUSER))
     attempt("netns", lambda: _unshare(_CLONE_NEWNET))
     attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
+    if limits.scratch_bytes:
+        attempt("tmpfs", lambda: in_memory(scratch, limits.scratch_bytes, owner))
     if not _landlock_abi():
         attempt("mounts", lambda: only_writable(scratch))
     attempt("capabilities", _drop_capabilities)
@@ -302,7 +321,12 @@ def _filter_syscalls(profile: str) -> None:
     for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         # abort() and faults raise signals in the process itself; nobody else is to get any
         add(deny, name, arg(0, pyseccomp.NE, os.getpid()))
-    add(deny, "prlimit64", arg(0, pyseccomp.NE, 0))  # limits of other processes of the same user
+    for name, values in _SIGNALS_BY_FILE.items():
+        for value in values:
+            add(deny, name, arg(1, pyseccomp.MASKED_EQ, _LOW_HALF, value))
+    for name, own in _OF_A_PROCESS.items():
+        for number, value in enumerate(own):
+            add(deny, name, arg(number, pyseccomp.NE, value))
     rules.load()
 
 
@@ -313,7 +337,7 @@ def _probe() -> dict[str, str]:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.write(writer, json.dumps(_confine("strict", Path(scratch), Limits())).encode())
+            os.write(writer, json.dumps(_confine("strict", Path(scratch), Limits(scratch_bytes=1 << 20))).encode())
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as stream:

@@ -22,11 +22,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError
+from evo.plain import plain
 from evo.records import Verdict
 from fitness.sandbox.forkserver import RESULT_BYTES, read_frame, send_frame
 from fitness.sandbox.jobs import JobResult, Limits
@@ -35,6 +36,10 @@ from fitness.sandbox.layers import clean_environment
 JOBS = ("record", "compile", "interpret", "trace")
 # Of the sandbox; every other job runs in "strict".  A backward pass starts threads where torch is built for CUDA.
 PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager": "gpu", "serve": "gpu"}
+# Of any one file that a job writes, where it needs less than its limits allow: the source it was given, or what a
+# compiler makes of it.  (What it maps and finds there does not count.)
+FILE_BYTES = {"record": 16 << 20, "trace": 16 << 20, "interpret": 16 << 20, "compile": 256 << 20}
+SCRATCH_BYTES = {"record": 64 << 20}  # the one job of host code alone: what it has to say is its result
 START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
 GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
 
@@ -65,6 +70,8 @@ class Zygote:
         if job not in self._jobs:
             raise ValueError(f"this zygote runs {', '.join(self._jobs)}, got {job!r}")
         profile = PROFILES.get(job, "strict")
+        most = min(limits.file_bytes, FILE_BYTES.get(job, limits.file_bytes))
+        limits = replace(limits, file_bytes=most, scratch_bytes=SCRATCH_BYTES.get(job, limits.scratch_bytes))
         header = {
             "job": job,
             "profile": profile,
@@ -263,7 +270,7 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
     def ended(status: str, verdict: Verdict, message: str, line: int = 0) -> JobResult:
         return JobResult(status, None, verdict, message, line, seconds, layers)
 
-    number, words = answer["signal"], answer["words"].strip()
+    number, words = answer["signal"], plain(answer["words"]).strip()
     last = f"; its last output: {words[-500:]}" if words else ""
     if answer["killed"] == "timeout":
         return ended("timeout", Verdict.TIMEOUT, f"ran longer than {limits.most_s(profile):g} s")
@@ -293,7 +300,7 @@ def _result(raw: Any, seconds: float, layers: tuple[str, ...], ended: Any) -> Jo
     if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
         raise ValueError(f"a child cannot claim the verdict {verdict}")
     status = "memory" if verdict is Verdict.OUT_OF_MEMORY else "error"
-    return ended(status, verdict, message[:4000], line)  # type: ignore[no-any-return]
+    return ended(status, verdict, plain(message[:4000]), line)  # type: ignore[no-any-return]
 
 
 def _infrastructure(message: str) -> JobResult:

@@ -5,7 +5,6 @@ A file that goes through is a task folder whose seed passes; one that does not h
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
 from fitness.rules.gate import gate
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import JOBS, Zygote
+from fitness.scratch import scratch_folder
 from fitness.stages import Stop, expect_ok
 from fitness.suites.folder import drawable, write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
@@ -115,8 +115,8 @@ class Checker:
         """How far the file comes.  Raises EvoError where nothing can be checked at all."""
         outcome = Outcome(source.name)
         try:
-            with tempfile.TemporaryDirectory() as name:
-                self._through(source, Path(name), outcome)
+            with scratch_folder() as scratch:
+                self._through(source, scratch, outcome)
         except Stop as stop:
             outcome.reason = f"{stop.stage}: {stop.verdict.value}: {first_line(str(stop))}"
         except TaskError as error:
@@ -267,8 +267,10 @@ class Checker:
 
     def _build(self, task: Task, facts: Facts, scratch: Path) -> Facts:
         given = (task.seed_source, facts.plans, facts.constants)
-        built = work.build(*given, known=self._known, **self._in(scratch))
-        return replace(facts, plans=built.plans, builds=built.builds, cubins=work.cubins(built.builds, scratch))
+        with scratch_folder(scratch) as own:
+            built = work.build(*given, known=self._known, **self._in(own))
+            cubins = work.cubins(built.builds, own)
+        return replace(facts, plans=built.plans, builds=built.builds, cubins=cubins)
 
     def _verify(self, task: Task, facts: Facts, outcome: Outcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
@@ -279,8 +281,8 @@ class Checker:
         """Verified by Triton's interpreter."""
         choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
         kernel = Executable(task.seed_source, facts.constants, facts.plans, choices)
-        with tempfile.TemporaryDirectory() as scratch:
-            jobs = Jobs(self._zygote, Path(scratch), LIMITS)
+        with scratch_folder() as scratch:
+            jobs = Jobs(self._zygote, scratch, LIMITS)
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
 
     def _written(self, task: Task, calls: Calls, facts: Facts) -> set[int]:
@@ -298,9 +300,9 @@ class Checker:
                 "constants": facts.constants,
                 "samples": PROGRAMS_SAMPLED,
             }
-            with tempfile.TemporaryDirectory() as name:  # of its own: integers of other calls have the same names
-                payload["cases"] = [{"plan": to_json(plan), "integers": calls.link_integers(case.name, Path(name))}]
-                result = self._zygote.run("trace", payload, scratch=Path(name), limits=LIMITS)
+            with scratch_folder() as own:
+                payload["cases"] = [{"plan": to_json(plan), "integers": calls.give_integers(case.name, own)}]
+                result = self._zygote.run("trace", payload, scratch=own, limits=LIMITS)
             if result.status == "ok":
                 for by_config in traces_from_json(expect_ok("trace", result)["cases"][0]["launches"]):
                     found |= _inputs_among(plan, by_config[0].traffic)

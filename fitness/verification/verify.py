@@ -7,10 +7,12 @@ the reference, it is executed in a child of its own before.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from evo.records import Case, Check, Verdict
@@ -19,6 +21,7 @@ from fitness.memory import DTYPES, POISONS, Layout, Poison
 from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
+from fitness.scratch import LeftError, opened, scratch_folder
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
@@ -121,7 +124,7 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
     verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
-    expected = _expectations(task, key) if kernel is None else _seed_expectations(task, kernel, key, jobs)
+    expected = _expectations(task, key) if kernel is None else _of_seed(task, kernel, key, jobs)
     if not expected:
         raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
     runs = [
@@ -165,13 +168,32 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
     for run in runs:
         if run.authors:
             share = shares.setdefault(run.replay.case.name, Share(run.plan, _output_refs(task, run.plan)))
-            authors = torch.from_file(
-                str(scratch / run.authors), shared=False, size=run.layout.total, dtype=torch.uint8
-            )  # fmt: skip
+            authors = _authors(run, scratch)
             share.add(Authors(run.layout, authors, authors))
     for case, share in shares.items():
         check_share(task, case, share.plan, share.own, "the bytes of the outputs", "verify")
     return min((share.own for share in shares.values()), default=1.0)
+
+
+def _authors(run: _Run, scratch: Path) -> torch.Tensor:
+    """What the job noted in the run's file of authors.  Raises Stop where there is no such file any more."""
+    try:
+        with opened(scratch / run.authors, run.layout.total) as file:
+            return torch.from_numpy(np.fromfile(file, np.uint8))
+    except LeftError as error:
+        raise _foreign(run, error) from error
+
+
+def _memory(run: _Run, scratch: Path) -> mmap.mmap:
+    """The run's memory as the job left it.  Raises Stop where its file is another."""
+    try:
+        return run.layout.attach(scratch, run.file)
+    except LeftError as error:
+        raise _foreign(run, error) from error
+
+
+def _foreign(run: _Run, error: LeftError) -> Stop:
+    return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: its files were replaced: {error}")
 
 
 def _run(
@@ -228,6 +250,12 @@ def _expectations(task: Task, key: int) -> _Expectations:
     return [(replay, expected) for replay, expected in found if expected is not None]
 
 
+def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
+    """As `_seed_expectations`, of whose files none is left: the candidate's job could read them."""
+    with scratch_folder(jobs.scratch) as own:
+        return _seed_expectations(task, kernel, key, replace(jobs, scratch=own))
+
+
 def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
     """As `_expectations`, by executing the seed kernel on the inputs and on moved ones.
 
@@ -265,7 +293,7 @@ def _formed(ref: TensorRef) -> torch.Tensor:
 
 def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
     """The outputs left in the run's memory; raises Stop where anything else was written."""
-    memory = run.layout.attach(scratch, run.file)
+    memory = _memory(run, scratch)
     broken = run.layout.broken_guards(memory)
     if broken:
         raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
@@ -283,7 +311,7 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
 
 
 def _read(run: _Run, refs: Sequence[TensorRef], scratch: Path) -> list[torch.Tensor]:
-    memory = run.layout.attach(scratch, run.file)
+    memory = _memory(run, scratch)
     try:
         return [run.layout.read(memory, ref) for ref in refs]
     except JobError as error:

@@ -1,0 +1,17 @@
+"""Text of untrusted origin as it may be shown: on a terminal, in a report, to a model."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but tab and newline, halves of surrogate pairs, and marks that turn the direction of a line.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    r"""`text` with what would not be seen as itself written out, as in \x1b and \u202e."""
+    return _HIDDEN.sub(lambda found: _written(ord(found[0])), text)
+
+
+def _written(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
