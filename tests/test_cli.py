@@ -472,6 +472,7 @@ def test_where_the_gpu_is_lost_at_the_end_the_best_is_written_all_the_same(
         ("show taken 99", "expected a trial from 0 to 2 in taken, got 99"),
         ("tasks new taken nowhere.py", "expected a kernel file"),
         ("tasks new made notes.txt", "expected a host function"),
+        ("tasks new made slip.py", "slip.py, line 1: not Python"),
         ("dance", "invalid choice"),
         ("", "COMMAND"),
     ],
@@ -482,6 +483,7 @@ def test_misuse_is_one_message_and_code_2(
     (tmp_path / "file").write_text("")
     (tmp_path / "kernel.py").write_text(SEED_SOURCE)
     (tmp_path / "notes.txt").write_text("x = 1\n")
+    (tmp_path / "slip.py").write_text("def f(:\n")
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
     assert run("run", "--budget", "2", "--run-dir", "taken") == 0
     capsys.readouterr()
@@ -570,6 +572,8 @@ def test_show_works_while_a_run_is_pending(opened: list[CliEvaluator], capsys: p
 def test_tasks_are_listed(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("tasks") == 0
     out = capsys.readouterr().out
+    assert run("tasks", "list") == 0
+    assert capsys.readouterr().out == out
     assert "softmax: " in out
     assert "    square (tune): M=64, float32" in out
 
@@ -581,7 +585,10 @@ def test_a_new_task_is_made_from_a_kernel_and_never_over_another(
     assert run("tasks", "new", "mine", "kernel.py") == 0
     assert 'entry = "softmax"' in (tmp_path / "mine/task.py").read_text()
     assert (tmp_path / "mine/kernel.py").read_text() == SEED_SOURCE
-    assert "evo run mine" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the entry is softmax\n" in out and "evo run mine" in out
+    assert run("tasks", "new", "softmax", "kernel.py") == 0
+    assert "evo run ./softmax" in capsys.readouterr().out  # the name alone is that of a built-in task
     assert run("tasks", "new", "mine", "kernel.py") == 2
     assert "mine has task.py and kernel.py; choose another" in capsys.readouterr().err
 
