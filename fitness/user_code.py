@@ -66,4 +66,5 @@ def _of_import(error: BaseException, folder: Path) -> str:
 
 
 def _print_aside(*values: object, **options: Any) -> None:
-    print(*values, **{"file": sys.stderr} | options)
+    options.setdefault("file", sys.stderr)
+    print(*values, **options)

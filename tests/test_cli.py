@@ -24,7 +24,7 @@ from evo.errors import EvoError
 from evo.records import Candidate, Certificate, Evidence, Verdict
 from evo.store import RunReader
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
-from tests.engine_support import facts
+from tests.engine_support import create, facts, ok_trial
 
 ROOT = Path(__file__).parent.parent
 
@@ -618,6 +618,39 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     err = process.stderr.read()
     assert process.wait(timeout=60) == 1
     assert err == ""
+
+
+def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "evo", "tasks"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert process.returncode == 2
+    assert process.stderr.startswith("evo: [Errno 28]") and process.stderr.count("\n") == 1
+
+
+def test_a_terminal_of_another_encoding_shows_what_it_can(tmp_path: Path) -> None:
+    with create(tmp_path / "out") as store:
+        trial = ok_trial(0, note="Größe")
+        store.proposed(trial.proposal)
+        store.finished(trial)
+    process = subprocess.run(
+        [sys.executable, "-m", "evo", "show", str(tmp_path / "out"), "0"],
+        cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (process.returncode, process.stderr) == (0, "") and "Gr??e" in process.stdout
+
+
+def test_a_run_is_known_by_its_database_and_its_best_too(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run", "--budget", "2", "--run-dir", "out") == 0
+    capsys.readouterr()
+    shown = []
+    for name in ("out", "out/run.sqlite", "out/best"):
+        assert run("show", name) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2]
 
 
 def test_drafts_are_screened_as_asked_for_on_a_gpu_too(opened: list[CliEvaluator], one_gpu: None) -> None:
