@@ -59,7 +59,7 @@ def _write(arguments: argparse.Namespace) -> Exported:
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
         raise ConfigError(
-            "expected pyarrow to be installed, which exports are written with; pip install -e '.[analysis]'"
+            "expected pyarrow to be installed, which exports are written with; .venv/bin/pip install -e '.[analysis]'"
         ) from error
     runs = [run for folder in arguments.runs for run in runs_in(folder)]
     if arguments.format in TRAINING:
