@@ -37,7 +37,7 @@ def what_instead(folder: Path) -> str:
     if runs:
         kind = "a campaign" if (folder / "campaign.json").exists() else "a folder of runs"
         return f"it is {kind}; name one of its runs, e.g. {', '.join(runs)}"
-    return "nor in the folders below; name the folder of a run"
+    return "there is none in the folders below either; name the folder of a run"
 
 
 def _runs_near(folder: Path) -> Iterator[Path]:

@@ -30,8 +30,9 @@ def on_failing_seed(task: Task, verdict: Verdict, message: str) -> str:
     if verdict in (Verdict.TIMEOUT, Verdict.OUT_OF_MEMORY) and (slow := slow_case(task)):
         return f"{slow[0].upper()}{slow[1:]}."
     advice = ["Mend kernel.py, the reference or the tolerance."]
-    if "of the largest value" in message:  # `fitness.oracle.compare`, of floating numbers
-        advice.append("It would pass with a tolerance above the relative errors, if these are right for it.")
+    relative = [float(number) for number in re.findall(r"([\d.e+-]+) of the (?:largest|rms) value", message)]
+    if relative and max(relative) < 1:  # as `fitness.oracle.compare` says of floating numbers
+        advice.append(f"From about tolerance = {max(relative):g} on this would pass, if that is right for the task.")
     stressed = re.search(r"inputs '(?!normal')\w+'", message)
     if stressed:
         advice.append(

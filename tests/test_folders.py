@@ -44,7 +44,7 @@ INSTEAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: made(*(f / f"r{n}" / FILE for n in range(5))),
         "it is a folder of runs; name one of its runs, e.g. {0}/r0, {0}/r1, {0}/r2",
     ),
-    "other": (lambda f: made(f / "notes.txt"), "nor in the folders below"),
+    "other": (lambda f: made(f / "notes.txt"), "none in the folders below either"),
 }
 
 
