@@ -162,7 +162,7 @@ class Expected:
         """What a message calls an output: a written argument by its name."""
         returned = len(self.outputs) - len(self.written)
         if index >= returned:
-            return f"written argument {self.written[index - returned]!r}"
+            return f"output {self.written[index - returned]!r}"
         return f"output {index}" if len(self.outputs) > 1 else "output"
 
     @property

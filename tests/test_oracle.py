@@ -271,7 +271,7 @@ def test_written_outputs_are_called_by_the_names_of_the_arguments(tmp_path: Path
     assert expected is not None
     returned, x = good(expected)
     assert "output 0 is wrong" in str(compare(expected, expected.structure, [returned + 1, x])[1])
-    assert "written argument 'x' is wrong" in str(compare(expected, expected.structure, [returned, x + 1])[1])
+    assert "output 'x' is wrong" in str(compare(expected, expected.structure, [returned, x + 1])[1])
 
 
 def test_empty_outputs_compare(tmp_path: Path) -> None:
