@@ -3,7 +3,8 @@
     import analysis
     trials = analysis.load("runs/softmax-001")["trials"]  # a pyarrow.Table; docs/export.md has the columns
 
-This package imports no library of its own accord: `analysis.load` needs pyarrow (`pip install -e ".[analysis]"`).
+This package imports no library of its own accord: `analysis.load` needs pyarrow
+(`.venv/bin/pip install -e ".[analysis]"`).
 """
 
 from __future__ import annotations

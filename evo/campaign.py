@@ -116,7 +116,7 @@ def read_spec(path: Path) -> Spec:
     models = _models(raw, path.parent)
     trials, tokens, gpu_seconds = _budget(raw.get("budget"), models)
     spec = Spec(
-        tasks=tuple(_names(raw, "tasks")),
+        tasks=tuple(_task(name, path.parent) for name in _names(raw, "tasks")),
         seeds=_seeds(raw.get("seeds")),
         arms=tuple(_names(raw, "arms")),
         trials=trials,
@@ -257,12 +257,22 @@ def _names(raw: Mapping[str, Any], key: str) -> list[str]:
     return names
 
 
+def _task(name: str, folder: Path) -> str:
+    """A task as the spec names it: built in, in a folder from here, or in one beside the spec."""
+    from fitness.task import task_names
+
+    beside = folder / name
+    if name not in task_names() and not Path(name).is_dir() and (beside / "task.py").exists():
+        return str(beside)
+    return name
+
+
 def _seeds(raw: Any) -> tuple[int, ...]:
     if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1:
         return tuple(range(raw))
     if isinstance(raw, list) and raw and all(type(s) is int for s in raw) and len(set(raw)) == len(raw):
         return tuple(raw)
-    raise ConfigError(f"seeds: expected how many (from 0 on), or a list of different integers, got {raw!r}")
+    raise ConfigError(f"seeds: expected how many, from 1, or a list of different integers, got {raw!r}; e.g. seeds = 5")
 
 
 def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None, float | None]:
@@ -273,6 +283,8 @@ def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None, float |
     if not isinstance(raw, dict) or "trials" not in raw:
         raise ConfigError(f"budget: expected a table with `trials`, the candidates of each cell, got {raw!r}")
     _only(raw, ("trials", "tokens", "gpu_seconds"), "budget")
+    if type(raw["trials"]) is not int or raw["trials"] < 1:
+        raise ConfigError(f"budget: expected an integer from 1 for `trials`, got {raw['trials']!r}; e.g. trials = 24")
     if "tokens" in raw and not models:
         raise ConfigError("budget: expected models where tokens are limited, got none; drop `tokens` or add models")
     return raw["trials"], raw.get("tokens"), raw.get("gpu_seconds")

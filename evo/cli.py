@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +53,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code: 0 done, 1 a kernel is not ok, 2 misuse, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows what it can
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.command(arguments)
@@ -63,9 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("evo: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`): nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone (`| head`): nothing is left to say
         return EXIT_NOT_OK
+    except OSError as error:
+        print(f"evo: {error}; check the disk, its permissions and where the output goes", file=sys.stderr)
+        _drop_output()
+        return EXIT_MISUSE
+
+
+def _drop_output() -> None:
+    """What is not written yet would fail once more at exit."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):  # it may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -31,7 +31,7 @@ RUN_FOLDER = Path("runs")
 RUN_BYTES = 256 << 20
 RAY_S = 30.0  # to start Ray's client and reach a cluster
 
-_FIX_VERSIONS = "pip install -e . in the folder of evo"
+_FIX_VERSIONS = ".venv/bin/pip install -e . in the folder of evo"
 _FIX_COUNTERS = (
     "let users read them (module option NVreg_RestrictProfilingToAdminUsers=0, then reboot), run as root, or give the "
     "container --cap-add SYS_ADMIN; without, profiles rest on times and compiled code"
@@ -163,7 +163,11 @@ def _optional(extra: str, name: str) -> Check:
     for requirement in map(Requirement, _project()[1]):
         if requirement.name == name and requirement.marker and requirement.marker.evaluate({"extra": extra}):
             check = _package(name, requirement.specifier, needed=False)
-            return check if check.state == OK else Check(name, check.state, check.found, f'pip install -e ".[{extra}]"')
+            return (
+                check
+                if check.state == OK
+                else Check(name, check.state, check.found, f'.venv/bin/pip install -e ".[{extra}]"')
+            )
     return Check(name, UNUSABLE, f"{PACKAGE} as it is installed here knows no extra {extra} with it", _FIX_VERSIONS)
 
 
@@ -256,7 +260,7 @@ def _ray(address: str | None) -> list[Check]:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return [Check("Ray", MISSING, "needed for several GPUs only", 'pip install -e ".[cluster]"')]
+        return [Check("Ray", MISSING, "needed for several GPUs only", '.venv/bin/pip install -e ".[cluster]"')]
     installed = Check("Ray", OK, version)
     return [installed] if address is None else [installed, _cluster(address)]
 

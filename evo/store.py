@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from evo import folders
 from evo.config import RunConfig
 from evo.errors import ConfigError, StoreError
 from evo.records import (
@@ -34,7 +35,7 @@ from evo.records import (
     profile_from_json,
 )
 
-FILE = "run.sqlite"
+FILE = folders.FILE
 LOCK = "run.lock"
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
@@ -321,8 +322,10 @@ class RunReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close()
+        if _is_damage(error):
+            raise _damaged(self.folder / FILE, error) from error
 
 
 class Store(RunReader):
@@ -446,8 +449,10 @@ def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
             f"expected to write to {folder / FILE}, got: {error}; free disk space or check the permissions, "
             f"then go on by `evo resume {folder}`"
         ) from error
-    except BaseException:
+    except BaseException as error:
         _rollback(db)
+        if _is_damage(error):
+            raise _damaged(folder / FILE, error) from error
         raise
 
 
@@ -626,7 +631,7 @@ def _write_new(folder: Path, info: RunInfo) -> None:
 def _connect_to_read(folder: Path) -> sqlite3.Connection:
     path = folder / FILE
     if not path.is_file():
-        raise StoreError(f"expected a run in {folder}, found no {FILE}; start one by `evo run --run-dir {folder}`")
+        raise StoreError(f"expected a run in {folder}, found no {FILE}: {folders.what_instead(folder)}")
     # A finished run in a folder that cannot be written (an archive, another user's) has no place for SQLite's index of
     # the write-ahead log, and no need for it.
     still = not os.access(folder, os.W_OK) and not (folder / f"{FILE}-wal").exists()
@@ -636,7 +641,7 @@ def _connect_to_read(folder: Path) -> sqlite3.Connection:
         version = db.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         db.close()
-        raise StoreError(f"expected a run in {path}, got: {error}; restore it from a copy") from error
+        raise _damaged(path, error) from error
     if application != APPLICATION_ID or version != SCHEMA_VERSION:
         db.close()
         found = f"schema {version}" if application == APPLICATION_ID else "another program's database"
@@ -646,11 +651,20 @@ def _connect_to_read(folder: Path) -> sqlite3.Connection:
     return db
 
 
+def _is_damage(error: BaseException | None) -> bool:
+    """Whether an error is of the file and not of a statement: those of SQLite itself have no class of their own."""
+    return type(error) in (sqlite3.DatabaseError, sqlite3.OperationalError)
+
+
+def _damaged(path: Path, error: BaseException | None) -> StoreError:
+    return StoreError(f"expected a run in {path}, got: {error}; restore it from a copy")
+
+
 def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
     try:
         meta = dict(db.execute("SELECT key, value FROM meta"))
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"expected a run in {folder / FILE}, got: {error}; restore it from a copy") from error
+        raise _damaged(folder / FILE, error) from error
     try:
         config = RunConfig.from_json(meta["config"])
     except (TypeError, KeyError, ConfigError) as error:

@@ -13,7 +13,7 @@ import torch
 
 from fitness.gpu.norms import norms
 from fitness.memory import assign
-from fitness.oracle import ROUNDING_RMS, Budget, Expected, budget
+from fitness.oracle import ROUNDING_RMS, Budget, Expected, budget, written_names
 from fitness.plan import TensorRef
 from fitness.task import Task
 
@@ -96,5 +96,6 @@ def expect(
         dtypes=tuple(o.dtype for o in own),
         strides=tuple(ref.strides for ref in refs),
         budgets=tuple(budgets),
+        written=written_names(task, arguments),
         partial=tuple(o.is_floating_point() and not bool(torch.isfinite(o).all()) for o in own),
     )

@@ -155,7 +155,15 @@ class Expected:
     dtypes: tuple[torch.dtype, ...]
     strides: tuple[tuple[int, ...], ...]
     budgets: tuple[Budget | None, ...]
+    written: tuple[str, ...] = ()  # names of the written arguments among the outputs, which are the last ones
     partial: tuple[bool, ...] = ()  # outputs with elements that are not finite, where the reference is the seed
+
+    def label(self, index: int) -> str:
+        """What a message calls an output: a written argument by its name."""
+        returned = len(self.outputs) - len(self.written)
+        if index >= returned:
+            return f"output {self.written[index - returned]!r}"
+        return f"output {index}" if len(self.outputs) > 1 else "output"
 
     @property
     def rms_budget(self) -> float:
@@ -189,7 +197,13 @@ def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -
         dtypes=tuple(o.dtype for o in own),
         strides=tuple(o.stride() for o in own),
         budgets=tuple(budget(size, o, task.tolerance) for size, o in zip(sizes, own, strict=True)),
+        written=written_names(task, arguments),
     )
+
+
+def written_names(task: Task, arguments: Sequence[Any]) -> tuple[str, ...]:
+    """Of the written arguments that are there, as `run_reference` gives them."""
+    return tuple(n for n, i in zip(task.writes, task.written, strict=True) if arguments[i] is not None)
 
 
 def _usable(size: Norms, dtype: torch.dtype) -> bool:
@@ -235,7 +249,7 @@ def compare(
         return math.inf, wrong
     worst: tuple[float, str | None] = (0.0, None)
     for index, (exact, got, budget) in enumerate(zip(expected.outputs, outputs, expected.budgets, strict=True)):
-        label = f"output {index}" if len(outputs) > 1 else "output"
+        label = expected.label(index)
         if expected.partial and expected.partial[index]:
             exact, got = _defined(exact, got)
         ratio, message = _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
@@ -262,12 +276,13 @@ def wrong_form(
     if len(outputs) != len(expected.outputs):
         return f"expected {len(expected.outputs)} outputs (returned and written), got {len(outputs)}"
     for index, (exact, dtype, got) in enumerate(zip(expected.outputs, expected.dtypes, outputs, strict=True)):
+        label = expected.label(index)
         if got.shape != exact.shape:
-            return f"output {index} must have shape {tuple(exact.shape)}, got {tuple(got.shape)}"
+            return f"{label} must have shape {tuple(exact.shape)}, got {tuple(got.shape)}"
         if got.dtype != dtype:
-            return f"output {index} must be {dtype}, got {got.dtype}"
+            return f"{label} must be {dtype}, got {got.dtype}"
         if strides is not None and not _same_strides(got.shape, expected.strides[index], strides[index]):
-            return f"output {index} must have strides {expected.strides[index]}, got {tuple(strides[index])}"
+            return f"{label} must have strides {expected.strides[index]}, got {tuple(strides[index])}"
     return None
 
 
@@ -309,8 +324,14 @@ def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget)
     where = _position(error == error.max())
     return ratio, (
         f"{label} is wrong: worst at {where}, expected {exact[where].item():.9g}, got {got[where].item():.9g}; "
-        f"largest error {largest:.3g} (budget {budget.max:.3g}), rms error {rms:.3g} (budget {budget.rms:.3g})"
+        f"largest error {largest:.3g} (budget {budget.max:.3g}){_relative(largest, size.largest, 'largest value')}, "
+        f"rms error {rms:.3g} (budget {budget.rms:.3g}){_relative(rms, size.rms, 'rms value')}"
     )
+
+
+def _relative(error: float, size: float, of: str) -> str:
+    """An error as what the `tolerance` of a task is compared with."""
+    return f", {error / size:.2g} of the {of}" if size else ""
 
 
 def _position(mask: torch.Tensor) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 from evo import __version__
 from evo.errors import EvoError, TaskError
 from evo.records import Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
+from fitness.advice import on_failing_seed
 from fitness.compilation.freeze import freeze
 from fitness.compilation.target import Target
 from fitness.facts import Estimates, Facts
@@ -55,7 +56,7 @@ class SeedError(TaskError):
     def __init__(self, task: Task, verdict: Verdict, stage: str, message: str) -> None:
         super().__init__(
             f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found "
-            f"{verdict} at stage {stage}: {message}. Mend kernel.py, the reference or the tolerance."
+            f"{verdict} at stage {stage}: {message}. {on_failing_seed(task, verdict, message)}"
         )
         self.verdict = verdict
 

@@ -73,8 +73,7 @@ def parse_kernel(source: str, path: str) -> ast.Module:
 def task_skeleton(kernel_source: str) -> str:
     """A task.py for `kernel_source`: executable as it stands, with "EDIT:" where the user has to say what is meant.
 
-    The entry is the first top-level function that launches a kernel (`kernel[grid](...)`), itself or through others,
-    and that no other function calls.  Raises TaskError where the source is not Python or has no such function.
+    The entry is the first of `entries`.  Raises TaskError where the source is not Python or has no such function.
     """
     entry, *rest = entries(kernel_source)
     arguments = _arguments(entry)
@@ -107,24 +106,51 @@ def waivers(kernel_source: str, entry: str) -> list[str]:
 
 
 def entries(kernel_source: str) -> list[ast.FunctionDef]:
-    """Host functions with arguments that launch a kernel and that no other one calls, in the order of the source.
+    """Host functions with arguments that launch a kernel and that no other one calls, those first that launch it
+    themselves, else in the order of the source.
 
-    At least one; raises TaskError where the source is not Python or has none.
+    What tries or times others is no entry and hides none.  At least one; raises TaskError where the source is not
+    Python or has none.
     """
     tree = parse_kernel(kernel_source, "kernel")
-    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and not _is_kernel(n)}
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and not is_kernel(n)}
     calls = {name: _called(function) & set(functions) - {name} for name, function in functions.items()}
     launching = {name for name, function in functions.items() if _launches(function)}
     while more := {name for name, called in calls.items() if called & launching} - launching:
         launching |= more
-    inner = set().union(*calls.values())
-    found = [f for name, f in functions.items() if name in launching - inner and _arguments(f)]
+    launching = {name for name in launching if _arguments(functions[name])}
+    meant = {name for name in launching if not _tries_others(functions[name])} or launching
+    inner = set().union(*(calls[name] for name in meant))
+    found = [function for name, function in functions.items() if name in (meant - inner or meant)]
     if not found:
         raise TaskError(
             "expected a host function with arguments that launches a Triton kernel as `kernel[grid](...)`, found "
             f"{', '.join(functions) or 'no host function'}; add one"
         )
-    return found
+    return sorted(found, key=_launches, reverse=True)
+
+
+def launchers(tree: ast.Module, kernel: str) -> list[str]:
+    """Names of the functions that launch the kernel of that name themselves."""
+    return [
+        function.name
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(n.value, ast.Name) and n.value.id == kernel for n in _launched(function))
+    ]
+
+
+def is_kernel(function: ast.FunctionDef) -> bool:
+    """Whether it is decorated by `triton.jit`, itself or besides."""
+    return any(name.rpartition(".")[2] == "jit" for name in _decorators(function))
+
+
+def _tries_others(function: ast.FunctionDef) -> bool:
+    """Whether it is a test, a benchmark or a script's main function, by its name or its decorators."""
+    decorated = any(
+        name.rpartition(".")[2] == "perf_report" or name.startswith("pytest.") for name in _decorators(function)
+    )
+    return decorated or function.name in ("main", "test") or function.name.startswith(("test_", "bench"))
 
 
 def _arguments(function: ast.FunctionDef) -> list[ast.arg]:
@@ -135,13 +161,19 @@ def _called(function: ast.FunctionDef) -> set[str]:
     return {n.func.id for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
-def _is_kernel(function: ast.FunctionDef) -> bool:
-    decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
-    return any(ast.unparse(decorator).rpartition(".")[2] == "jit" for decorator in decorators)
+def _decorators(function: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in function.decorator_list]
 
 
 def _launches(function: ast.FunctionDef) -> bool:
-    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in ast.walk(function))
+    return any(True for _ in _launched(function))
+
+
+def _launched(function: ast.FunctionDef) -> Iterator[ast.Subscript]:
+    """The `kernel[grid]` of each launch."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            yield node.func
 
 
 def _known(kernel_source: str, entry: str) -> str:

@@ -38,14 +38,12 @@ A reference must work in float64 too, so it should not name a dtype: take it fro
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import hashlib
 import inspect
-import itertools
 import math
 import os
-import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +53,8 @@ from evo import syntax
 from evo.errors import TaskError
 from evo.records import Case
 from fitness.plan import ITEMSIZE
-from fitness.skeleton import parse_kernel, task_skeleton
+from fitness.skeleton import is_kernel, launchers, parse_kernel, task_skeleton
+from fitness.user_code import blamed, execute
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +75,9 @@ BUILTIN_TASKS = Path(__file__).parent / "tasks"
 # Of work and outputs, where a task allows delegation: with less, the kernel would be the garnish.
 MIN_OWN_SHARE = 0.5
 SEED = "seed"  # as `reference`
-
-_MODULE_NUMBERS = itertools.count()
+# Options that are no functions.
+_SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient", "eager")
+_VALUES = ("tolerance", "min_own_share", "certify", "writes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ def task_names() -> list[str]:
 
 def task_title(name: str) -> str:
     """First line of the docstring of a built-in task's task.py, "" without one.  Nothing is executed."""
-    docstring = ast.get_docstring(syntax.parse(_read(_find(name) / "task.py"))) or ""
+    docstring = ast.get_docstring(syntax.parse(_read(BUILTIN_TASKS / name / "task.py"))) or ""
     return docstring.partition("\n")[0]
 
 
@@ -139,7 +139,7 @@ def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False) ->
     """
     folder = _find(name_or_folder)
     task_source, seed_source = _read(folder / "task.py"), _read(folder / "kernel.py")
-    names = _execute(folder / "task.py", task_source)
+    names = execute(folder / "task.py", task_source)
     task = Task(
         name=folder.name,
         folder=folder,
@@ -163,6 +163,11 @@ def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False) ->
 def _find(name_or_folder: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_folder)
     if name in task_names():
+        if (Path(name) / "task.py").exists():
+            raise TaskError(
+                f"{name!r} is a built-in task, and a task folder is here too: say ./{name} for the folder, or "
+                f"{BUILTIN_TASKS / name} for the built-in one"
+            )
         return BUILTIN_TASKS / name
     folder = Path(name).resolve()
     if not folder.is_dir():
@@ -190,35 +195,6 @@ def _hash(*texts: str) -> str:
         data = text.encode()
         digest.update(f"{len(data)}:".encode() + data)
     return digest.hexdigest()
-
-
-def _execute(path: Path, source: str) -> dict[str, Any]:
-    """The names task.py defines.  Its module has a name of its own and is gone from sys.modules afterwards."""
-    module = types.ModuleType(f"evo_task_{next(_MODULE_NUMBERS)}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and the like look their module up while it is executed
-    try:
-        code = compile(source, str(path), "exec", dont_inherit=True)
-        exec(code, module.__dict__)
-    except SyntaxError as error:
-        raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
-    except Exception as error:  # the user's code may raise anything; whatever it is, the task is at fault
-        raise TaskError(f"{path} cannot be executed: {_describe(error)}") from error
-    finally:
-        del sys.modules[module.__name__]
-    return module.__dict__
-
-
-def _describe(error: BaseException) -> str:
-    """Type, message and the line in task.py an exception came from."""
-    lines = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename.endswith("task.py"):
-            lines.append(traceback.tb_lineno)
-        traceback = traceback.tb_next
-    where = f" (task.py, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{where}"
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -250,8 +226,9 @@ def _required(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
+    _check_spelling(folder, names)
     found: dict[str, Any] = {}
-    for name in ("stress", "deterministic", "allow_delegation", "lenient", "eager"):
+    for name in _SWITCHES:
         if name in names:
             if not isinstance(names[name], bool):
                 raise _wrong_type(folder, name, "True or False", names[name])
@@ -284,6 +261,18 @@ def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
     if "writes" in names:
         found["writes"] = _writes(folder, names["writes"])
     return found
+
+
+def _check_spelling(folder: Path, names: Mapping[str, Any]) -> None:
+    """Refuses a value whose name is nearly that of an option that is not set: it would be ignored in silence."""
+    left = [option for option in (*_SWITCHES, *_VALUES) if option not in names]
+    for name, value in names.items():
+        near = difflib.get_close_matches(name, left, n=1, cutoff=0.85)
+        if near and isinstance(value, (bool, int, float, str, tuple, list)) and not name.startswith("_"):
+            raise TaskError(
+                f"{folder / 'task.py'}: {name!r} is no option of a task; did you mean {near[0]}? "
+                f"Otherwise give it another name, e.g. _{name}"
+            )
 
 
 def _writes(folder: Path, writes: Any) -> tuple[str, ...]:
@@ -339,12 +328,19 @@ def _check_cases(task: Task) -> None:
 def _check_seed(task: Task) -> None:
     """kernel.py is Python and defines the entry at its top level.  It is parsed, not run."""
     tree = parse_kernel(task.seed_source, str(task.folder / "kernel.py"))
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    if task.entry not in functions:
-        raise TaskError(
-            f"task {task.name}: entry {task.entry!r} is not a function of kernel.py, which defines "
-            f"{', '.join(functions) or 'no function'}; set entry to the host function that launches the kernels"
-        )
+    functions = {node.name: is_kernel(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if functions.get(task.entry) is False:
+        return
+    hosts = [name for name, of_device in functions.items() if not of_device]
+    if task.entry in functions:
+        by = launchers(tree, task.entry)
+        what, choices = "is a kernel, not a host function", f"which is launched by {', '.join(by)}" if by else ""
+    else:
+        what, choices = "is not a function of kernel.py", f"which defines {', '.join(hosts) or 'no host function'}"
+    raise TaskError(
+        f"task {task.name}: entry {task.entry!r} {what}{', ' if choices else ''}{choices}; "
+        "set entry to the host function that launches the kernels"
+    )
 
 
 def _check_case(task: Task, case: Case) -> None:
@@ -388,10 +384,8 @@ def _check_reference(task: Task, first: Sequence[Any], where: str) -> None:
 def _draw(task: Task, case: Case, where: str, seed: int) -> tuple[Any, ...]:
     import torch
 
-    try:
+    with blamed(task.folder / "task.py", f"{where}: inputs(case, generator) raised"):
         drawn = task.inputs(case, torch.Generator().manual_seed(seed))
-    except Exception as error:  # the user's code, see _execute
-        raise TaskError(f"{where}: inputs(case, generator) raised {_describe(error)}") from error
     if not isinstance(drawn, tuple):
         raise TaskError(
             f"{where}: inputs must return a tuple, one item per argument of {task.entry}; got {type(drawn).__name__}"
@@ -462,10 +456,8 @@ def _check_counts(task: Task, case: Case, where: str) -> None:
     for name, count in (("flops", task.flops), ("bytes", task.bytes)):
         if count is None:
             continue
-        try:
+        with blamed(task.folder / "task.py", f"{where}: {name}(case) raised"):
             value = count(case)
-        except Exception as error:  # the user's code, see _execute
-            raise TaskError(f"{where}: {name}(case) raised {_describe(error)}") from error
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise TaskError(f"{where}: {name}(case) must return a non-negative number, got {value!r}")
 
@@ -490,12 +482,12 @@ def run_reference(
         raise TaskError(f"{where}: its reference is the seed kernel, which this process cannot call")
     copies = [_copy(a, double) if isinstance(a, torch.Tensor) and (copy or double) else a for a in arguments]
     precision = " in float64" if double else ""
-    try:
-        with torch.no_grad():
-            result = task.reference(*copies)
-    except Exception as error:  # the user's code, see _execute
-        hint = "; take dtypes from the arguments, the float64 oracle upcasts them" if double else ""
-        raise TaskError(f"{where}: reference failed{precision} on its own inputs: {_describe(error)}{hint}") from error
+    hint = "; take dtypes from the arguments, the float64 oracle upcasts them" if double else ""
+    with (
+        blamed(task.folder / "task.py", f"{where}: reference failed{precision} on its own inputs:", hint),
+        torch.no_grad(),
+    ):
+        result = task.reference(*copies)
     structure, outputs = _flatten(result, where)
     return structure, outputs + [copies[i] for i in task.written if copies[i] is not None]
 

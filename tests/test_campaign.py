@@ -107,7 +107,8 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("seeds = 2", "seeds = 0", "seeds: expected how many"),
+        ("seeds = 2", "seeds = 0", "seeds: expected how many, from 1, .* got 0"),
+        ("trials = 8", "trials = true", "budget: expected an integer from 1 for `trials`, got True"),
         ("seeds = 2", "seeds = [1, 1]", "seeds: expected how many"),
         ("seeds = 2", "sedes = 2", "expected keys among .* got sedes"),
         ("trials = 8", "trials = 8\ntokens = 7", "budget: expected models where tokens are limited"),
@@ -127,6 +128,16 @@ def test_specs_with_a_slip_are_refused_in_words(tmp_path: Path, old: str, new: s
     assert old in SPEC
     with pytest.raises(ConfigError, match=words):
         spec_of(tmp_path, SPEC.replace(old, new))
+
+
+def test_task_folders_may_be_beside_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here/mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("theirs", "mine", "softmax"):
+        (tmp_path / "specs" / name).mkdir(parents=True)
+        (tmp_path / "specs" / name / "task.py").write_text("")
+    spec = spec_of(tmp_path / "specs", SPEC.replace('"layer_norm"]', '"mine", "theirs", "nowhere"]'))
+    assert spec.tasks == ("softmax", "mine", str(tmp_path / "specs/theirs"), "nowhere")
 
 
 def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:

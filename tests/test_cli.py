@@ -24,7 +24,7 @@ from evo.errors import EvoError
 from evo.records import Candidate, Certificate, Evidence, Verdict
 from evo.store import RunReader
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
-from tests.engine_support import facts
+from tests.engine_support import create, facts, ok_trial
 
 ROOT = Path(__file__).parent.parent
 
@@ -472,6 +472,7 @@ def test_where_the_gpu_is_lost_at_the_end_the_best_is_written_all_the_same(
         ("show taken 99", "expected a trial from 0 to 2 in taken, got 99"),
         ("tasks new taken nowhere.py", "expected a kernel file"),
         ("tasks new made notes.txt", "expected a host function"),
+        ("tasks new made slip.py", "slip.py, line 1: not Python"),
         ("dance", "invalid choice"),
         ("", "COMMAND"),
     ],
@@ -482,6 +483,7 @@ def test_misuse_is_one_message_and_code_2(
     (tmp_path / "file").write_text("")
     (tmp_path / "kernel.py").write_text(SEED_SOURCE)
     (tmp_path / "notes.txt").write_text("x = 1\n")
+    (tmp_path / "slip.py").write_text("def f(:\n")
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
     assert run("run", "--budget", "2", "--run-dir", "taken") == 0
     capsys.readouterr()
@@ -570,6 +572,8 @@ def test_show_works_while_a_run_is_pending(opened: list[CliEvaluator], capsys: p
 def test_tasks_are_listed(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("tasks") == 0
     out = capsys.readouterr().out
+    assert run("tasks", "list") == 0
+    assert capsys.readouterr().out == out
     assert "softmax: " in out
     assert "    square (tune): M=64, float32" in out
 
@@ -581,7 +585,10 @@ def test_a_new_task_is_made_from_a_kernel_and_never_over_another(
     assert run("tasks", "new", "mine", "kernel.py") == 0
     assert 'entry = "softmax"' in (tmp_path / "mine/task.py").read_text()
     assert (tmp_path / "mine/kernel.py").read_text() == SEED_SOURCE
-    assert "evo run mine" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the entry is softmax\n" in out and "evo run mine" in out
+    assert run("tasks", "new", "softmax", "kernel.py") == 0
+    assert "evo run ./softmax" in capsys.readouterr().out  # the name alone is that of a built-in task
     assert run("tasks", "new", "mine", "kernel.py") == 2
     assert "mine has task.py and kernel.py; choose another" in capsys.readouterr().err
 
@@ -611,6 +618,39 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     err = process.stderr.read()
     assert process.wait(timeout=60) == 1
     assert err == ""
+
+
+def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "evo", "tasks"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert process.returncode == 2
+    assert process.stderr.startswith("evo: [Errno 28]") and process.stderr.count("\n") == 1
+
+
+def test_a_terminal_of_another_encoding_shows_what_it_can(tmp_path: Path) -> None:
+    with create(tmp_path / "out") as store:
+        trial = ok_trial(0, note="Größe")
+        store.proposed(trial.proposal)
+        store.finished(trial)
+    process = subprocess.run(
+        [sys.executable, "-m", "evo", "show", str(tmp_path / "out"), "0"],
+        cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (process.returncode, process.stderr) == (0, "") and "Gr??e" in process.stdout
+
+
+def test_a_run_is_known_by_its_database_and_its_best_too(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run", "--budget", "2", "--run-dir", "out") == 0
+    capsys.readouterr()
+    shown = []
+    for name in ("out", "out/run.sqlite", "out/best"):
+        assert run("show", name) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2]
 
 
 def test_drafts_are_screened_as_asked_for_on_a_gpu_too(opened: list[CliEvaluator], one_gpu: None) -> None:

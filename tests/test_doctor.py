@@ -84,7 +84,7 @@ def test_packages_of_extras_are_read_from_the_metadata(monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda package: requires)
     assert doctor._optional("gpu", "torch").state == OK
     missing = doctor._optional("gpu", "no-such-package-as-this")
-    assert (missing.state, missing.needed, missing.fix) == (MISSING, False, 'pip install -e ".[gpu]"')
+    assert (missing.state, missing.needed, missing.fix) == (MISSING, False, '.venv/bin/pip install -e ".[gpu]"')
     assert "knows no extra" in doctor._optional("gpu", "numpy").found
 
 

@@ -251,7 +251,7 @@ def test_strides_are_compared_where_given() -> None:
     turned = y.t().contiguous().t()
     assert compare(expected, "tensor", [turned])[1] is None
     ratio, message = compare(expected, "tensor", [turned], [turned.stride()])
-    assert ratio == math.inf and message == "output 0 must have strides (256, 1), got (1, 6)"
+    assert ratio == math.inf and message == "output must have strides (256, 1), got (1, 6)"
 
 
 def test_message_names_output_position_and_values() -> None:
@@ -261,6 +261,17 @@ def test_message_names_output_position_and_values() -> None:
     _, message = compare(expected, "tensor", [y])
     assert message is not None
     assert f"worst at (2, 7), expected {expected.outputs[0][2, 7].item():.9g}, got {y[2, 7].item():.9g}" in message
+    relative = 1 / float(expected.outputs[0].abs().max())
+    assert f"{relative:.2g} of the largest value, rms error" in message and message.endswith("of the rms value")
+
+
+def test_written_outputs_are_called_by_the_names_of_the_arguments(tmp_path: Path) -> None:
+    task = task_from(tmp_path, "x.add_(1)", 'writes = ("x",)\n')
+    expected = expect(task, task.cases[0], 0)
+    assert expected is not None
+    returned, x = good(expected)
+    assert "output 0 is wrong" in str(compare(expected, expected.structure, [returned + 1, x])[1])
+    assert "output 'x' is wrong" in str(compare(expected, expected.structure, [returned, x + 1])[1])
 
 
 def test_empty_outputs_compare(tmp_path: Path) -> None:

@@ -233,6 +233,21 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         RunReader(tmp_path)
 
 
+def test_a_partly_damaged_run_is_refused_wherever_it_is_read(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, *(ok_trial(i, source=f"{i} {'x' * 3000}") for i in range(20)))
+    data = bytearray((tmp_path / FILE).read_bytes())
+    data[4096 * 3 :] = b"\xff" * (len(data) - 4096 * 3)  # what the first pages hold can still be read
+    (tmp_path / FILE).write_bytes(data)
+    with (
+        pytest.raises(StoreError, match=r"run\.sqlite, got: .*malformed.*; restore it from a copy"),
+        RunReader(tmp_path) as run,
+    ):
+        list(run.trials())
+    with pytest.raises(StoreError, match=r"restore it from a copy"):
+        resume(tmp_path)
+
+
 def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
     with create(tmp_path) as store:
         settings = json.loads(store.info.config.to_json()) | {"annealing": 3}

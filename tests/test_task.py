@@ -145,12 +145,33 @@ def test_a_broken_task_is_refused_with_the_reason(name: str, tmp_path: Path) -> 
         ("stress = 0", "stress must be True or False; got int 0"),
         ("flops = 7", "flops must be a function"),
         ("def flops(case): return -1", r"flops\(case\) must return a non-negative number, got -1"),
+        ("tolerence = 1e-3", "'tolerence' is no option of a task; did you mean tolerance"),
+        ('write = ("x",)', "'write' is no option of a task; did you mean writes"),
+        ('entry = "scale_kernel"', "is a kernel, not a host function, which is launched by scale; set entry to"),
         ("def bytes(case): return case.axes['M']", r"bytes\(case\) raised KeyError"),
     ],
 )
 def test_a_wrong_option_is_refused(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=message):
         load_task(make(tmp_path, TASK + line + "\n"))
+
+
+def test_names_of_ones_own_are_left_alone(tmp_path: Path) -> None:
+    own = "case = 3\n_tolerence = 1\nstresses = lambda x: x\nwrite_size = (1, 2)\nstress = False\nstres = 1\n"
+    assert not load_task(make(tmp_path, TASK + own)).stress
+
+
+def test_a_name_of_both_a_built_in_task_and_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "softmax").mkdir()
+    assert load_task("softmax", tried=True).entry == "softmax"  # no task is in that folder
+    make(tmp_path / "softmax")
+    with pytest.raises(TaskError, match=r"say \./softmax for the folder, or /.*/softmax for the built-in one"):
+        load_task("softmax")
+    assert load_task("./softmax").entry == "scale"
+    assert "oftmax" in task_title("softmax")
 
 
 def test_missing_files_and_unknown_names_are_refused(tmp_path: Path) -> None:
@@ -246,3 +267,30 @@ def test_skeleton_takes_the_outer_function() -> None:
     assert 'entry = "inner"  # the host function in kernel.py that is called (others that launch: z)' in task_skeleton(
         "def inner(x): kernel[(1,)](x)\ndef z(x): kernel[(1,)](x)\n"
     )
+
+
+WRAPPER = "def add(x): kernel[(1,)](x)\n"
+
+
+@pytest.mark.parametrize(
+    "harness",
+    [
+        "def test(): add(1)\ndef main(): test()\n",
+        "def test_add(n): add(n)\n",
+        "def bench(n): kernel[(1,)](n)\n",
+        "@triton.testing.perf_report([])\ndef speed(size, provider): time(lambda: add(size))\n",
+        "@pytest.mark.parametrize('n', [1])\ndef check(n): add(n)\n",
+    ],
+)
+def test_skeleton_is_not_taken_in_by_what_tries_the_function(harness: str) -> None:
+    assert 'entry = "add"  # the host function in kernel.py that is called\n' in task_skeleton(harness + WRAPPER)
+
+
+def test_skeleton_takes_a_function_named_like_a_benchmark_where_there_is_no_other() -> None:
+    assert 'entry = "bench"' in task_skeleton("def bench(x): kernel[(1,)](x)\n")
+
+
+def test_skeleton_prefers_what_launches_itself() -> None:
+    source = "def one(x): return two(x)\ndef two(x): return one(x)\n" + WRAPPER + "def call(x): inner(x)\n"
+    source += "def inner(x): return kernel[(1,)](x) if x else call(x)\n"
+    assert 'entry = "add"  #' in task_skeleton(source)

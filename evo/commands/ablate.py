@@ -112,7 +112,8 @@ def _check_figures() -> None:
 
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            'expected matplotlib for the figures, found none; pip install "evo-triton[analysis]", or give --no-figures'
+            'expected matplotlib for the figures, found none; .venv/bin/pip install -e ".[analysis]" in the folder of '
+            "evo, or give --no-figures"
         )
 
 

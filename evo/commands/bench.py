@@ -347,7 +347,7 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:
-        return '; for kernels.parquet: pip install -e ".[analysis]"'
+        return '; for kernels.parquet: .venv/bin/pip install -e ".[analysis]"'
     from analysis.suite import write_parquet
 
     write_parquet(folder / "kernels.parquet", kernels)

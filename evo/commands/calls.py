@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from evo.commands import parts
+from evo.folders import run_folder
 
 
 def add(commands: Any) -> None:
     calls = commands.add_parser("calls", help="print the answers of a run's language models, to be replayed")
-    calls.add_argument("folder", type=Path, metavar="DIR")
+    calls.add_argument("folder", type=run_folder, metavar="DIR")
     calls.set_defaults(command=_calls)
 
 

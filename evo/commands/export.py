@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands.parts import say
 from evo.errors import ConfigError
+from evo.folders import run_folder, runs_in
 
 if TYPE_CHECKING:
     from analysis.export import Exported
@@ -23,7 +24,7 @@ def add(commands: Any) -> None:
         description="Writes the tables of one or more runs into a new folder, also while they run; or, as sft and "
         "grpo, training data out of the answers of language models.  docs/export.md describes every column.",
     )
-    export.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, or of many")
+    export.add_argument("runs", nargs="+", type=run_folder, metavar="RUN", help="the folder of a run, or of many")
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
     names = ", ".join(FORMATS + TRAINING)
     export.add_argument("--format", default="parquet", metavar="F", help=f"{names} (default: parquet)")
@@ -58,17 +59,9 @@ def _write(arguments: argparse.Namespace) -> Exported:
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
         raise ConfigError(
-            "expected pyarrow to be installed, which exports are written with; pip install -e '.[analysis]'"
+            "expected pyarrow to be installed, which exports are written with; .venv/bin/pip install -e '.[analysis]'"
         ) from error
-    runs = [run for folder in arguments.runs for run in _runs(folder)]
+    runs = [run for folder in arguments.runs for run in runs_in(folder)]
     if arguments.format in TRAINING:
         return export_training(runs, arguments.out, arguments.format, allow_estimated=arguments.allow_estimated)
     return export(runs, arguments.out, arguments.format, with_text=arguments.with_text)
-
-
-def _runs(folder: Path) -> list[Path]:
-    """All runs below a folder that is none itself, as that of a campaign; else the folder, whatever it holds."""
-    from evo.store import FILE
-
-    below = [] if (folder / FILE).exists() else sorted(path.parent for path in folder.rglob(FILE))
-    return below or [folder]

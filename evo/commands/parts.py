@@ -109,6 +109,10 @@ class Devices:
             print(f"evaluating through Ray on {self.cluster}", file=file, flush=True)
 
     def open(self, task: Task, target: str) -> Profiler:
+        from fitness.advice import slow_case
+
+        if self.choice.device == "cpu" and (slow := slow_case(task)):
+            print(f"warning: {slow}", file=sys.stderr, flush=True)
         if self.cluster is None:
             return open_evaluator(task, target, self.choice.device)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from evo.commands import models, parts
 from evo.errors import StoreError
+from evo.folders import run_folder
 
 
 def add(commands: Any) -> None:
@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         help="make a run's decisions again from its store, offline",
         description="Exit code 0: every question, proposal and reading of an answer is the same again; 1: not all are.",
     )
-    replay.add_argument("folder", type=Path, metavar="DIR")
+    replay.add_argument("folder", type=run_folder, metavar="DIR")
     replay.set_defaults(command=_replay)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
 from evo.errors import EvoError
+from evo.folders import run_folder, runs_in
 
 if TYPE_CHECKING:
     from analysis.report import Bounds
@@ -18,7 +19,7 @@ DEFAULT_OUT = Path("report.html")
 
 def add(commands: Any) -> None:
     report = commands.add_parser("report", help="write one HTML file about runs, finished or not")
-    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs")
+    report.add_argument("folders", nargs="+", type=run_folder, metavar="DIR", help="the folder of a run, or of many")
     report.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=f"(default: {DEFAULT_OUT})")
     report.set_defaults(command=_report)
 
@@ -28,10 +29,11 @@ def _report(arguments: argparse.Namespace) -> int:
     from evo.store import RunReader
 
     bounds = []
-    for folder in arguments.folders:
+    runs = [run for folder in arguments.folders for run in runs_in(folder)]
+    for folder in runs:
         with RunReader(folder) as run:
             bounds.append(_bounds(run.info))
-    write_report(arguments.folders, arguments.out, bounds)
+    write_report(runs, arguments.out, bounds)
     parts.say(f"wrote {arguments.out}")
     return 0
 

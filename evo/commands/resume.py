@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.budget import Budget
@@ -13,6 +12,7 @@ from evo.commands import models, parts
 from evo.commands.search import conclude, search
 from evo.commands.split import comparable_versions, find_devices, prepare
 from evo.errors import ConfigError
+from evo.folders import run_folder
 
 if TYPE_CHECKING:
     from evo.store import Store
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run that was stopped")
-    resume.add_argument("folder", type=Path, metavar="DIR")
+    resume.add_argument("folder", type=run_folder, metavar="DIR")
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
     resume.add_argument("--gpu-seconds", type=float, metavar="X", help="another limit on GPU seconds, in total")
     resume.add_argument(

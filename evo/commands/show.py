@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
+
+from evo.folders import run_folder
 
 
 def add(commands: Any) -> None:
     show = commands.add_parser("show", help="look at a run or at one trial, also while it runs")
-    show.add_argument("folder", type=Path, metavar="DIR")
+    show.add_argument("folder", type=run_folder, metavar="DIR")
     show.add_argument("trial", nargs="?", type=int, metavar="TRIAL")
     show.set_defaults(command=_show)
 

@@ -13,7 +13,9 @@ from evo.errors import ConfigError
 def add(commands: Any) -> None:
     tasks = commands.add_parser("tasks", help="list the built-in tasks, or start a new one")
     tasks.set_defaults(command=_tasks)
-    new = tasks.add_subparsers(metavar="COMMAND").add_parser(
+    subcommands = tasks.add_subparsers(metavar="COMMAND")
+    subcommands.add_parser("list", help="list the built-in tasks (so does `evo tasks`)")
+    new = subcommands.add_parser(
         "new",
         help="make a task folder from a kernel",
         description="Writes DIR/kernel.py and DIR/task.py, with EDIT where you have to decide; or has a model write "
@@ -38,16 +40,23 @@ def _tasks(arguments: argparse.Namespace) -> int:
 
 
 def _new_task(arguments: argparse.Namespace) -> int:
+    from fitness.skeleton import parse_kernel
+
     source = parts.read_kernel(arguments.kernel)
+    parse_kernel(source, str(arguments.kernel))  # what is no Python is said of this file
     folder: Path = arguments.folder
     taken = [name for name in task_by_model.NAMES if (folder / name).exists()]
     if taken:
         raise ConfigError(f"expected a new folder, but {folder} has {' and '.join(taken)}; choose another")
     if arguments.model is not None:
         return task_by_model.make(arguments, source)
-    from fitness.task import task_skeleton
+    from fitness.skeleton import entries
+    from fitness.task import task_names, task_skeleton
 
     task_by_model.write(folder, {"task.py": task_skeleton(source), "kernel.py": source})
-    parts.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; mend what is marked EDIT in task.py, then")
-    parts.say(f"evo run {folder}")
+    entry, *others = (function.name for function in entries(source))
+    beside = f" (others that launch: {', '.join(others)}; change entry in task.py for one of them)" if others else ""
+    parts.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
+    parts.say("mend what is marked EDIT in task.py, then")
+    parts.say(f"evo run {'./' if str(folder) in task_names() else ''}{folder}")
     return 0

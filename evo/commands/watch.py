@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from pathlib import Path
 from typing import Any
+
+from evo.folders import run_folder
 
 
 def add(commands: Any) -> None:
@@ -14,7 +15,7 @@ def add(commands: Any) -> None:
         help="watch a run from another process",
         description="Shows a run until it ends. Ctrl-C stops watching, not the run.",
     )
-    watch.add_argument("folder", type=Path, metavar="DIR")
+    watch.add_argument("folder", type=run_folder, metavar="DIR")
     watch.add_argument("--once", action="store_true", help="show it as it is now")
     watch.set_defaults(command=_watch)
 

@@ -71,6 +71,6 @@ def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"model {model.name}: expected the package openai, which asks endpoints, but {error}; "
-            f"install it by `pip install 'evo-triton[llm]'`"
+            "install it in the folder of evo by `.venv/bin/pip install -e '.[llm]'`"
         ) from error
     return Client(model, find_key(model, environment))

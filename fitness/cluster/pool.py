@@ -49,7 +49,8 @@ try:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise ConfigError(
-        "several GPUs and --ray-address need Ray, which is not installed; pip install 'evo-triton[cluster]'"
+        "several GPUs and --ray-address need Ray, which is not installed; "
+        "`.venv/bin/pip install -e '.[cluster]'` in the folder of evo"
     ) from error
 
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work

@@ -1,0 +1,57 @@
+"""Folders of runs: what a path means, and what is said of a folder without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evo.folders import FILE, run_folder, runs_in, what_instead
+
+
+def made(*paths: Path) -> Path:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return paths[0].parent
+
+
+def test_a_run_is_meant_by_its_parts_too(tmp_path: Path) -> None:
+    run = made(tmp_path / "run" / FILE, tmp_path / "run/best/kernel.py")
+    for path in (run, run / FILE, run / "best"):
+        assert run_folder(str(path)) == run
+    alone = made(tmp_path / "best" / FILE)
+    assert run_folder(str(alone)) == alone  # a run of that name
+    assert run_folder(str(tmp_path / "else/best")) == tmp_path / "else/best"
+
+
+def test_runs_below_a_folder_are_found_in_order(tmp_path: Path) -> None:
+    runs = [made(tmp_path / f"c/cells/t/{arm}/seed-0" / FILE) for arm in ("a", "b")]
+    assert runs_in(tmp_path) == runs and runs_in(runs[0]) == [runs[0]]
+    assert runs_in(tmp_path / "none") == [tmp_path / "none"]
+
+
+INSTEAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda f: None, "start one by `evo run --run-dir {}`"),
+    "file": (lambda f: f.write_text(""), "it is a file"),
+    "task": (lambda f: made(f / "task.py"), "it is a task; search by `evo run {}`"),
+    "campaign": (
+        lambda f: made(f / "campaign.json", f / "cells/t/a/seed-0" / FILE),
+        "it is a campaign; name one of its runs, e.g. {}/cells/t/a/seed-0",
+    ),
+    "runs": (
+        lambda f: made(*(f / f"r{n}" / FILE for n in range(5))),
+        "it is a folder of runs; name one of its runs, e.g. {0}/r0, {0}/r1, {0}/r2",
+    ),
+    "other": (lambda f: made(f / "notes.txt"), "none in the folders below either"),
+}
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_a_folder_is_that_holds_no_run(name: str, tmp_path: Path) -> None:
+    make, words = INSTEAD[name]
+    folder = tmp_path / "folder"
+    make(folder)
+    found = what_instead(folder)
+    assert words.format(folder) in found and "r3" not in found
