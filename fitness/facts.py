@@ -205,7 +205,11 @@ class Recorder:
         name, plan, choice = case.name, facts.plans[case.name], facts.choices[case.name]
         moved, computed = (count and count(case) for count in (self.task.bytes, self.task.flops))
         if skipped := coverage(plan, self._seed_plans[name], choice, traces, moved, computed):
-            raise Stop("estimate", Verdict.WRONG, f"case {name} at its full size: {skipped}")
+            skipped = f"case {name} at its full size: {skipped}"
+            if any(by_config[i].met for i, by_config in zip(choice, traces, strict=True)):
+                skipped += "; it branches on what an atomic returns, which no estimate can follow: measure it on a GPU"
+                raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
+            raise Stop("estimate", Verdict.WRONG, skipped)
         found = model.estimate(plan, choice, facts.builds[name], traces, self.target)
         limit_us = roofline.least_us(plan, moved, computed, self.target)
         if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):

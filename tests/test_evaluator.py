@@ -102,6 +102,36 @@ def test_a_kernel_with_another_configuration_for_each_size_is_not_frozen(evaluat
     assert bool(evaluation.frozen_source) == frozen
 
 
+LAST_ARRIVES = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, count_ptr, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    if tl.atomic_add(count_ptr + row, 1) == tl.num_programs(1) - 1:
+        columns = tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * n_cols + columns, mask=columns < n_cols, other=-float("inf"))
+        e = tl.exp(x - tl.max(x, axis=0))
+        tl.store(y_ptr + row * n_cols + columns, e / tl.sum(e, axis=0), mask=columns < n_cols)
+
+
+def softmax(x):
+    y = torch.empty_like(x)
+    count = torch.zeros(x.shape[0], dtype=torch.int32, device=x.device)
+    kernel[(x.shape[0], 2)](x, y, count, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+"""
+
+
+def test_work_that_waits_for_an_atomic_cannot_be_estimated_but_is_not_called_wrong(evaluators):
+    evaluation = evaluators("softmax").evaluate(Candidate(LAST_ARRIVES), seed=1, known={})
+    assert (evaluation.verdict, evaluation.stage) == (Verdict.UNSUPPORTED, "estimate")
+    assert "measure it on a GPU" in evaluation.message
+
+
 def test_the_same_seed_gives_the_same_facts(evaluators):
     evaluator = evaluators("softmax")
     candidate = Candidate(evaluator.task.seed_source)

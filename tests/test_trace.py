@@ -244,6 +244,21 @@ def test_what_a_program_waits_for_with_compare_and_swap_is_taken_to_have_happene
     assert not found.truncated and traffic(found, 1, "store").touched == 4
 
 
+LAST = """
+@triton.jit
+def last(count, x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    if AT >= tl.num_programs(0) - 1:
+        tl.store(y + at, tl.load(x + at))
+"""
+
+
+@pytest.mark.parametrize(("at", "met"), [("tl.atomic_add(count, 1) + 0", True), ("tl.program_id(0)", False)])
+def test_branches_on_what_an_atomic_returns_are_told(tmp_path, at, met):
+    args = {"count": tensor(0, 1, dtype="int32"), "x": tensor(1, 64), "y": tensor(2, 64), "BLOCK": 64}
+    assert trace_of(LAST.replace("AT", at), plan_of("last", (4,), args, ("y",)), tmp_path).met == met
+
+
 def test_configurations_that_differ_in_options_only_are_traced_once(tmp_path, monkeypatch):
     counted = []
     original = trace.summary

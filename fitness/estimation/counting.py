@@ -80,6 +80,7 @@ class Counter:
     footprint: (kind, buffer, spans) of every access in order
     cut_off: the program was stopped
     uneven: a loop branched in ways that no extrapolation could follow
+    met: a branch depended on what an atomic returned, which is made up here
     """
 
     def __init__(self, known: Mapping[int, np.ndarray], *, brief: bool = False) -> None:
@@ -94,6 +95,7 @@ class Counter:
         self._round = 0  # loads are issued in rounds, between which the program waits
         self._loads = self._masked = False  # whether the round has any, and any with a mask
         self._decisions: list[bool] = []  # of branches on scalars, in order
+        self.met = False
         self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
         self._where = "straight"
 
@@ -134,6 +136,8 @@ class Counter:
         self.counts["ops", kind, result.data.size if loaded else computed] += 1
         if loaded:
             result.loaded = True  # type: ignore[attr-defined]
+        if any(getattr(i, "of_atomic", False) for i in inputs):
+            result.of_atomic = True  # type: ignore[attr-defined]
         if any(self.is_awaited(i) for i in inputs):
             result.round = self._round  # type: ignore[attr-defined]
 
@@ -212,7 +216,7 @@ class Counter:
         zeros = np.broadcast_to(np.zeros((), value.data.dtype), value.data.shape)
         result = TensorHandle(zeros, value.dtype.scalar)
         self._loads = True
-        result.round, result.loaded = self._round, True  # type: ignore[attr-defined]
+        result.round, result.loaded, result.of_atomic = self._round, True, True  # type: ignore[attr-defined]
         return result
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -236,9 +240,10 @@ class Counter:
             ways.append(tuple(self._decisions[decided:]))
         self._where = around
 
-    def decide(self, outcome: bool) -> None:
-        """To be called with the outcome of each branch on a scalar."""
+    def decide(self, outcome: bool, condition: TensorHandle) -> None:
+        """To be called for each branch on a scalar."""
         self._decisions.append(outcome)
+        self.met |= getattr(condition, "of_atomic", False)
 
     def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
         """After how many iterations a loop repeats itself; 0 where it should go on, for as long as not `enough`."""
@@ -320,7 +325,7 @@ class CountingInterpreter(Interpreter):
         def decided(condition: Any) -> Any:
             condition = truth(condition)
             if isinstance(condition, tl.tensor):
-                self._counter.decide(bool(condition))
+                self._counter.decide(bool(condition), condition.handle)
             return condition
 
         space["__truth"] = decided
@@ -408,7 +413,7 @@ class _CountingBuilder(Builder):
             result = method(*args, **kwargs)
             if source.data.size == 1 and result.data.size > 1:
                 result.data = np.broadcast_to(result.data.flat[0], result.data.shape)
-            for name in ("round", "loaded", "product"):
+            for name in ("round", "loaded", "product", "of_atomic"):
                 if hasattr(source, name):
                     setattr(result, name, getattr(source, name))
             return result

@@ -80,6 +80,7 @@ class LaunchTrace:
     busiest: operations of the busiest sampled program / operations of the mean one
     truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
         too small
+    met: a branch depended on what an atomic returned, so another program may do what is not seen here
     roles: programs differ in what they write to, so that totals are as rough as the samples are few
     """
 
@@ -95,6 +96,7 @@ class LaunchTrace:
     busiest: float
     truncated: bool
     roles: bool = False
+    met: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -275,6 +277,7 @@ def summary(
         busiest=max(work) / average if average else 1.0,
         truncated=any(c.cut_off or c.uneven for c in counters),
         roles=has_roles(counters),
+        met=any(c.met for c in counters),
     )
 
 
