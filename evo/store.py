@@ -656,8 +656,12 @@ def _is_damage(error: BaseException | None) -> bool:
     return type(error) in (sqlite3.DatabaseError, sqlite3.OperationalError)
 
 
+_FIXES = {"locked": "wait for who writes to it", "full": "free space on its disk", "readonly": "check its permissions"}
+
+
 def _damaged(path: Path, error: BaseException | None) -> StoreError:
-    return StoreError(f"expected a run in {path}, got: {error}; restore it from a copy")
+    fix = next((fix for word, fix in _FIXES.items() if word in str(error)), "restore it from a copy")
+    return StoreError(f"expected a run in {path}, got: {error}; {fix}")
 
 
 def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,18 @@ def test_a_partly_damaged_run_is_refused_wherever_it_is_read(tmp_path: Path) -> 
         list(run.trials())
     with pytest.raises(StoreError, match=r"restore it from a copy"):
         resume(tmp_path)
+
+
+def test_a_run_that_another_program_locks_is_not_called_damaged(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0, operator="seed"))
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        run = RunReader(tmp_path)
+        run._db.execute("PRAGMA busy_timeout = 10")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=r"locked; wait for who writes to it"), run:
+            list(run.trials())
 
 
 def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
