@@ -22,7 +22,7 @@ from fitness.compilation import screen
 from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target
 from fitness.estimation import estimate as model
-from fitness.estimation.coverage import coverage
+from fitness.estimation.coverage import Seen, coverage, seen
 from fitness.estimation.trace import LaunchTrace
 from fitness.gpu import work as steps
 from fitness.plan import LaunchPlan, to_json
@@ -86,6 +86,7 @@ class Recorder:
         self._known = KnownBuilds()
         self._seed_s: float | None = None  # what its slowest build took
         self._seed_plans: Mapping[str, LaunchPlan] = {}
+        self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.Lock()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
@@ -191,30 +192,53 @@ class Recorder:
 
     def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
-        names = self._tune()
+        cases = self._calls.tune if self._measured else self.task.cases
         with scratch_folder(scratch) as own:
-            traces = self._traced(source, facts, names, own)
+            traces = self._traced(source, facts, [case.name for case in cases], own)
         choice = self._choose(facts, traces)
         for call, plan in facts.plans.items():
             facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
-        for case in self._calls.tune:
-            facts.estimates[case.name] = self._estimated(case, facts, traces[case.name])
+        for case in cases:
+            name = case.name
+            found = seen(facts.plans[name], facts.choices[name], traces[name])
+            if source == self.task.seed_source:
+                self._seen_of_seed[name] = found
+            self._check_work(case, facts, found)
+            if case.role == "tune":
+                facts.estimates[name] = self._estimated(case, facts, traces[name])
 
-    def _estimated(self, case: Case, facts: Facts, traces: Sequence[Sequence[LaunchTrace]]) -> model.Estimate:
-        """Raises Stop where the plan does not do the case's work, or its estimate is too good to be true."""
-        name, plan, choice = case.name, facts.plans[case.name], facts.choices[case.name]
-        moved, computed = (count and count(case) for count in (self.task.bytes, self.task.flops))
-        if skipped := coverage(plan, self._seed_plans[name], choice, traces, moved, computed):
-            skipped = f"case {name} at its full size: {skipped}"
-            if any(by_config[i].met for i, by_config in zip(choice, traces, strict=True)):
+    def _check_work(self, case: Case, facts: Facts, found: Seen) -> None:
+        """Raises Stop where the plan does not seem to do the case's work."""
+        moved, computed = self._needed(case)
+        skipped = coverage(
+            facts.plans[case.name],
+            found,
+            self._seed_plans[case.name],
+            self._seen_of_seed.get(case.name),
+            written=self.task.written,
+            case_bytes=moved,
+            case_flops=computed,
+        )
+        if skipped:
+            skipped = f"case {case.name} at its full size: {skipped}"
+            if found.met:
                 skipped += "; it branches on what an atomic returns, which no estimate can follow: measure it on a GPU"
                 raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
             raise Stop("estimate", Verdict.WRONG, skipped)
-        found = model.estimate(plan, choice, facts.builds[name], traces, self.target)
-        limit_us = roofline.least_us(plan, moved, computed, self.target)
+
+    def _estimated(self, case: Case, facts: Facts, traces: Sequence[Sequence[LaunchTrace]]) -> model.Estimate:
+        """Raises Stop where the estimate is too good to be true."""
+        name, plan = case.name, facts.plans[case.name]
+        found = model.estimate(plan, facts.choices[name], facts.builds[name], traces, self.target)
+        limit_us = roofline.least_us(plan, *self._needed(case), self.target)
         if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
             raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
         return found
+
+    def _needed(self, case: Case) -> tuple[float | None, float | None]:
+        """Bytes and operations of a case, where the task says them."""
+        moved, computed = self.task.bytes, self.task.flops
+        return moved(case) if moved else None, computed(case) if computed else None
 
     def _traced(self, source: str, facts: Facts, names: Sequence[str], scratch: Path) -> dict[str, Any]:
         """What the trace of each case found.  Raises Stop."""

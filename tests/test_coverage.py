@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from fitness.estimation.coverage import coverage
+from fitness.estimation.coverage import coverage, seen
 from fitness.plan import Buffer, Copy, LaunchPlan
 from tests.traced import COPY, MATMUL, plan_of, tensor, traces_of
 
 
 def found(tmp_path, grid, n=1 << 22, source=COPY, case_bytes=None, case_flops=None):
     plan = plan_of("copy", (grid,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
-    return coverage(plan, plan, [0], traces_of(source, plan, tmp_path), case_bytes, case_flops)
+    shown = seen(plan, [0], traces_of(source, plan, tmp_path))
+    return coverage(plan, shown, plan, None, case_bytes=case_bytes, case_flops=case_flops)
 
 
 def test_full_coverage_passes(tmp_path):
@@ -67,7 +68,7 @@ def test_programs_with_roles_are_counted_by_role(tmp_path, last, lazy):
     plan = plan_of("copy", (8192,), args, ("y", "z"))
     traces = traces_of(source, plan, tmp_path)
     assert traces[0][0].roles and traces[0][0].sampled > 8
-    assert (coverage(plan, plan, [0], traces, None, None) is not None) == lazy
+    assert (coverage(plan, seen(plan, [0], traces), plan, None) is not None) == lazy
 
 
 def test_input_that_is_not_read_is_found(tmp_path):
@@ -80,9 +81,9 @@ def test_input_that_is_not_read_is_found(tmp_path):
 def test_outputs_filled_by_other_steps_count(tmp_path):
     x, y = tensor(0, 1024), tensor(1, 1024)
     plan = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(y, x),))
-    assert coverage(plan, plan, [], [], None, None) is None
+    assert coverage(plan, seen(plan, [], []), plan, None) is None
     plan = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(tensor(1, 100), tensor(0, 100)),))
-    assert "only about 10% of them" in coverage(plan, plan, [], [], None, None)
+    assert "only about 10% of them" in coverage(plan, seen(plan, [], []), plan, None)
 
 
 def test_programs_that_all_do_the_same_part_are_found(tmp_path):
@@ -105,7 +106,8 @@ def test_products_that_are_left_out_are_found(tmp_path):
 
     def said(k):
         plan = plan_of("matmul", (64,), {**args, "K": k}, ("c",))
-        return coverage(plan, plan, [0], traces_of(MATMUL, plan, tmp_path), None, 2.0 * M * N * K)
+        shown = seen(plan, [0], traces_of(MATMUL, plan, tmp_path))
+        return coverage(plan, shown, plan, None, case_flops=2.0 * M * N * K)
 
     assert said(K) is None
     assert "takes 2.15e+09 operations" in said(64)
@@ -115,9 +117,20 @@ def test_a_plan_returns_what_the_seed_kernel_returns():
     x, y = tensor(0, 1024), tensor(1, 1024)
     seed = LaunchPlan((Buffer(4096, 0), Buffer(4096)), (x,), (y,), "tensor", (Copy(y, x),))
     one = dataclasses.replace(seed, outputs=(tensor(1, 1),))
-    assert "output 0 must be float32[1024], got float32[1]" in coverage(one, seed, [], [], None, None)
+    assert "output 0 must be float32[1024], got float32[1]" in coverage(one, seen(one, [], []), seed, None)
     half = dataclasses.replace(seed, outputs=(tensor(1, 1024, dtype="float16"),))
-    assert "got float16[1024]" in coverage(half, seed, [], [], None, None)
+    assert "got float16[1024]" in coverage(half, seen(half, [], []), seed, None)
     pair = dataclasses.replace(seed, outputs=(y, x), structure="tuple")
-    message = coverage(pair, seed, [], [], None, None)
+    message = coverage(pair, seen(pair, [], []), seed, None)
     assert message == "the entry must return 'tensor' (1 tensors), got 'tuple' (2 tensors)"
+
+
+def test_arguments_are_written_to_the_extent_that_the_seed_writes_them(tmp_path):
+    n = 1 << 22
+    plan = plan_of("copy", (4096,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ())
+    plan = dataclasses.replace(plan, inputs=(tensor(0, n), tensor(1, n)), buffers=(Buffer(4 * n, 0), Buffer(4 * n, 1)))
+    whole = seen(plan, [0], traces_of(COPY, plan, tmp_path))
+    part = seen(plan, [0], traces_of(COPY.replace("    tl.store", "    if n < 4:\n        tl.store"), plan, tmp_path))
+    assert coverage(plan, whole, plan, whole, written=(1,)) is None
+    assert coverage(plan, part, plan, None, written=(1,)) is None  # nobody traced the seed
+    assert "bytes of argument 1, but" in coverage(plan, part, plan, whole, written=(1,))

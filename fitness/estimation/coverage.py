@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fitness.estimation.trace import LaunchTrace
@@ -17,52 +18,79 @@ from fitness.plan import Copy, Launch, LaunchPlan, Op, TensorRef
 WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
 ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
 SPREAD_SHARE = 0.25  # the same where bytes that several programs write count once, which is estimated very roughly
+STORED_SHARE = 0.4  # of what the seed writes to an argument, estimated as roughly
 MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
 COMPUTED_SHARE = 0.4  # of its count of operations: a product of matrices may do with fewer than the textbook's
 
 
-def coverage(
-    plan: LaunchPlan,
-    seed: LaunchPlan,
-    choice: Sequence[int],
-    traces: Sequence[Sequence[LaunchTrace]],
-    case_bytes: float | None,
-    case_flops: float | None,
-) -> str | None:
-    """A message where the plan seems to leave out work at these sizes, None where it does not.
+@dataclass
+class Seen:
+    """What the traces of a plan's launches, and its other steps, show that it does; bytes by buffer."""
 
-    It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
-    sampling) to the extent of that output, by launches, fills, copies or operators; and where the task says how many
-    bytes the problem must move, and how many operations it takes, a fair part of them must be seen.
-    """
-    written, spread = defaultdict[int, float](float), defaultdict[int, float](float)  # bytes, by buffer
-    moved = computed = 0.0
-    truncated = roles = False
+    written: dict[int, float]
+    spread: dict[int, float]  # the same, of bytes that several programs write once
+    moved: float = 0.0
+    computed: float = 0.0  # operations
+    truncated: bool = False
+    roles: bool = False
+    met: bool = False  # as of LaunchTrace
+
+
+def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Seen:
+    """choice: configuration of each launch; traces: by launch and configuration."""
+    found = Seen(defaultdict(float), defaultdict(float))
     launches = iter(zip(choice, traces, strict=True))
     for step in plan.steps:
         if isinstance(step, Launch):
             chosen, by_config = next(launches)
-            truncated |= by_config[chosen].truncated
-            roles |= by_config[chosen].roles
-            computed += _operations(by_config[chosen])
-            for t in by_config[chosen].traffic:
-                moved += t.touched
-                if t.kind != "load":
-                    written[t.buffer] += t.touched
-                    spread[t.buffer] += t.distinct
+            _add(found, by_config[chosen])
         else:
             refs = step.outputs if isinstance(step, Op) else (step.dst,)
             for ref in refs:
-                written[ref.buffer] += ref.nbytes
-                spread[ref.buffer] += ref.nbytes
-            moved += math.fsum(r.nbytes for r in refs)
-            moved += math.fsum(r.nbytes for r in _read(step))
-    if (wrong := _other_form(plan, seed)) or truncated:
+                found.written[ref.buffer] += ref.nbytes
+                found.spread[ref.buffer] += ref.nbytes
+            found.moved += math.fsum(r.nbytes for r in (*refs, *_read(step)))
+    return found
+
+
+def _add(found: Seen, trace: LaunchTrace) -> None:
+    found.truncated |= trace.truncated
+    found.roles |= trace.roles
+    found.met |= trace.met
+    found.computed += _operations(trace)
+    for t in trace.traffic:
+        found.moved += t.touched
+        if t.kind != "load":
+            found.written[t.buffer] += t.touched
+            found.spread[t.buffer] += t.distinct
+
+
+def coverage(
+    plan: LaunchPlan,
+    found: Seen,
+    seed: LaunchPlan,
+    of_seed: Seen | None,
+    *,
+    written: Sequence[int] = (),
+    case_bytes: float | None = None,
+    case_flops: float | None = None,
+) -> str | None:
+    """A message where the plan seems to leave out work at these sizes, None where it does not.
+
+    found, of_seed: of the plan and, where it was traced here, of the seed's; written: arguments that the kernel writes.
+
+    It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
+    sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
+    part of what the seed writes; and where the task says how many bytes the problem must move, and how many operations
+    it takes, a fair part of them must be seen.
+    """
+    if (wrong := _other_form(plan, seed)) or found.truncated:
         return wrong
-    least = ROUGH_SHARE if roles else WRITTEN_SHARE
-    uncomputed = None if plan.delegated else _uncomputed(computed, case_flops)
-    unwritten = _unwritten(plan, written, least) or _unwritten(plan, spread, SPREAD_SHARE)
-    return unwritten or _unmoved(moved, case_bytes) or uncomputed
+    least = ROUGH_SHARE if found.roles else WRITTEN_SHARE
+    uncomputed = None if plan.delegated else _uncomputed(found.computed, case_flops)
+    unwritten = _unwritten(plan, found.written, least) or _unwritten(plan, found.spread, SPREAD_SHARE)
+    unchanged = _unchanged(plan, found, seed, of_seed, written) if of_seed and not of_seed.truncated else None
+    return unwritten or unchanged or _unmoved(found.moved, case_bytes) or uncomputed
 
 
 def _operations(trace: LaunchTrace) -> float:
@@ -103,6 +131,20 @@ def _unwritten(plan: LaunchPlan, written: Mapping[int, float], least: float) -> 
             return (
                 f"output {i} has {ref.nbytes} bytes, but the launches write only about {share:.0%} of them; "
                 "write all of the output at every size"
+            )
+    return None
+
+
+def _unchanged(plan: LaunchPlan, found: Seen, seed: LaunchPlan, of_seed: Seen, written: Sequence[int]) -> str | None:
+    for i in written:
+        own, other = plan.inputs[i], seed.inputs[i]
+        if not isinstance(own, TensorRef) or not isinstance(other, TensorRef):
+            continue
+        expected = min(of_seed.spread[other.buffer], other.nbytes)
+        if (stored := found.spread[own.buffer]) < STORED_SHARE * expected:
+            return (
+                f"the seed kernel writes about {expected:.3g} bytes of argument {i}, but the launches write only about "
+                f"{stored:.3g}; write the same at every size"
             )
     return None
 
