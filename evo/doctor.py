@@ -163,11 +163,9 @@ def _optional(extra: str, name: str) -> Check:
     for requirement in map(Requirement, _project()[1]):
         if requirement.name == name and requirement.marker and requirement.marker.evaluate({"extra": extra}):
             check = _package(name, requirement.specifier, needed=False)
-            return (
-                check
-                if check.state == OK
-                else Check(name, check.state, check.found, f'.venv/bin/pip install -e ".[{extra}]"')
-            )
+            if check.state == OK:
+                return check
+            return Check(name, check.state, check.found, f'.venv/bin/pip install -e ".[{extra}]"')
     return Check(name, UNUSABLE, f"{PACKAGE} as it is installed here knows no extra {extra} with it", _FIX_VERSIONS)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fitness.gpu.norms import norms
-from fitness.memory import assign
+from fitness.memory import POISONS, Poison, assign
 from fitness.oracle import ROUNDING_RMS, Budget, Expected, budget, written_names
 from fitness.plan import TensorRef
 from fitness.task import Task
@@ -23,6 +23,14 @@ UNLIKE_ITSELF = (
     "reads beyond its arrays, or what it never wrote"
 )
 _TF32_EPS = 2.0**-10  # what tl.dot makes of float32 by default
+
+
+def poison(task: Task, number: int) -> Poison:
+    """What memory that nothing has written is filled with, one after the other by `number`.
+
+    What a seed kernel that is the reference leaves unwritten is no error: always the same then.
+    """
+    return POISONS[0] if task.reference is None else POISONS[number % len(POISONS)]
 
 
 def _step(dtype: torch.dtype, dots: bool) -> float:

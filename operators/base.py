@@ -42,9 +42,8 @@ class Context:
     rng: random.Random
     screen: Screen | None = None  # None: no screening possible, do without
     screen_budget: int = 12  # most sources an operator may screen for one draft
-    measured: Sequence[
-        Measured
-    ] = ()  # of the run, in the order in which they were judged; () where times are estimated
+    # Of the run, in the order in which they were judged; () where times are estimated.
+    measured: Sequence[Measured] = ()
 
 
 @dataclass(frozen=True)

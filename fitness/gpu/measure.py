@@ -221,13 +221,10 @@ class Bench:
         return self._program(loaded, case, copies, arguments) if copies > 1 else program
 
     def _reset(self, program: Program, poison: int) -> None:
-        """Enqueues: as before its first replay, with one poison after the other.
-
-        What a seed kernel that is the reference leaves unwritten is no error: always the same.
-        """
+        """Enqueues: the program's memory as before its first replay, but for the poison of that number."""
         program.reset()
-        if self.task.reference is not None and poison % len(POISONS):
-            program.memory.poison_owned(POISONS[poison % len(POISONS)])
+        if (chosen := by_seed.poison(self.task, poison)) != POISONS[0]:
+            program.memory.poison_owned(chosen)
 
     def _reset_cold(self, program: Program | Call) -> None:
         """Enqueues: the program's memory as before its first replay, the caches full of something else."""

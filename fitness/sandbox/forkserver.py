@@ -111,13 +111,11 @@ class _Child:
     def look(self) -> None:
         """At its deadline: ends it where its time is up or where it did next to nothing since the last one."""
         self.looks += 1
+        before, self.cpu_s = self.cpu_s, _cpu_seconds(self.pid)
         if self.looks * self.limits.wall_s >= self.limits.most_s(self.profile):
-            return self.kill("timeout")
-        used = _cpu_seconds(self.pid)
-        if used - self.cpu_s < BUSY * self.limits.wall_s:
-            return self.kill("idle")
-        self.cpu_s = used
-        return None
+            self.kill("timeout")
+        elif self.cpu_s - before < BUSY * self.limits.wall_s:
+            self.kill("idle")
 
     def kill(self, why: str) -> None:
         self.killed = self.killed or why

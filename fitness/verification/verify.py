@@ -42,6 +42,11 @@ class Replay:
     order: str = "forward"
     poison: Poison = POISONS[0]
 
+    @property
+    def inputs(self) -> tuple[str, str]:
+        """Equal for replays on the same inputs."""
+        return self.case.name, self.variant
+
     def __str__(self) -> str:
         programs = "all programs at once" if self.order == "at once" else f"{self.order} program order"
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
@@ -58,15 +63,10 @@ def replays(task: Task) -> list[Replay]:
     orders = ("forward", "reverse") if task.reference is None else ("forward", "reverse", "at once")
     stress = [v for v in oracle.variants(task) if v != "normal"]
     for number, case in enumerate(case.on_cpu() for case in task.cases):
-        poison = _poison(task, number)
+        poison = by_seed.poison(task, number)
         found += [Replay(case, "normal", order, poison) for order in orders]
-        found += [Replay(case, variant, poison=_poison(task, number + i)) for i, variant in enumerate(stress, 1)]
+        found += [Replay(case, variant, poison=by_seed.poison(task, number + i)) for i, variant in enumerate(stress, 1)]
     return found
-
-
-def _poison(task: Task, number: int) -> Poison:
-    """One after the other.  What a seed kernel that is the reference leaves unwritten is no error: always the same."""
-    return POISONS[0] if task.reference is None else POISONS[number % len(POISONS)]
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: 
 
 def _pair(runs: Sequence[_Run]) -> None:
     """Tells runs in other orders which one does the same in forward order."""
-    forward = {(r.replay.case.name, r.replay.variant): i for i, r in enumerate(runs) if r.replay.order == "forward"}
+    forward = {r.replay.inputs: i for i, r in enumerate(runs) if r.replay.order == "forward"}
     for run in runs:
         if run.replay.order != "forward":
-            run.twin = forward.get((run.replay.case.name, run.replay.variant))
+            run.twin = forward.get(run.replay.inputs)
 
 
 def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
@@ -242,12 +242,9 @@ _Expectations = list[tuple[Replay, oracle.Expected]]
 
 def _expectations(task: Task, key: int) -> _Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
-    known: dict[tuple[str, str], oracle.Expected | None] = {}  # orders differ in nothing that is expected
-    for replay in replays(task):
-        if (replay.case.name, replay.variant) not in known:
-            known[replay.case.name, replay.variant] = oracle.expect(task, replay.case, key, replay.variant)
-    found = [(replay, known[replay.case.name, replay.variant]) for replay in replays(task)]
-    return [(replay, expected) for replay, expected in found if expected is not None]
+    firsts = {replay.inputs: replay for replay in reversed(replays(task))}  # orders differ in nothing that is expected
+    known = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
+    return [(replay, expected) for replay in replays(task) if (expected := known[replay.inputs]) is not None]
 
 
 def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
@@ -261,7 +258,7 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
 
     Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
     """
-    firsts = {(r.case.name, r.variant): r for r in reversed(replays(task))}
+    firsts = {replay.inputs: replay for replay in reversed(replays(task))}
     pairs = {
         at: [
             _run(task, kernel, replay, key, f"seed{n}-{moved:d}", jobs, moved=moved, pattern=1)
@@ -272,7 +269,7 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     jobs.interpret(kernel, [run for pair in pairs.values() for run in pair])
     found = []
     for replay in replays(task):
-        own, other = pairs[replay.case.name, replay.variant]
+        own, other = pairs[replay.inputs]
         refs = _output_refs(task, own.plan)
         outputs, after_move = (_read(run, refs, jobs.scratch) for run in (own, other))
         expected = by_seed.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
