@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fitness.gpu.norms import norms
-from fitness.memory import POISONS, Poison, assign
+from fitness.memory import POISONS, Poison, laid_out_as
 from fitness.oracle import ROUNDING_RMS, Budget, Expected, budget, written_names
 from fitness.plan import TensorRef
 from fitness.task import Task
@@ -59,9 +59,7 @@ def moved(task: Task, arguments: Sequence[Any], seed: int) -> tuple[Any, ...]:
             dtype = torch.float64 if value.dtype is torch.float64 else torch.float32
             wide = value.to(dtype)
             shifted = wide * (1 + _step(value.dtype, multiplies(task)) * sign)
-            other = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            assign(other, torch.where(sign == 0, wide, shifted).to(value.dtype))
-            value = other
+            value = laid_out_as(value, torch.where(sign == 0, wide, shifted).to(value.dtype))
         found.append(value)
     return tuple(found)
 

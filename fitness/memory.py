@@ -185,5 +185,16 @@ def assign(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
 
+def laid_out_as(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`values`, of the shape and type of `x`, with its strides too: arithmetic gives other ones where rows of `x` are
+    padded or share their memory.
+    """
+    if values.stride() == x.stride():
+        return values
+    found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    assign(found, values)
+    return found
+
+
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple

@@ -24,6 +24,7 @@ import torch
 
 from evo.records import Case
 from fitness.gpu.norms import Norms, norms
+from fitness.memory import laid_out_as
 from fitness.task import Task, run_reference
 
 # Root mean square of the relative error of rounding to nearest, in unit roundoffs: the absolute error is uniform within
@@ -65,7 +66,7 @@ def _large(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.
 def _tiny(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
     """Nothing at all at the beginning of the first dimension: what is divided by a row's size needs its epsilon."""
     x = x / _scale(x.dtype)
-    if x.dim() > 1:
+    if x.dim() > 1 and x.shape[0] > 1:
         x.select(0, 0).zero_()
     return x
 
@@ -86,7 +87,7 @@ def _last_tile(x: torch.Tensor, position: int, generator: torch.Generator) -> to
     chosen = torch.rand(x.shape, generator=generator, device=x.device) < 8 / x.numel()
     for dim in range(max(x.dim() - 2, 0), x.dim()):
         chosen.select(dim, -1).fill_(True)
-    return x * (7 * chosen.byte() + 1)  # of x's strides, which `where` would not keep
+    return x * (7 * chosen.byte() + 1)
 
 
 _STRESS: dict[str, Stress] = {
@@ -127,8 +128,16 @@ def make_inputs(
     floating = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.is_floating_point()]
     for position, i in enumerate(floating):
         if arguments[i].numel():
-            arguments[i] = _STRESS[variant](arguments[i], position, generator)
+            arguments[i] = _stressed(arguments[i], _STRESS[variant], position, generator)
     return tuple(arguments)
+
+
+def _stressed(x: torch.Tensor, stress: Stress, position: int, generator: torch.Generator) -> torch.Tensor:
+    """With the strides of `x`: elements that share their memory (`expand`) are one."""
+    once = x
+    for dim, stride in enumerate(x.stride()):
+        once = once if stride else once.narrow(dim, 0, 1)
+    return laid_out_as(x, stress(once, position, generator).expand(x.shape))
 
 
 # --- expectation -----------------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def shifted(x):
     return o
 """
 
-# Skips its work where the output already holds numbers: poisoned before every replay, it never does.
+# Skips its work where the output already holds numbers: it never does where NaN was filled in before the replay.
 MEMO = source(
     """
 old = tl.load(o + row + c, mask=mask, other=0.0)

@@ -68,11 +68,28 @@ def test_variants_do_what_they_say() -> None:
     assert last[-1].std() > 4 * std and last[:, -1].std() > 4 * std and last[:-1, :-1].std() < 1.5 * std
 
 
+LAYOUTS = {
+    "transposed": torch.ones(4, 6).t(),
+    "padded rows": torch.ones(6, 9)[:, :4],
+    "one row": torch.ones(1, 4).expand(6, -1),
+    "one column": torch.ones(6, 1).expand(-1, 4),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_keep_strides(variant: str) -> None:
-    transposed = dataclasses.replace(TASKS["softmax"], inputs=lambda case, generator: (torch.ones(4, 6).t(),))
-    (x,) = make_inputs(transposed, SMALL["softmax"], 0, variant)
-    assert x.shape == (6, 4) and x.stride() == (1, 6)
+def test_variants_keep_strides(variant: str, layout: str) -> None:
+    given = LAYOUTS[layout]
+    task = dataclasses.replace(TASKS["softmax"], inputs=lambda case, generator: (given,))
+    (x,) = make_inputs(task, SMALL["softmax"], 0, variant)
+    assert x.shape == (6, 4) and x.stride() == given.stride()
+    assert (given == 1).all() and (x != 0).any()
+
+
+def test_tiny_inputs_of_one_row_are_not_all_nothing() -> None:
+    task = dataclasses.replace(TASKS["softmax"], inputs=lambda case, generator: (torch.ones(1, 4),))
+    (x,) = make_inputs(task, SMALL["softmax"], 0, "tiny")
+    assert (x > 0).all()
 
 
 def test_negated_flips_every_other_floating_input() -> None:

@@ -149,9 +149,10 @@ def test_a_time_below_the_roofline_is_refused(tmp_path):
 @pytest.mark.gpu
 @needs_gpu
 def test_outputs_left_by_an_earlier_replay_do_not_help(lab):
+    """Nor do the numbers that some replays begin from instead: what takes them for results is wrong."""
     report = lab.evaluate(sources.MEMO)
-    assert report.verdict is Verdict.OK, report.message
-    assert all(t.ratio < 1.02 for t in report.timings)
+    assert report.verdict is Verdict.WRONG
+    assert "memory that is read before it is written" in report.message
 
 
 @pytest.mark.gpu

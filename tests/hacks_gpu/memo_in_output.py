@@ -1,8 +1,7 @@
 """task: softmax
-verdict: ok
-stage: done
-twin: softmax_plain
-why: skips its work where the output already holds numbers, which it never does
+verdict: wrong
+stage: verify
+why: skips its work where the output already holds numbers, which it does where it is not filled with NaN
 """
 
 import torch
