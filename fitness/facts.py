@@ -49,6 +49,7 @@ class Facts:
     plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
     constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
+    unbuilt: tuple[str, ...] = ()  # cases that are compiled before it is judged (`Recorder.complete`)
     left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
     cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
     plan_hash: str = ""  # over the tune cases
@@ -61,9 +62,9 @@ class Facts:
 class Recorder:
     """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
 
-    `measured`: for candidates that a GPU judges.  All cases are recorded and compiled at the target's sizes then, the
-    machine code is kept, and estimates are made only where they are asked for.  Otherwise the cases are also recorded
-    at their sizes for a CPU, and the tune cases are compiled and estimated.
+    `measured`: for candidates that a GPU judges.  All cases are recorded and compiled at the target's sizes then (the
+    tune cases first: `complete`), the machine code is kept, and estimates are made only where they are asked for.
+    Otherwise the cases are also recorded at their sizes for a CPU, and the tune cases are compiled and estimated.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Recorder:
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
     def collect(self, source: str) -> Facts:
-        """All stages before a candidate is judged.  Raises Stop with the verdict."""
+        """All stages before a candidate is judged, but for `complete`.  Raises Stop with the verdict."""
         facts = Facts()
         stages: list[Callable[[str, Facts, Path], None]] = [self._gate, self._record, self._compile, self._screen]
         if not self._measured:
@@ -106,6 +107,17 @@ class Recorder:
                     stage(source, facts, scratch)
                 facts.seconds[name] = time.perf_counter() - begin
         return facts
+
+    def complete(self, source: str, facts: Facts) -> Facts:
+        """With the builds of what is verified and not timed, which a duplicate does not need.  Raises Stop."""
+        if not facts.unbuilt:
+            return facts
+        whole = dataclasses.replace(facts, unbuilt=(), seconds=dict(facts.seconds))  # others may be reading `facts`
+        begin = time.perf_counter()
+        with scratch_folder(self._root) as scratch, surviving("compile"):
+            self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
+        whole.seconds["compile"] += time.perf_counter() - begin
+        return whole
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
         """The estimate of each tune case.  Raises Stop where there is none."""
@@ -152,23 +164,27 @@ class Recorder:
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
-        """Compiles every configuration of every launch at the target's sizes."""
+        """Compiles every configuration of every launch at the target's sizes, in what is timed."""
         if source == self.task.seed_source:
-            self._build(source, facts, scratch)
+            self._build(source, facts, scratch, cases=self._recorded() if self._measured else self._tune())
             self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
-        else:
-            seed_s = self._slowest_of_seed()
-            most = max(BUILD_S, TIMES_SEED * seed_s)
-            try:
-                self._build(source, facts, scratch, build_s=most, slow=seed_s > steps.SLOW_S)
-            except Stop as stop:
-                if stop.verdict is not Verdict.TIMEOUT:
-                    raise
-                seed = f"the slowest build of the seed took {seed_s:.1f} s"
-                message = f"compiling {stop}; {seed}: are its blocks too large?"
-                raise Stop(stop.stage, stop.verdict, message) from stop
+            return
+        self._compile_cases(source, facts, scratch, self._tune(), label="build")
         if self._measured:
-            facts.cubins = steps.cubins(facts.builds, scratch)
+            facts.unbuilt = tuple(name for name in self._recorded() if name not in facts.builds)
+
+    def _compile_cases(self, source: str, facts: Facts, scratch: Path, cases: Sequence[str], *, label: str) -> None:
+        """Raises Stop also where one takes far longer than the seed."""
+        seed_s = self._slowest_of_seed()
+        most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
+        try:
+            self._build(source, facts, scratch, cases=cases, build_s=most, slow=slow, label=label)
+        except Stop as stop:
+            if stop.verdict is not Verdict.TIMEOUT:
+                raise
+            seed = f"the slowest build of the seed took {seed_s:.1f} s"
+            message = f"compiling {stop}; {seed}: are its blocks too large?"
+            raise Stop(stop.stage, stop.verdict, message) from stop
 
     def _slowest_of_seed(self) -> float:
         """Seconds.  A recorder that shares a task with others may not have seen the seed yet."""
@@ -181,10 +197,13 @@ class Recorder:
             assert self._seed_s is not None  # known once the seed is compiled
             return self._seed_s
 
-    def _build(self, source: str, facts: Facts, scratch: Path, **limits: Any) -> None:
-        given = {"known": self._known, "cases": self._compiled(), **limits, **self._in(scratch)}
-        built = steps.build(source, facts.plans, facts.constants, **given)
-        facts.plans, facts.builds, facts.left_out = built.plans, built.builds, built.left_out
+    def _build(self, source: str, facts: Facts, scratch: Path, **how: Any) -> None:
+        """Adds what is built to the facts; a configuration that is left out is left out of all cases."""
+        built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
+        if self._measured:
+            facts.cubins = facts.cubins | steps.cubins(built.builds, scratch)
+        facts.builds = steps.kept(facts.builds, facts.plans, built.plans) | built.builds
+        facts.plans, facts.left_out = built.plans, (*facts.left_out, *built.left_out)
 
     def _screen(self, source: str, facts: Facts, scratch: Path) -> None:
         """Gives what is timed its hash: who differs in holdout cases alone is no faster."""
@@ -273,10 +292,6 @@ class Recorder:
     def _recorded(self) -> list[str]:
         """Names of the calls that are recorded."""
         return [name for name in self._calls.described() if not (self._measured and name.endswith(CPU))]
-
-    def _compiled(self) -> list[str]:
-        """Names of the recorded calls that are compiled."""
-        return self._recorded() if self._measured else self._tune()
 
     def _tune(self) -> list[str]:
         return [case.name for case in self._calls.tune]

@@ -67,6 +67,7 @@ class Recorder(Protocol):
     @property
     def layers(self) -> Mapping[str, str]: ...
     def collect(self, source: str) -> Facts: ...
+    def complete(self, source: str, facts: Facts) -> Facts: ...
     def estimates(self, source: str, facts: Facts) -> Estimates: ...
     def close(self) -> None: ...
 
@@ -139,8 +140,11 @@ class Evaluator:
         if twin is not None and twin != candidate.id:
             message = f"same machine code, grids and arguments in all that is timed as candidate {twin}"
             return self._failure(candidate, Stop("screen", Verdict.DUPLICATE, message), facts, duplicate_of=twin)
+        whole = self._whole(candidate.source, facts)
+        if isinstance(whole, Stop):
+            return self._failure(candidate, whole, Facts())
         key = f"{candidate.id}:{seed}"
-        return self._judged(candidate, facts, lambda: self._judge.judge(candidate.source, facts, key))
+        return self._judged(candidate, whole, lambda: self._judge.judge(candidate.source, whole, key))
 
     def certify(self, source: str, *, seed: int) -> Certificate:
         """The certificate of a source that was found OK (the frozen one, where it was autotuned); after `prepare`."""
@@ -231,9 +235,16 @@ class Evaluator:
             if source in self._memo:
                 self._memo.move_to_end(source)
                 return self._memo[source]
+        return self._remembered(source, lambda: self._recorder.collect(source))
+
+    def _whole(self, source: str, facts: Facts) -> Facts | Stop:
+        """With all that is judged, beyond what tells duplicates."""
+        return self._remembered(source, lambda: self._recorder.complete(source, facts)) if facts.unbuilt else facts
+
+    def _remembered(self, source: str, collect: Callable[[], Facts]) -> Facts | Stop:
         try:
             with surviving("record"):
-                result: Facts | Stop = self._recorder.collect(source)
+                result: Facts | Stop = collect()
         except Stop as stop:
             result = stop
         if not (isinstance(result, Stop) and result.verdict is Verdict.INFRASTRUCTURE):

@@ -50,6 +50,7 @@ def test_own_buffers_are_poisoned_and_inputs_are_not() -> None:
     made.poison_owned(POISONS[1])
     assert made.windows(ODD).eq(0x7A).all()
     assert made.windows(ROWS).eq(0).all()
+    made.look_at_guards()
     assert made.overwritten() == []
 
 
@@ -63,6 +64,7 @@ def test_a_store_beyond_a_buffer_is_noticed_on_any_copy(copy: int, ref: TensorRe
     made = memory()
     flat = made._whole.view(-1)
     flat[made.address(ref, copy) - flat.data_ptr() + beyond] ^= 1
+    made.look_at_guards()
     assert made.overwritten() == [label]
 
 

@@ -13,7 +13,7 @@ from evo.records import Candidate, Verdict
 from fitness import facts
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
-from fitness.facts import Recorder
+from fitness.facts import Facts, Recorder
 from fitness.score import score
 from fitness.task import load_task, task_names
 from tests import gpu_sources as sources
@@ -58,11 +58,58 @@ def test_who_differs_in_holdout_cases_alone_does_the_same_work(tmp_path):
     (tmp_path / "kernel.py").write_text(sources.SEED)
     with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
         first, holdout, tuned = (
-            recorder.collect(by_size.replace("8 if x.shape[1] != 1003 else 4", warps))
+            whole(recorder, by_size.replace("8 if x.shape[1] != 1003 else 4", warps))
             for warps in ("8 if x.shape[1] != 1003 else 4", "8 if x.shape[1] != 1003 else 2", "4")
         )
     assert "odd" in first.builds and first.builds["odd"] != holdout.builds["odd"]
     assert first.plan_hash == holdout.plan_hash != tuned.plan_hash
+
+
+def whole(recorder: Recorder, source: str) -> Facts:
+    return recorder.complete(source, recorder.collect(source))
+
+
+CHOOSY = """import torch
+import triton
+import triton.language as tl
+
+@triton.autotune([triton.Config({"STEP": step}, num_warps=8) for step in (1, 2, 4)], key=["n"])
+@triton.jit
+def kernel(x, o, n, N: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    tl.static_assert(N % 2 == 0 or STEP != 2)
+    row = tl.program_id(0).to(tl.int64) * n
+    c = tl.arange(0, BLOCK)
+    mask = c < n
+    v = tl.load(x + row + c, mask=mask, other=0.0)
+    tl.store(o + row + c, v * 2 * STEP / STEP + tl.sum(v, 0), mask=mask)
+
+def shifted(x):
+    o = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, o, x.shape[1], x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return o
+"""
+
+
+def test_what_is_not_timed_is_compiled_last_and_for_no_duplicate(tmp_path):
+    (tmp_path / "task.py").write_text(sources.TASK)
+    (tmp_path / "kernel.py").write_text(sources.SEED)
+    with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
+        timed = recorder.collect(CHOOSY)
+        assert set(timed.builds) == {"small", "large"} and timed.unbuilt == ("odd",) and not timed.left_out
+        assert [len(by_config) for by_config in timed.builds["small"]] == [3]
+        found = recorder.complete(CHOOSY, timed)
+        assert recorder.complete(CHOOSY, found) is found
+    # What cannot be compiled for the odd size takes no part at any.
+    assert set(found.builds) == set(found.plans) == {"small", "large", "odd"} and not found.unbuilt
+    assert len(found.left_out) == 1 and "STEP: 2" in found.left_out[0]
+    for name, plan in found.plans.items():
+        assert [config.args["STEP"] for launch in plan.launches for config in launch.configs] == [1, 4]
+        assert [len(by_config) for by_config in found.builds[name]] == [2]
+    assert [b["key"] for b in found.builds["small"][0]] == [timed.builds["small"][0][i]["key"] for i in (0, 2)]
+    assert all(found.cubins[b["cubin"]] for case in found.builds.values() for by in case for b in by)
+    assert len(set(found.cubins.values())) == len(found.cubins)  # those of the odd size have names of their own
+    # `timed` is as it was, for those who were given it.
+    assert timed.unbuilt == ("odd",) and set(timed.builds) == {"small", "large"} and found.plan_hash == timed.plan_hash
 
 
 PRUNED = """

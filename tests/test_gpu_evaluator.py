@@ -21,6 +21,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.score import score
 from fitness.stages import Stop
 from fitness.task import load_task, task_names
+from tests import gpu_sources as sources
 
 HERE = Path(__file__).parent
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -68,6 +69,23 @@ def test_every_case_is_recorded_and_compiled_at_its_full_size_and_no_other(zygot
         assert set(facts.plans) == set(facts.builds) == names
         assert {b["cubin"] for case in facts.builds.values() for by in case for b in by} == set(facts.cubins)
         assert not facts.estimates  # only screening asks for them
+
+
+def test_a_duplicate_is_told_before_the_rest_is_compiled(tmp_path):
+    (tmp_path / "task.py").write_text(sources.TASK)
+    (tmp_path / "kernel.py").write_text(sources.SEED)
+    right = sources.RIGHT["one pass"]
+    broken = right.replace(
+        "\n    o = ", "\n    if x.shape[1] == 1003:\n        kernel[(1,)](x, x, 1, BLOCK=3)\n    o = "
+    )
+    assert broken != right
+    with GpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        known = {evaluator.plan_hash(right): "first"}
+        assert evaluator.plan_hash(broken) in known  # it differs where nothing is timed
+        assert evaluator.evaluate(Candidate(broken), seed=1, known=known).verdict is Verdict.DUPLICATE
+        found = evaluator.evaluate(Candidate(broken), seed=1, known={})
+        assert (found.verdict, found.stage) == (Verdict.COMPILE_ERROR, "compile")
+        assert evaluator.plan_hash(broken) == ""  # now it is known to fail
 
 
 def test_estimates_of_both_evaluators_agree(zygote):

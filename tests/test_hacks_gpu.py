@@ -1,7 +1,7 @@
 """Cheats and faults that only a GPU shows: races, deadlocks, memory beyond the guard zones, caches that stay warm.
 
 As in tests/hacks, each file names its task, verdict and stage.  Where the verdict is ok the trick gains nothing: it is
-no faster than its `twin`, the same kernel without it (in tests/hacks_gpu/twins).
+no faster than its `twin`, the same kernel without it (in tests/hacks_gpu/twins), or no more than its honest `gain`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def test_each_cheat_gets_its_verdict(evaluators, path):
     assert evaluation.stage in header(path)["stage"].split("|"), evaluation.message
     if evaluation.verdict is Verdict.OK:
         twin = judge_twin(evaluators, path)
-        assert score(evaluation).speedup < 1.03 * score(twin).speedup, (score(evaluation), score(twin))
+        most = float(header(path).get("gain", 1.03)) * score(twin).speedup
+        assert score(evaluation).speedup < most, (score(evaluation), score(twin))
 
 
 def judge_twin(evaluators, path: Path):

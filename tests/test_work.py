@@ -296,11 +296,10 @@ def test_jobs_are_made_by_what_differs(zygote, tmp_path, monkeypatch):
         )  # a configuration of several widths is several jobs'
 
 
-def test_what_is_dealt_comes_by_turns_that_begin_anew_with_another_job(monkeypatch):
-    monkeypatch.setattr(steps, "COMPILE_JOBS", 3)
-    assert steps._dealt([[i] for i in range(9)], 2) == [[[0], [5], [7]], [[1], [3], [8]], [[2], [4], [6]]]
-    assert steps._dealt([[0, 1], [2]], 2) == [[[0, 1], [2]]]
-    assert steps._dealt([[0, 1], [2]], 1) == [[[0, 1]], [[2]]]
+def test_what_is_dealt_comes_by_turns_that_begin_anew_with_another_job():
+    assert steps._dealt([[i] for i in range(9)], 2, 3) == [[[0], [5], [7]], [[1], [3], [8]], [[2], [4], [6]]]
+    assert steps._dealt([[0, 1], [2]], 2, 3) == [[[0, 1], [2]]]
+    assert steps._dealt([[0, 1], [2]], 1, 3) == [[[0, 1]], [[2]]]
 
 
 HELPED = """

@@ -424,6 +424,10 @@ class Recorders:
         """As of every recorder."""
         return cast(Facts, self.staff.crew.call("collect", self._task, source))
 
+    def complete(self, source: str, facts: Facts) -> Facts:
+        """As of every recorder."""
+        return cast(Facts, self.staff.crew.call("complete", self._task, source, facts))
+
     def estimates(self, source: str, facts: Facts) -> Estimates:
         """As of every recorder."""
         return cast("Estimates", self.staff.crew.call("estimates", self._task, source, facts))

@@ -45,6 +45,7 @@ class DeviceMemory(Layout):
         self._pattern = torch.randint(0, 256, (sum(self._sizes),), dtype=torch.uint8, device=device)
         for zone, pattern in zip(self._guards(), self._pattern.split(self._sizes), strict=True):
             zone.copy_(pattern)
+        self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
 
     def _between(self, pitch: int) -> Iterator[tuple[str, int, int]]:
         """(label, start, end) of what lies before and after each buffer, in bytes of a copy."""
@@ -98,10 +99,15 @@ class DeviceMemory(Layout):
                 zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
                 fill_bytes(zone, poison.floating if b in self._floats else poison.other)
 
+    def look_at_guards(self) -> None:
+        """Enqueues the comparison that `overwritten` tells of."""
+        torch.any(torch.cat(self._guards(), dim=1) != self._pattern, dim=1, out=self._changed)
+
     def overwritten(self) -> list[str]:
-        """One line per guard zone that was written to, as in "3 bytes after output 0 were overwritten"; of one copy."""
-        changed = (torch.cat(self._guards(), dim=1) != self._pattern).any(1)
-        bad = [copy for copy, is_bad in enumerate(changed.tolist()) if is_bad]
+        """One line per guard zone that was written to when they were looked at last, as in "3 bytes after output 0 were
+        overwritten"; of one copy.
+        """
+        bad = [copy for copy, is_bad in enumerate(self._changed.tolist()) if is_bad]
         if not bad:
             return []
         parts = (torch.cat([zone[bad[0]] for zone in self._guards()]) != self._pattern).split(self._sizes)

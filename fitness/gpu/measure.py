@@ -174,9 +174,7 @@ class Bench:
         def outputs(arguments: Sequence[Any], fill: int | None = None) -> list[torch.Tensor]:
             assert loaded is not None
             program = self._program(loaded, case, 1, arguments)
-            program.reset()
-            if fill is not None:
-                program.memory.poison_owned(Poison(fill, fill))
+            program.reset(POISONS[0] if fill is None else Poison(fill, fill))
             program.replay()
             return program.outputs()
 
@@ -220,12 +218,6 @@ class Bench:
         copies = self._copies(case, program) if case.role == "tune" else 1
         return self._program(loaded, case, copies, arguments) if copies > 1 else program
 
-    def _reset(self, program: Program, poison: int) -> None:
-        """Enqueues: the program's memory as before its first replay, but for the poison of that number."""
-        program.reset()
-        if (chosen := by_seed.poison(self.task, poison)) != POISONS[0]:
-            program.memory.poison_owned(chosen)
-
     def _reset_cold(self, program: Program | Call) -> None:
         """Enqueues: the program's memory as before its first replay, the caches full of something else."""
         program.reset()
@@ -256,7 +248,7 @@ class Bench:
         repeats = SAME if variant == "normal" and not tally.knows(case) else 1
         first: list[torch.Tensor] = []
         for repeat in range(repeats):
-            self._reset(program, poison + repeat)
+            program.reset(by_seed.poison(self.task, poison + repeat))
             program.replay()
             if not self.task.deterministic:
                 continue

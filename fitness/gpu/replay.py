@@ -17,7 +17,7 @@ from evo.records import Verdict
 from fitness.gpu.buffers import DeviceMemory, all_hold, fill_bytes, words_of
 from fitness.gpu.cache import demote
 from fitness.gpu.launcher import Kernel
-from fitness.memory import DTYPES, POISONS, assign
+from fitness.memory import DTYPES, POISONS, Poison, assign
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
 from fitness.sandbox.jobs import JobError
 from fitness.verification.delegation import Authors
@@ -96,6 +96,7 @@ class Program:
         return [i for i, same in zip(tensors, held, strict=True) if not same]
 
     def broken_guards(self) -> list[str]:
+        self._guard_graph.replay()
         return self.memory.overwritten()
 
     # --- graphs ------------------------------------------------------------------------------------------------------
@@ -129,10 +130,14 @@ class Program:
         self._reset_graph = captured(self._reset)
         self._graph = captured(self.execute)
         self._sum_graph = captured(self._sum)
+        self._guard_graph = captured(self.memory.look_at_guards)
 
-    def reset(self) -> None:
+    def reset(self, poison: Poison = POISONS[0]) -> None:
         """Enqueues: the plan's own memory poisoned, written arguments restored, no priorities left in the cache."""
-        self._reset_graph.replay()
+        if poison == POISONS[0]:
+            self._reset_graph.replay()
+        else:
+            self._reset(poison)
 
     def replay(self) -> None:
         """Enqueues the graph: all steps, on every copy."""
@@ -152,12 +157,12 @@ class Program:
         """How many outputs differed in all calls of `compare_outputs`."""
         return int(self._mismatches)
 
-    def _reset(self) -> None:
+    def _reset(self, poison: Poison = POISONS[0]) -> None:
         if self._sets_priorities:
             demote(self.memory.arenas)
             for scratch in self._scratch.values():
                 demote(scratch.unsqueeze(0))
-        self.memory.poison_owned()
+        self.memory.poison_owned(poison)
         for i, kept in self._pristine.items():
             assign(self.memory.windows(self.plan.inputs[i]), kept.expand(self.copies, *kept.shape))
         for scratch in self._scratch.values():

@@ -26,11 +26,12 @@ from fitness.scratch import scratch_folder
 from fitness.stages import Stop, at_line, expect_ok
 from fitness.task import Task
 
-CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
-SLOW_S = 2.0  # but not where compiling one may take so long
 # Of one candidate; as many at once as there are CPUs.  Where CPUs are fewer there are as many jobs: what shares a time
 # limit, and which of two errors is told, would depend on the machine.  More gain little: others are compiled too.
 COMPILE_JOBS = 8
+CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
+# But where compiling one takes this many seconds it has a job of its own, and a candidate may fill a machine.
+SLOW_S, SLOW_JOBS = 2.0, 32
 
 # case -> launch -> configuration: items of `fitness.compilation.compile.job`
 Builds = dict[str, list[list[dict[str, Any]]]]
@@ -124,10 +125,12 @@ def build(
     cases: Collection[str] | None = None,
     build_s: float | None = None,
     slow: bool = False,
+    label: str = "build",
 ) -> Built:
     """Every configuration of every launch of `plans`, or of those `cases`; the cubins are left in `scratch`.
 
-    build_s: CPU seconds that one build may take, if less than `limits` say; slow: whether one takes long.
+    build_s: CPU seconds that one build may take, if less than `limits` say; slow: whether one takes long; label: what
+    names of cubins begin with.
 
     Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
     candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards.
@@ -155,9 +158,10 @@ def build(
             return [(i, _from(folder, b)) for i, b in zip(wanted, value["builds"], strict=True)]
 
     if unknown:
-        jobs = _dealt(_parts(launches, kernels, unknown), 1 if slow else CONFIGS_A_JOB)
-        taken = len(list(scratch.glob("build*")))  # by what was built before
-        folders = [scratch / f"build{taken + number}" for number in range(len(jobs))]
+        a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
+        jobs = _dealt(_parts(launches, kernels, unknown), a_job, most)
+        taken = len(list(scratch.glob(f"{label}*")))  # by what was built before
+        folders = [scratch / f"{label}{taken + number}" for number in range(len(jobs))]
         with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
             new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
         with _sound():
@@ -226,13 +230,13 @@ def _parts(
     return list(parts.values())
 
 
-def _dealt(parts: Sequence[Sequence[int]], a_job: int) -> list[list[Sequence[int]]]:
-    """The parts as the work of jobs, of `a_job` or more: in turns, as neighbours among configurations are alike.
+def _dealt(parts: Sequence[Sequence[int]], a_job: int, most: int) -> list[list[Sequence[int]]]:
+    """The parts as the work of `most` jobs, of `a_job` or more: in turns, as neighbours among configurations are alike.
 
     Each round begins with another job, since what is as far apart as there are jobs may be alike too: the same
     configuration of other cases.
     """
-    count = min(-(-len(parts) // a_job), COMPILE_JOBS)
+    count = min(-(-len(parts) // a_job), most)
     jobs: list[list[Sequence[int]]] = [[] for _ in range(count)]
     for number, part in enumerate(parts):
         jobs[(number + number // count) % count].append(part)
@@ -275,6 +279,18 @@ def _fewer(launch: Launch, left_out: Collection[Way]) -> Launch:
     count = len(launch.configs)
     left = (c for number, c in enumerate(launch.configs) if (launch.kernel, count, number) not in left_out)
     return replace(launch, configs=tuple(left))
+
+
+def kept(builds: Builds, before: Mapping[str, LaunchPlan], after: Mapping[str, LaunchPlan]) -> Builds:
+    """The builds of plans `before` whose configurations are still in them `after` others were left out by `build`."""
+    found: Builds = {}
+    for name, by_launch in builds.items():
+        launches = zip(before[name].launches, after[name].launches, by_launch, strict=True)
+        found[name] = [
+            [b for config, b in zip(old.configs, by_config, strict=True) if any(config is c for c in new.configs)]
+            for old, new, by_config in launches
+        ]
+    return found
 
 
 def slowest(builds: Builds) -> float:
