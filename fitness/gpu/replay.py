@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from evo.records import Verdict
+from fitness import aten
 from fitness.gpu.buffers import DeviceMemory, all_hold, fill_bytes, words_of
 from fitness.gpu.cache import demote
 from fitness.gpu.launcher import Kernel
-from fitness.memory import DTYPES, POISONS, Poison, assign
+from fitness.memory import POISONS, Poison, assign
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
 from fitness.sandbox.jobs import JobError
 from fitness.verification.delegation import Authors
@@ -194,7 +195,7 @@ class Program:
             case Copy():
                 window(step.dst).copy_(window(step.src))
             case Op():
-                _delegate(step, window, self._device)
+                aten.execute(step, window, self._device)
             case Launch():
                 self._launch(step, number, copy, stream)
 
@@ -248,46 +249,3 @@ def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     finally:
         graph.capture_end()
     return graph
-
-
-# --- delegated work, where the task allows it ------------------------------------------------------------------------
-
-
-def _delegate(op: Op, window: Callable[[TensorRef], torch.Tensor], device: torch.device) -> None:
-    """An ATen operator on windows of the memory; its results go to the windows that the plan names."""
-    parts = op.name.split(".")
-    function: Any = torch.ops.aten if parts[0] == "aten" and len(parts) == 3 else None
-    for part in parts[1:]:
-        function = getattr(function, part, None)
-    if function is None:
-        raise JobError(Verdict.UNSUPPORTED, f"{op.name!r} is not an ATen operator with an overload", op.line)
-    args = [_aten_argument(a, window) for a in op.args]
-    ignored = ("device", "layout", "pin_memory")
-    kwargs: dict[str, Any] = {k: _aten_argument(v, window) for k, v in op.kwargs.items() if k not in ignored}
-    if any(parameter.name == "device" for parameter in function._schema.arguments):
-        kwargs["device"] = device  # arange and the like make their result there, not in host memory
-    try:
-        result = function(*args, **kwargs)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        raise JobError(Verdict.RUNTIME_ERROR, f"{op.name}: {error}", op.line) from error
-    tensors = [result] if isinstance(result, torch.Tensor) else [t for t in result or () if t is not None]
-    if len(tensors) != len(op.outputs):
-        message = f"{op.name} gave {len(tensors)} tensors, the plan expects {len(op.outputs)}"
-        raise JobError(Verdict.RUNTIME_ERROR, message, op.line)
-    for ref, tensor in zip(op.outputs, tensors, strict=True):
-        target = window(ref)
-        if target.data_ptr() != tensor.data_ptr():
-            target.copy_(tensor)
-
-
-def _aten_argument(value: Any, window: Callable[[TensorRef], torch.Tensor]) -> Any:
-    match value:
-        case TensorRef():
-            return window(value)
-        case tuple():
-            return [_aten_argument(v, window) for v in value]
-        case {"dtype": str(name)} if name in DTYPES:
-            return DTYPES[name]
-    return value

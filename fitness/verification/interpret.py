@@ -13,8 +13,9 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from evo.records import Verdict
+from fitness import aten
 from fitness.compilation.kernels import argument, get_kernel, load_kernels
-from fitness.memory import DTYPES, FILE_NAME, Layout
+from fitness.memory import FILE_NAME, Layout
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
 from fitness.verification.at_once import AtOnce
@@ -107,7 +108,7 @@ class _Run:
             case Copy():
                 self._view(step.dst).copy_(self._view(step.src))
             case Op():
-                self._delegate(step)
+                aten.execute(step, self._view, torch.device("cpu"))
             case Launch():
                 self.programs += self._launch(step, choice)
 
@@ -133,49 +134,6 @@ class _Run:
         if isinstance(value, tuple):
             return tuple(self._kernel_argument(v) for v in value)
         return argument(value, self.kernels)
-
-    def _delegate(self, op: Op) -> None:
-        """An ATen operator on windows of the memory; its results go to the windows that the plan names."""
-        function = _aten(op.name, op.line)
-        args = [self._aten_argument(a) for a in op.args]
-        kwargs = {
-            k: self._aten_argument(v) for k, v in op.kwargs.items() if k not in ("device", "layout", "pin_memory")
-        }
-        try:
-            result = function(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-            raise JobError(Verdict.RUNTIME_ERROR, f"{op.name}: {_text(error)}", op.line) from error
-        tensors = [result] if isinstance(result, torch.Tensor) else [t for t in result or () if t is not None]
-        if len(tensors) != len(op.outputs):
-            message = f"{op.name} gave {len(tensors)} tensors, the plan expects {len(op.outputs)}"
-            raise JobError(Verdict.RUNTIME_ERROR, message, op.line)
-        for ref, tensor in zip(op.outputs, tensors, strict=True):
-            self._view(ref).copy_(tensor)
-
-    def _aten_argument(self, value: Any) -> Any:
-        match value:
-            case TensorRef():
-                return self._view(value)
-            case tuple():
-                return [self._aten_argument(v) for v in value]
-            case {"dtype": str(name)} if name in DTYPES:
-                return DTYPES[name]
-            case {"f": str(number)}:
-                return float(number)
-        return value
-
-
-def _aten(name: str, line: int) -> Any:
-    """The operator called, for example, "aten.mm.default"."""
-    parts = name.split(".")
-    found: Any = torch.ops.aten if parts[0] == "aten" and len(parts) == 3 else None
-    for part in parts[1:]:
-        found = getattr(found, part, None)
-    if found is None:
-        raise JobError(
-            Verdict.UNSUPPORTED, f"{name!r} is not an ATen operator with an overload, as aten.mm.default", line
-        )
-    return found
 
 
 def _text(error: BaseException) -> str:
