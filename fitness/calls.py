@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,7 @@ class Calls:
         """The inputs of `case`, without memory where the task's `inputs` allows it."""
         generator = torch.Generator().manual_seed(0)
         try:
-            with FakeTensorMode():
+            with _quiet(), FakeTensorMode():
                 return self.task.inputs(case, generator)
         except DataDependentOutputException:  # inputs() looks at values it drew: then it must draw them
             return self.task.inputs(case, torch.Generator().manual_seed(0))
@@ -79,6 +82,21 @@ class Calls:
                 np.save(path, value.contiguous().numpy())
                 files[index] = path
         return files
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch writes to stderr about errors that are raised anyway."""
+
+    def nothing(record: logging.LogRecord) -> bool:
+        return False
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(nothing)
 
 
 def _is_integer(value: Any) -> bool:

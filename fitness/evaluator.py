@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Candidate, Certificate, Timing
+from evo.records import Candidate, Case, Certificate, Timing
 from fitness.calls import CPU
 from fitness.certification.certify import not_run
 from fitness.compilation.target import Target
@@ -18,6 +19,7 @@ from fitness.profiling.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
+from fitness.stages import Stop
 from fitness.task import Task
 from fitness.verification.verify import Executable, Jobs, verify
 
@@ -38,20 +40,40 @@ class CpuJudge:
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
+        self._stretched: Sequence[Case] = ()  # what the seed does right
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
-        """As of every judge."""
+        """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
         self._baseline = facts.estimates
         self._seed = self._executable(seed, facts) if self._task.reference is None else None
+        self._stretched = facts.stretched
+        try:
+            return self._judge_seed(seed, facts)
+        except (Stop, EvoError):
+            self._stretched = ()
+            judged = self._judge_seed(seed, facts)  # raises where it fails the task's own cases
+            self._stretched = [case for case in facts.stretched if self._seed_is_right(case, seed, facts)]
+            return judged
+
+    def _judge_seed(self, seed: str, facts: Facts) -> Judged:
         return self.judge(seed, facts, f"{Candidate(seed).id}:0")
+
+    def _seed_is_right(self, case: Case, seed: str, facts: Facts) -> bool:
+        self._stretched = [case]
+        with suppress(Stop, EvoError):
+            self._judge_seed(seed, facts)
+            return True
+        return False
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
         with scratch_folder(self._root) as scratch:
             jobs = Jobs(self._zygote, scratch, self._limits)
-            check = verify(self._task, self._executable(source, facts), seed=key, jobs=jobs, kernel=self._seed)
+            executable, stretched = self._executable(source, facts), self._stretched
+            check = verify(self._task, executable, seed=key, jobs=jobs, kernel=self._seed, stretched=stretched)
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
-        return Judged(check, timings, facts.choices)
+        added = {case.name for case in facts.stretched}
+        return Judged(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: nothing is certified without a GPU."""
@@ -62,9 +84,10 @@ class CpuJudge:
         raise NoCounters("no counters: no GPU measures this run")
 
     def _executable(self, source: str, facts: Facts) -> Executable:
-        cases = self._task.cases
-        plans = {c.name: facts.plans[c.name + CPU] for c in cases}
-        return Executable(source, facts.constants, plans, {c.name: facts.choices[c.name + CPU] for c in cases})
+        calls = {c.name: c.name + CPU for c in self._task.cases} | {c.name: c.name for c in facts.stretched}
+        plans = {name: facts.plans[call] for name, call in calls.items()}
+        choices = {name: facts.choices[call] for name, call in calls.items()}
+        return Executable(source, facts.constants, plans, choices)
 
     def close(self) -> None:
         if self._own_zygote:

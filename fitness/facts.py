@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop, expect_ok, surviving
 from fitness.task import Task
+from fitness.verification.stretched import stretched
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 # CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
@@ -55,6 +57,7 @@ class Facts:
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     estimates: Estimates = field(default_factory=dict)
+    stretched: tuple[Case, ...] = ()  # beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -64,7 +67,8 @@ class Recorder:
 
     `measured`: for candidates that a GPU judges.  All cases are recorded and compiled at the target's sizes then (the
     tune cases first: `complete`), the machine code is kept, and estimates are made only where they are asked for.
-    Otherwise the cases are also recorded at their sizes for a CPU, and the tune cases are compiled and estimated.
+    Otherwise the cases are also recorded at their sizes for a CPU, with stretched ones, and the tune cases are compiled
+    and estimated.
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class Recorder:
         self._calls = Calls(task, self._root)
         self._known = KnownBuilds()
         self._seed_s: float | None = None  # what its slowest build took
+        self._stretched: tuple[Case, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
@@ -160,8 +165,28 @@ class Recorder:
     def _record(self, source: str, facts: Facts, scratch: Path) -> None:
         described = self._calls.described()
         calls = [{"name": name, "args": described[name]} for name in self._recorded()]
+        if not self._measured:
+            facts.stretched = self._stretched_of_seed()
+            calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
         recorded = steps.record(source, self.task, calls, **self._in(scratch))
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
+
+    def _stretched_of_seed(self) -> tuple[Case, ...]:
+        """The sizes with long loops at which the seed can be recorded."""
+        with self._lock:
+            if self._stretched is None:
+                self._stretched = tuple(stretched(self.task, self._plan_of_seed))
+            return self._stretched
+
+    def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
+        """None where the task has no inputs of these sizes, or the seed cannot be recorded on them."""
+        try:
+            call = {"name": case.name, "args": self._calls.describe(case)}
+        except Exception:  # of task.py, which was not written for such a size
+            return None
+        with scratch_folder(self._root) as scratch, suppress(Stop):
+            return steps.record(self.task.seed_source, self.task, [call], **self._in(scratch)).plans[case.name]
+        return None
 
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, in what is timed."""

@@ -52,8 +52,9 @@ class Replay:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
 
 
-def replays(task: Task) -> list[Replay]:
-    """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them.
+def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
+    """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them; those
+    that are `stretched` on fresh inputs once.
 
     A kernel whose programs depend on each other's results (a race on the device) differs between the orders, or when no
     program sees what others store (unless they meet in atomics, or the seed kernel says what is right).  Where the
@@ -66,7 +67,7 @@ def replays(task: Task) -> list[Replay]:
         poison = by_seed.poison(task, number)
         found += [Replay(case, "normal", order, poison) for order in orders]
         found += [Replay(case, variant, poison=by_seed.poison(task, number + i)) for i, variant in enumerate(stress, 1)]
-    return found
+    return found + [Replay(case, "normal", poison=by_seed.poison(task, i)) for i, case in enumerate(stretched)]
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,22 @@ class _Run:
         return found | ({} if self.twin is None else {"twin": self.twin})
 
 
-def verify(task: Task, candidate: Executable, *, seed: str, jobs: Jobs, kernel: Executable | None = None) -> Check:
+def verify(
+    task: Task,
+    candidate: Executable,
+    *,
+    seed: str,
+    jobs: Jobs,
+    kernel: Executable | None = None,
+    stretched: Sequence[Case] = (),
+) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
-    `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference.  Raises Stop with the
-    verdict of the first replay that fails.
+    `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
+    `replays`, where it is not.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
-    expected = _expectations(task, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
     if not expected:
         raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
     runs = [
@@ -240,11 +249,12 @@ def _needed(plan: LaunchPlan) -> int:
 _Expectations = list[tuple[Replay, oracle.Expected]]
 
 
-def _expectations(task: Task, key: int) -> _Expectations:
+def _expectations(task: Task, stretched: Sequence[Case], key: int) -> _Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
-    firsts = {replay.inputs: replay for replay in reversed(replays(task))}  # orders differ in nothing that is expected
+    every = replays(task, stretched)
+    firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
     known = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
-    return [(replay, expected) for replay in replays(task) if (expected := known[replay.inputs]) is not None]
+    return [(replay, expected) for replay in every if (expected := known[replay.inputs]) is not None]
 
 
 def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:

@@ -1,0 +1,130 @@
+"""Sizes at which loops take many turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from evo.records import Candidate, Case, Verdict
+from fitness.compilation.target import get_target
+from fitness.evaluator import CpuEvaluator
+from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from fitness.task import Task, load_task, task_names
+from fitness.verification.stretched import ELEMENTS, FLOPS, PROGRAMS, stretched
+
+SOFTMAX = load_task("softmax")
+
+
+def planned(programs: int, elements: int = 1) -> LaunchPlan:
+    tensor = TensorRef(0, "float32", (elements,), (1,))
+    launch = Launch("kernel", (Config((programs, 1, 1), {}, {}, ""),), 1)
+    return LaunchPlan((Buffer(4 * elements, 0),), (tensor,), (), "none", (launch,))
+
+
+def sizes(task: Task, **limits: int) -> dict[str, int]:
+    """axis -> size, of a seed that has `programs` programs, or one for so many of the first axis."""
+    first = next(iter(task.cases[0].axes))
+
+    def plan_of(case: Case) -> LaunchPlan | None:
+        if case.axes[first] > limits.get("known", 1 << 40):
+            return None
+        return planned(case.axes[first] // limits.get("rows", 1 << 40), limits.get("elements", 1))
+
+    found = {}
+    for case in stretched(task, plan_of):
+        axis, size = case.name.removeprefix("stretched to ").split("=")
+        assert case.axes[axis] == int(size) and case.role == "holdout" and case.cpu_axes is None
+        found[axis] = int(size)
+    return found
+
+
+def test_each_axis_in_turn_is_as_long_as_in_any_case_and_odd_where_cases_are() -> None:
+    assert sizes(SOFTMAX) == {"M": 32767, "N": 16383}
+    [rows, columns] = stretched(SOFTMAX, lambda case: planned(1))
+    assert rows.axes == {"M": 32767, "N": 64} and columns.axes == {"M": 3, "N": 16383}
+    even = dataclasses.replace(SOFTMAX, cases=SOFTMAX.cases[:1])
+    assert sizes(even) == {"M": 4096, "N": 4096}
+
+
+def test_what_is_too_much_is_halved() -> None:
+    assert sizes(SOFTMAX, rows=1)["M"] == PROGRAMS - 1
+    assert sizes(SOFTMAX, rows=10)["M"] == 1023
+    assert sizes(SOFTMAX, elements=ELEMENTS + 1) == {}
+    assert sizes(SOFTMAX, known=5000)["M"] == 4095
+    slow = dataclasses.replace(SOFTMAX, flops=lambda case: FLOPS / 256 * case.axes["N"])
+    assert sizes(slow) == {"M": 32767, "N": 255}  # beside 64 columns any number of rows is little
+
+
+def test_no_size_is_stretched_to_less_than_twice_its_own() -> None:
+    close = dataclasses.replace(SOFTMAX, cases=[Case("a", {"M": 16, "N": 400}, cpu_axes={"M": 8, "N": 100})])
+    assert sizes(close) == {"N": 400}
+
+
+def test_where_the_seed_says_what_is_right_there_is_none() -> None:
+    assert sizes(dataclasses.replace(SOFTMAX, reference=None)) == {}
+    assert stretched(dataclasses.replace(SOFTMAX, cases=[Case("one", {})]), lambda case: planned(1)) == []
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) -> None:
+    evaluator = evaluators(name)
+    found = evaluator._judge._stretched
+    assert found and list(found) == list(evaluator._recorder._stretched)
+
+
+def test_sizes_for_which_a_task_has_no_inputs_are_left_out(evaluators, capfd) -> None:
+    names = [case.name for case in evaluators("scatter")._recorder._stretched]
+    assert not any("M=" in name for name in names) and any("R=" in name for name in names)  # M slots of R rows
+    assert "fake_tensor" not in capfd.readouterr().err
+
+
+TASK = '''"""x * 2."""
+import torch
+from fitness import Case
+
+entry = "double"
+cases = [
+    Case("long", {"N": 65536}, cpu_axes={"N": 100}),
+    Case("odd", {"N": 777}, role="holdout", cpu_axes={"N": 33}),
+]
+
+def inputs(case, generator):
+    return (torch.randn(case.axes["N"], generator=generator, device=generator.device),)
+
+def reference(x):
+    return x * 2
+'''
+
+KERNEL = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        tl.store(y + i, tl.load(x + i, mask=i < n) * FACTOR, mask=i < n)
+
+def double(x):
+    y = torch.empty_like(x)
+    kernel[(1,)](x, y, x.numel(), BLOCK=1024)
+    return y
+"""
+RIGHT, ONCE = KERNEL.replace("FACTOR", "2"), KERNEL.replace("FACTOR", "tl.where(start == 0, 2, 3)")
+
+
+@pytest.mark.parametrize(("seed", "verdict"), [(RIGHT, Verdict.WRONG), (ONCE, Verdict.OK)])
+def test_what_the_seed_does_right_is_asked_of_others(tmp_path: Path, seed: str, verdict: Verdict) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "kernel.py").write_text(seed)
+    with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        first = evaluator.prepare()
+        assert first.verdict is Verdict.OK
+        other = evaluator.evaluate(Candidate(ONCE.replace("1024", "2048")), seed=1, known={})
+    assert other.verdict is verdict, other.message
+    if verdict is Verdict.WRONG:
+        assert other.message.startswith(
+            "stretched to N=65535 (holdout), inputs 'normal', forward program order: output"
+        )
