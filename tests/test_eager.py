@@ -183,7 +183,7 @@ def shifted(x):
         ("import torch" + LATER, Verdict.WRONG, ""),
         ("import torch" + KEEPS, Verdict.WRONG, "output is wrong"),
         ("import torch" + STOPS, Verdict.WRONG, "output is wrong"),
-        ("import torch" + POINTER, Verdict.WRONG, "output is wrong"),
+        ("import torch" + POINTER, Verdict.WRONG, ""),  # of an input that lay there before, or that lies there now
         ("import torch" + FORGES, Verdict.WRONG, "are not those it had when it said"),
         ("import torch" + MOODY, Verdict.WRONG, "calls on the same inputs differ"),
     ],
