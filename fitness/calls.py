@@ -54,7 +54,7 @@ class Calls:
         """The inputs of `case`, without memory where the task's `inputs` allows it."""
         generator = torch.Generator().manual_seed(0)
         try:
-            with _quiet(), FakeTensorMode():
+            with quiet(), FakeTensorMode():
                 return self.task.inputs(case, generator)
         except DataDependentOutputException:  # inputs() looks at values it drew: then it must draw them
             return self.task.inputs(case, torch.Generator().manual_seed(0))
@@ -85,7 +85,7 @@ class Calls:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what torch writes to stderr about errors that are raised anyway."""
 
     def nothing(record: logging.LogRecord) -> bool:

@@ -6,21 +6,20 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from evo.records import Candidate, Case, Verdict
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from fitness.plan import Config, Launch, LaunchPlan
 from fitness.task import Task, load_task, task_names
 from fitness.verification.stretched import ELEMENTS, FLOPS, PROGRAMS, stretched
 
 SOFTMAX = load_task("softmax")
 
 
-def planned(programs: int, elements: int = 1) -> LaunchPlan:
-    tensor = TensorRef(0, "float32", (elements,), (1,))
-    launch = Launch("kernel", (Config((programs, 1, 1), {}, {}, ""),), 1)
-    return LaunchPlan((Buffer(4 * elements, 0),), (tensor,), (), "none", (launch,))
+def planned(programs: int) -> LaunchPlan:
+    return LaunchPlan((), (), (), "none", (Launch("kernel", (Config((programs, 1, 1), {}, {}, ""),), 1),))
 
 
 def sizes(task: Task, **limits: int) -> dict[str, int]:
@@ -30,7 +29,7 @@ def sizes(task: Task, **limits: int) -> dict[str, int]:
     def plan_of(case: Case) -> LaunchPlan | None:
         if case.axes[first] > limits.get("known", 1 << 40):
             return None
-        return planned(case.axes[first] // limits.get("rows", 1 << 40), limits.get("elements", 1))
+        return planned(case.axes[first] // limits.get("rows", 1 << 40))
 
     found = {}
     for case in stretched(task, plan_of):
@@ -51,10 +50,19 @@ def test_each_axis_in_turn_is_as_long_as_in_any_case_and_odd_where_cases_are() -
 def test_what_is_too_much_is_halved() -> None:
     assert sizes(SOFTMAX, rows=1)["M"] == PROGRAMS - 1
     assert sizes(SOFTMAX, rows=10)["M"] == 1023
-    assert sizes(SOFTMAX, elements=ELEMENTS + 1) == {}
     assert sizes(SOFTMAX, known=5000)["M"] == 4095
-    slow = dataclasses.replace(SOFTMAX, flops=lambda case: FLOPS / 256 * case.axes["N"])
-    assert sizes(slow) == {"M": 32767, "N": 255}  # beside 64 columns any number of rows is little
+
+
+def test_the_reference_is_not_asked_for_more_than_it_can_bear() -> None:
+    """What it costs is counted, and nothing computed: columns by columns, of any size."""
+    square = dataclasses.replace(SOFTMAX, reference=lambda x: x[:1].t() * x[:1])
+    assert sizes(square) == {"M": 32767, "N": 1023} and 1023**2 < ELEMENTS < 2047**2 + 6141
+    product = dataclasses.replace(SOFTMAX, reference=lambda x: x @ x.t() @ x)
+    assert sizes(product) == {"M": 255, "N": 16383} and 4 * 511**2 * 64 > FLOPS > 4 * 255**2 * 64
+    wants = dataclasses.replace(SOFTMAX, inputs=lambda case, generator: (torch.ones(case.axes["N"], 1 << 40),))
+    assert sizes(wants) == {}
+    decides = dataclasses.replace(SOFTMAX, reference=lambda x: x[x > 0])
+    assert sizes(decides) == {}
 
 
 def test_no_size_is_stretched_to_less_than_twice_its_own() -> None:
@@ -71,13 +79,16 @@ def test_where_the_seed_says_what_is_right_there_is_none() -> None:
 def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) -> None:
     evaluator = evaluators(name)
     found = evaluator._judge._stretched
-    assert found and list(found) == list(evaluator._recorder._stretched)
+    assert list(found) == list(evaluator._recorder._stretched)
+    assert bool(found) is (name != "scatter")  # whose reference decides by values
 
 
-def test_sizes_for_which_a_task_has_no_inputs_are_left_out(evaluators, capfd) -> None:
-    names = [case.name for case in evaluators("scatter")._recorder._stretched]
-    assert not any("M=" in name for name in names) and any("R=" in name for name in names)  # M slots of R rows
-    assert "fake_tensor" not in capfd.readouterr().err
+def test_sizes_for_which_a_task_has_no_inputs_are_left_out(capfd) -> None:
+    def inputs(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(case.axes["M"], case.axes["N"]) + torch.zeros(3, 1),)
+
+    assert sizes(dataclasses.replace(SOFTMAX, inputs=inputs)) == {"N": 16383}
+    assert capfd.readouterr().err == ""
 
 
 TASK = '''"""x * 2."""

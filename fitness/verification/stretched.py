@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from evo.records import Case
-from fitness.plan import LaunchPlan, TensorRef
+from fitness.calls import quiet
+from fitness.plan import LaunchPlan
 from fitness.task import Task
 
 SHRINK = 2  # a size that is too much is followed by half of it
-PROGRAMS = 128  # of all launches of the seed: the interpreter executes some thousands a second
-ELEMENTS = 1 << 20  # of all tensors that the entry is given or gives
-FLOPS = 1 << 25  # where the task says them
+PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second
+# Of making the inputs and of the reference, which must not take long, or more memory than there is.
+ELEMENTS = 1 << 22  # of all tensors that are made
+FLOPS = 1 << 25
 
 
 def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Case]:
@@ -46,11 +55,33 @@ def _by_axis(task: Task) -> Iterator[list[Case]]:
 
 
 def _bearable(task: Task, case: Case, plan_of: Callable[[Case], LaunchPlan | None]) -> bool:
-    if task.flops is not None and task.flops(case) > FLOPS:
+    elements, flops = _work(task, case)
+    if elements > ELEMENTS or flops > FLOPS or (plan := plan_of(case)) is None:
         return False
-    plan = plan_of(case)
-    if plan is None:
-        return False
-    programs = sum(math.prod(max(config.grid for config in launch.configs)) for launch in plan.launches)
-    elements = sum(ref.numel for ref in (*plan.inputs, *plan.outputs) if isinstance(ref, TensorRef))
-    return programs <= PROGRAMS and elements <= ELEMENTS
+    return sum(math.prod(max(config.grid for config in launch.configs)) for launch in plan.launches) <= PROGRAMS
+
+
+def _work(task: Task, case: Case) -> tuple[float, float]:
+    """(elements, floating-point operations) of the inputs and the reference, found without doing it.
+
+    Infinite where task.py fails at such a size, or decides by values.
+    """
+    assert task.reference is not None
+    made = _Made()
+    try:
+        with quiet(), FakeTensorMode(), FlopCounterMode(display=False) as counter, made:
+            task.reference(*task.inputs(case, torch.Generator().manual_seed(0)))
+    except Exception:  # it was not written for such a size
+        return math.inf, math.inf
+    return made.elements, counter.get_total_flops()
+
+
+class _Made(TorchDispatchMode):
+    """Counts the elements of all tensors that operators make."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.elements += sum(value.numel() for value in tree_leaves(result) if isinstance(value, torch.Tensor))
+        return result
