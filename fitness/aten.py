@@ -40,11 +40,11 @@ def tensor_function(name: str) -> OpOverload | None:
 def _harmless(name: str, function: OpOverload) -> bool:
     schema = function._schema
     given, made = ([str(value.type) for value in values] for values in (schema.arguments, schema.returns))
-    words = {word for kind in given for word in re.findall(r"\w+", kind)}
+    taken = {word for kind in given for word in re.findall(r"\w+", kind)}
     return (
-        words <= _TYPES
+        taken <= _TYPES
         and all(kind in ("Tensor", "List[Tensor]") for kind in made)
-        and ("Tensor" in words or name in _FACTORIES)
+        and ("Tensor" in taken or name in _FACTORIES)
         and name not in _MOVING
         and torch.Tag.nondeterministic_seeded not in function.tags
     )

@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -179,14 +178,15 @@ class Recorder:
             return self._stretched
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
-        """None where the task has no inputs of these sizes, or the seed cannot be recorded on them."""
-        try:
-            call = {"name": case.name, "args": self._calls.describe(case)}
-        except Exception:  # of task.py, which was not written for such a size
-            return None
-        with scratch_folder(self._root) as scratch, suppress(Stop):
-            return steps.record(self.task.seed_source, self.task, [call], **self._in(scratch)).plans[case.name]
-        return None
+        """None where the seed cannot be recorded at these sizes."""
+        call = {"name": case.name, "args": self._calls.describe(case)}
+        with scratch_folder(self._root) as scratch:
+            try:
+                return steps.record(self.task.seed_source, self.task, [call], **self._in(scratch)).plans[case.name]
+            except Stop as stop:
+                if stop.verdict is Verdict.INFRASTRUCTURE:
+                    raise
+                return None
 
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, in what is timed."""

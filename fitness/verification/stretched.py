@@ -25,8 +25,7 @@ from fitness.task import Task
 SHRINK = 2  # a size that is too much is followed by half of it
 PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second
 # Of making the inputs and of the reference, which must not take long, or more memory than there is.
-ELEMENTS = 1 << 22  # of all tensors that are made
-FLOPS = 1 << 25
+ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made
 
 
 def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Case]:
@@ -55,33 +54,34 @@ def _by_axis(task: Task) -> Iterator[list[Case]]:
 
 
 def _bearable(task: Task, case: Case, plan_of: Callable[[Case], LaunchPlan | None]) -> bool:
-    elements, flops = _work(task, case)
-    if elements > ELEMENTS or flops > FLOPS or (plan := plan_of(case)) is None:
+    if not _is_little(task, case) or (plan := plan_of(case)) is None:
         return False
     return sum(math.prod(max(config.grid for config in launch.configs)) for launch in plan.launches) <= PROGRAMS
 
 
-def _work(task: Task, case: Case) -> tuple[float, float]:
-    """(elements, floating-point operations) of the inputs and the reference, found without doing it.
+def _is_little(task: Task, case: Case) -> bool:
+    """Whether the inputs and the reference cost little, found without computing them.
 
-    Infinite where task.py fails at such a size, or decides by values.
+    Not where task.py fails at such a size, or decides by values.
     """
     assert task.reference is not None
-    made = _Made()
     try:
-        with quiet(), FakeTensorMode(), FlopCounterMode(display=False) as counter, made:
+        with quiet(), FakeTensorMode(), FlopCounterMode(display=False) as counter, _Bounded():
             task.reference(*task.inputs(case, torch.Generator().manual_seed(0)))
     except Exception:  # it was not written for such a size
-        return math.inf, math.inf
-    return made.elements, counter.get_total_flops()
+        return False
+    return bool(counter.get_total_flops() <= FLOPS)
 
 
-class _Made(TorchDispatchMode):
-    """Counts the elements of all tensors that operators make."""
+class _Bounded(TorchDispatchMode):
+    """Raises OverflowError where more is done than may be."""
 
-    elements = 0
+    elements = operators = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.operators += 1
         self.elements += sum(value.numel() for value in tree_leaves(result) if isinstance(value, torch.Tensor))
+        if self.elements > ELEMENTS or self.operators > OPERATORS:
+            raise OverflowError
         return result
