@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
@@ -23,6 +24,8 @@ from fitness.stages import Stop
 from fitness.task import Task
 from fitness.verification.verify import Executable, Jobs, verify
 
+STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
+
 
 class CpuJudge:
     """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
@@ -41,36 +44,49 @@ class CpuJudge:
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
         self._stretched: Sequence[Case] = ()  # what the seed does right
+        self._stretched_limits = self._limits
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
         self._baseline = facts.estimates
         self._seed = self._executable(seed, facts) if self._task.reference is None else None
+        self._stretched_limits = replace(self._limits, cpu_s=min(self._limits.cpu_s, STRETCHED_S))
         self._stretched = facts.stretched
         try:
             return self._judge_seed(seed, facts)
         except (Stop, EvoError):
             self._stretched = ()
             judged = self._judge_seed(seed, facts)  # raises where it fails the task's own cases
-            self._stretched = [case for case in facts.stretched if self._seed_is_right(case, seed, facts)]
+            self._stretched = self._right_for_seed(seed, facts)
             return judged
+        finally:
+            self._stretched_limits = self._limits
 
     def _judge_seed(self, seed: str, facts: Facts) -> Judged:
         return self.judge(seed, facts, f"{Candidate(seed).id}:0")
 
-    def _seed_is_right(self, case: Case, seed: str, facts: Facts) -> bool:
-        self._stretched = [case]
-        with suppress(Stop, EvoError):
-            self._judge_seed(seed, facts)
-            return True
-        return False
+    def _right_for_seed(self, seed: str, facts: Facts) -> Sequence[Case]:
+        right: list[Case] = []
+        for case in facts.stretched:
+            self._stretched = [*right, case]
+            with suppress(Stop, EvoError):
+                self._judge_seed(seed, facts)
+                right.append(case)
+        return right
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
         with scratch_folder(self._root) as scratch:
             jobs = Jobs(self._zygote, scratch, self._limits)
-            executable, stretched = self._executable(source, facts), self._stretched
-            check = verify(self._task, executable, seed=key, jobs=jobs, kernel=self._seed, stretched=stretched)
+            check = verify(
+                self._task,
+                self._executable(source, facts),
+                seed=key,
+                jobs=jobs,
+                kernel=self._seed,
+                stretched=self._stretched,
+                stretched_limits=self._stretched_limits,
+            )
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         added = {case.name for case in facts.stretched}
         return Judged(check, timings, {name: i for name, i in facts.choices.items() if name not in added})

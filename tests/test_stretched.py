@@ -141,3 +141,17 @@ def test_what_the_seed_does_right_is_asked_of_others(tmp_path: Path, seed: str, 
         assert other.message.startswith(
             "stretched to N=65535 (holdout), inputs 'normal', forward program order: output"
         )
+
+
+def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Path) -> None:
+    """Its own cases have all the time that there is."""
+    load = "tl.load(x + i, mask=i < n)"
+    turns = "v = " + load + "\n        for again in range(n):\n            v = v + 0 * again\n        "
+    slow = RIGHT.replace("        tl.store(", f"        {turns}tl.store(").replace(load + " * 2", "v * 2")
+    assert "v * 2" in slow and slow.count(load) == 1
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "kernel.py").write_text(slow)
+    with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        assert evaluator.prepare().verdict is Verdict.OK
+        assert evaluator._recorder._stretched and not evaluator._judge._stretched
+        assert evaluator._judge._stretched_limits == evaluator._judge._limits

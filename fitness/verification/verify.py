@@ -126,11 +126,12 @@ def verify(
     jobs: Jobs,
     kernel: Executable | None = None,
     stretched: Sequence[Case] = (),
+    stretched_limits: Limits | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
     `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
-    `replays`, where it is not.  Raises Stop with the verdict of the first replay that fails.
+    `replays`, where it is not, with limits of their own.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
     expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
@@ -141,7 +142,10 @@ def verify(
         for number, (r, _) in enumerate(expected)
     ]
     _pair(runs)
-    executed = jobs.interpret(candidate, runs)
+    usual = [run for run in runs if run.replay.case not in stretched]
+    executed = jobs.interpret(candidate, usual)
+    if long := runs[len(usual) :]:  # the last ones
+        executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
     worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
     for run, (_, expectation) in zip(runs, expected, strict=True):
