@@ -24,7 +24,7 @@ _TYPES = words("Optional List Tensor number int float bool str Device")
 # The only ones without a tensor among their arguments.
 _FACTORIES = words("arange eye full linspace logspace scalar_tensor tril_indices triu_indices")
 # What changes a tensor's storage under its feet.
-_MOVING = words("resize resize_ resize_as resize_as_ set set_ set_data _resize_output _resize_output_")
+MOVING = words("resize resize_ resize_as resize_as_ set set_ set_data _resize_output _resize_output_")
 _PLACEMENT = ("device", "layout", "pin_memory")
 
 
@@ -45,7 +45,7 @@ def _harmless(name: str, function: OpOverload) -> bool:
         taken <= _TYPES
         and all(kind in ("Tensor", "List[Tensor]") for kind in made)
         and ("Tensor" in taken or name in _FACTORIES)
-        and name not in _MOVING
+        and name not in MOVING
         and torch.Tag.nondeterministic_seeded not in function.tags
     )
 

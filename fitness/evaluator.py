@@ -43,49 +43,46 @@ class CpuJudge:
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
-        self._stretched: Sequence[Case] = ()  # what the seed does right
-        self._stretched_limits = self._limits
+        self._stretched: list[Case] = []  # what the seed does right
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
         self._baseline = facts.estimates
         self._seed = self._executable(seed, facts) if self._task.reference is None else None
-        self._stretched_limits = replace(self._limits, cpu_s=min(self._limits.cpu_s, STRETCHED_S))
-        self._stretched = facts.stretched
+        limits = replace(self._limits, cpu_s=min(self._limits.cpu_s, STRETCHED_S))
+
+        def judged(stretched: Sequence[Case]) -> Judged:
+            return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
+
+        self._stretched = list(facts.stretched)
         try:
-            return self._judge_seed(seed, facts)
+            return judged(self._stretched)
         except (Stop, EvoError):
-            self._stretched = ()
-            judged = self._judge_seed(seed, facts)  # raises where it fails the task's own cases
-            self._stretched = self._right_for_seed(seed, facts)
-            return judged
-        finally:
-            self._stretched_limits = self._limits
-
-    def _judge_seed(self, seed: str, facts: Facts) -> Judged:
-        return self.judge(seed, facts, f"{Candidate(seed).id}:0")
-
-    def _right_for_seed(self, seed: str, facts: Facts) -> Sequence[Case]:
-        right: list[Case] = []
-        for case in facts.stretched:
-            self._stretched = [*right, case]
-            with suppress(Stop, EvoError):
-                self._judge_seed(seed, facts)
-                right.append(case)
-        return right
+            if not facts.stretched:
+                raise
+            found = judged(())  # raises where it fails the task's own cases
+            self._stretched = []
+            for case in facts.stretched:
+                with suppress(Stop, EvoError):
+                    judged([*self._stretched, case])
+                    self._stretched.append(case)
+            return found
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
+        return self._judged(source, facts, key, self._stretched, self._limits)
+
+    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Case], limits: Limits) -> Judged:
+        """`limits`: for the stretched sizes together."""
         with scratch_folder(self._root) as scratch:
-            jobs = Jobs(self._zygote, scratch, self._limits)
             check = verify(
                 self._task,
                 self._executable(source, facts),
                 seed=key,
-                jobs=jobs,
+                jobs=Jobs(self._zygote, scratch, self._limits),
                 kernel=self._seed,
-                stretched=self._stretched,
-                stretched_limits=self._stretched_limits,
+                stretched=stretched,
+                stretched_limits=limits,
             )
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         added = {case.name for case in facts.stretched}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from evo.records import Candidate, Case, Verdict
+from evo.records import Candidate, Case, Check, Verdict
 from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
+from fitness.evaluator import STRETCHED_S, CpuEvaluator
 from fitness.plan import Config, Launch, LaunchPlan
+from fitness.sandbox.jobs import Limits
 from fitness.task import Task, load_task, task_names
 from fitness.verification.stretched import ELEMENTS, FLOPS, PROGRAMS, stretched
+from fitness.verification.verify import verify
 
 SOFTMAX = load_task("softmax")
 
@@ -143,7 +146,7 @@ def test_what_the_seed_does_right_is_asked_of_others(tmp_path: Path, seed: str, 
         )
 
 
-def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Path) -> None:
+def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Path, monkeypatch) -> None:
     """Its own cases have all the time that there is."""
     load = "tl.load(x + i, mask=i < n)"
     turns = "v = " + load + "\n        for again in range(n):\n            v = v + 0 * again\n        "
@@ -151,7 +154,16 @@ def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Pa
     assert "v * 2" in slow and slow.count(load) == 1
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "kernel.py").write_text(slow)
+    given: list[int] = []
+
+    def noted(*args: Any, stretched_limits: Limits, **options: Any) -> Check:
+        given.append(stretched_limits.cpu_s)
+        return verify(*args, stretched_limits=stretched_limits, **options)
+
+    monkeypatch.setattr("fitness.evaluator.verify", noted)
     with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
         assert evaluator.prepare().verdict is Verdict.OK
         assert evaluator._recorder._stretched and not evaluator._judge._stretched
-        assert evaluator._judge._stretched_limits == evaluator._judge._limits
+        assert given == [STRETCHED_S] * 3 and Limits().cpu_s > STRETCHED_S
+        assert evaluator.evaluate(Candidate(RIGHT), seed=1, known={}).verdict is Verdict.OK
+        assert given[3:] == [Limits().cpu_s]  # others have all that there is

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from evo.records import Verdict
+from fitness.aten import MOVING
 from fitness.plan import ITEMSIZE, Buffer, Copy, Fill, Op, Step, TensorRef
 from fitness.recording.lines import line_of_call
 from fitness.sandbox.jobs import JobError
@@ -42,8 +43,6 @@ _FILL = {
 _COPY = {"clone": "self", "_to_copy": "self", "copy": "src", "copy_": "src", "lift_fresh_copy": "self"}
 # Where and how an operator puts its results; the windows of its outputs say that.
 _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
-# What changes a tensor's storage under its feet.
-_MOVING = {"resize_", "resize_as_", "set_", "set_data", "_resize_output_"}
 
 
 @dataclass
@@ -152,7 +151,7 @@ class Recorder(TorchDispatchMode):
         created = [t for t in outputs if _address(t) not in known]
         if not created and not written:
             return
-        if name in _MOVING:
+        if name in MOVING:
             raise self.fail(Verdict.UNSUPPORTED, f"{func} moves a tensor to other memory; allocate a new tensor")
         on_host = self._places(inputs)
         for tensor in created:

@@ -42,12 +42,12 @@ def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[
 def _by_axis(task: Task) -> Iterator[list[Case]]:
     """The longest size first, odd where the task has odd ones too: the last turn of a loop is a part of one then."""
     known = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
-    for axis in known[0]:
-        sizes = [axes[axis] for axes in known if axis in axes]
-        size, cases = max(sizes), []
-        least = {name: min(axes[name] for axes in known if name in axes) for name in known[0]}
+    sizes = {axis: [axes[axis] for axes in known if axis in axes] for axis in known[0]}
+    least = {axis: min(found) for axis, found in sizes.items()}
+    for axis, found in sizes.items():
+        size, odd, cases = max(found), any(s % 2 for s in found), []
         while size > 2 * least[axis]:
-            long = size - 1 if any(s % 2 for s in sizes) and size % 2 == 0 else size
+            long = size - 1 if odd and size % 2 == 0 else size
             cases.append(Case(f"stretched to {axis}={long}", {**least, axis: long}, task.cases[0].dtype, "holdout"))
             size //= SHRINK
         yield cases

@@ -34,13 +34,15 @@ SPARE_BYTES, TIMES_NEEDED = 128 << 20, 8
 class Replay:
     """One execution of a case's plan on one set of inputs.
 
-    order: in which order the programs of a grid run; poison: of memory that nothing has written yet.
+    order: in which order the programs of a grid run; poison: of memory that nothing has written yet; stretched: whether
+    the case is none of the task's own.
     """
 
     case: Case
     variant: str
     order: str = "forward"
     poison: Poison = POISONS[0]
+    stretched: bool = False
 
     @property
     def inputs(self) -> tuple[str, str]:
@@ -67,7 +69,9 @@ def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
         poison = by_seed.poison(task, number)
         found += [Replay(case, "normal", order, poison) for order in orders]
         found += [Replay(case, variant, poison=by_seed.poison(task, number + i)) for i, variant in enumerate(stress, 1)]
-    return found + [Replay(case, "normal", poison=by_seed.poison(task, i)) for i, case in enumerate(stretched)]
+    return found + [
+        Replay(case, "normal", poison=by_seed.poison(task, i), stretched=True) for i, case in enumerate(stretched)
+    ]
 
 
 @dataclass(frozen=True)
@@ -138,11 +142,11 @@ def verify(
     if not expected:
         raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
     runs = [  # whose the outputs are is asked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", jobs, prove=r.case not in stretched)
+        _run(task, candidate, r, key, f"replay{number}", jobs, prove=not r.stretched)
         for number, (r, _) in enumerate(expected)
     ]
     _pair(runs)
-    usual = [run for run in runs if run.replay.case not in stretched]
+    usual = [run for run in runs if not run.replay.stretched]
     executed = jobs.interpret(candidate, usual)
     if long := runs[len(usual) :]:  # the last ones
         executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
