@@ -1,4 +1,4 @@
-"""What a search made of a benchmark suite: shares and means over its kernels, by length too, as Markdown and Parquet.
+"""What a search made of a benchmark suite: shares and means over its kernels, by length too, as Markdown.
 
 Failures count as 1.0x in the geometric mean.  TritonForge (arXiv:2512.09196) reports the share of kernels that got at
 least 1.05x faster and the mean of those alone; both are here.
@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from scipy import stats as scipy_stats
 
@@ -144,8 +143,8 @@ def _times(kernel: Kernel, names: Sequence[str], searched: bool) -> tuple[str, .
 def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     speedups = [k.speedup for k in done]
     gains = [s for s in speedups if s >= SUCCESS]
-    candidates = sum(_count(k) for k in done)
-    right, valid = (sum(_count(k, *verdicts) for k in done) for verdicts in (RIGHT, VALID))
+    candidates = sum(count(k) for k in done)
+    right, valid = (sum(count(k, *verdicts) for k in done) for verdicts in (RIGHT, VALID))
     low, high = interval([[math.log(s)] for s in speedups])
     certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
     on_gpu = sum(k.outcome.gpu_spent for k in done if k.outcome)
@@ -171,7 +170,7 @@ _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pas
 
 def _by_budget(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
     """After 1, 2, 4 and so on, and after all."""
-    runs = [(k.outcome, _count(k), _count(k, *RIGHT)) for k in done if k.outcome]
+    runs = [(k.outcome, count(k), count(k, *RIGHT)) for k in done if k.outcome]
     budget = max(run.budget for run, _, _ in runs)
     rows = []
     for k in [*(1 << i for i in range(budget.bit_length()) if 1 << i < budget), budget]:
@@ -211,14 +210,14 @@ def _row(kernel: Kernel) -> tuple[str, str, str, str, str, str]:
     low, high = kernel.outcome.ci95
     within = "no gain" if kernel.speedup == 1 else f"[{low:.2f}, {high:.2f}]"
     certified = f"{kernel.outcome.certified:.2f}×" if kernel.outcome.certified > 1 else ""
-    return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, str(_count(kernel))
+    return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, str(count(kernel))
 
 
 def _fastest_first(done: Sequence[Kernel]) -> list[Kernel]:
     return sorted(done, key=lambda k: (-k.speedup, k.name))
 
 
-def _count(kernel: Kernel, *verdicts: str) -> int:
+def count(kernel: Kernel, *verdicts: str) -> int:
     """Candidates evaluated (with one of `verdicts`, where some are named), the seed left out."""
     assert kernel.outcome is not None
     found = kernel.outcome.verdicts
@@ -239,57 +238,3 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
-
-
-def write_parquet(path: Path, kernels: Sequence[Kernel]) -> None:
-    """One row a file: name, lines, reason, note; of its run best, ci_low, ci_high, certified, estimated, candidates
-    (how many, and of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve; of each
-    baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
-    """
-    import pyarrow as pa
-
-    from analysis.formats import parquet
-
-    number, count = pa.float64(), pa.int32()
-    baseline = pa.struct([
-        ("name", pa.string()), ("us", number), ("seed_us", number), ("ratio", number), ("ci_low", number),
-        ("ci_high", number), ("over", number), ("error", pa.string()),
-    ])  # fmt: skip
-    schema = pa.schema([
-        ("kernel", pa.string()), ("lines", count), ("reason", pa.string()), ("best", number), ("ci_low", number),
-        ("ci_high", number), ("certified", number), ("estimated", pa.bool_()), ("candidates", count), ("valid", count),
-        ("right", count), ("successes", count), ("seconds", number), ("gpu_seconds", number),
-        ("curve", pa.list_(number)), ("note", pa.string()), ("baselines", pa.list_(baseline)),
-    ])  # fmt: skip
-    rows = []
-    for k in kernels:
-        row: dict[str, object] = {"kernel": k.name, "lines": k.lines, "reason": k.reason, "note": k.note}
-        beside = [_baseline_row(k, name, b) for name, b in k.baselines.items()]
-        rows.append(row | _run_row(k) | {"baselines": beside})
-    with parquet(path, schema) as write_batch:
-        write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
-
-
-def _run_row(kernel: Kernel) -> dict[str, object]:
-    run = kernel.outcome
-    if run is None:
-        return {}
-    low, high = run.ci95
-    speedups = {
-        "best": run.best,
-        "ci_low": low,
-        "ci_high": high,
-        "certified": run.certified,
-        "estimated": run.estimated,
-    }
-    counts = {"candidates": _count(kernel), "valid": _count(kernel, *VALID), "right": _count(kernel, *RIGHT)}
-    seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent}
-    return speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
-
-
-def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:
-    if b.error:
-        return {"name": name, "error": b.error}
-    low, high = b.ci95
-    times = {"us": b.us, "seed_us": b.seed_us, "ratio": b.ratio, "ci_low": low, "ci_high": high}
-    return {"name": name, **times, "over": kernel.over(name), "error": ""}

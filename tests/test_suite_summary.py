@@ -2,44 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pyarrow.parquet as pq
 import pytest
 
-from analysis.outcomes import Outcome
-from analysis.suite import Baseline, Kernel, code_lines, markdown, write_parquet
-
-
-def outcome(name: str, best: float, *, estimated: bool = False, right: int = 3, wrong: int = 1) -> Outcome:
-    verdicts = {"ok": right + 1, "wrong": wrong}  # the seed is ok too
-    interval = (best * 0.99, best * 1.01) if best > 1 else (1.0, 1.0)
-    curve = (1.0, (1 + best) / 2, best, best)
-    gains = sum(b >= 1.05 for b in curve[1:3])
-    return Outcome(
-        "full",
-        name,
-        0,
-        4,
-        curve,
-        interval,
-        estimated,
-        verdicts,
-        2.0,
-        gpu_spent=0.5,
-        successes=gains,
-        certified=best - 0.5 if best > 2 else 1.0,
-    )
-
-
-KERNELS = [
-    Kernel("a", 10, outcome=outcome("a", 1.0)),
-    Kernel("b", 20, outcome=outcome("b", 1.04)),
-    Kernel("c", 30, outcome=outcome("c", 1.5)),
-    Kernel("d", 40, outcome=outcome("d", 4.0)),
-    Kernel("e", 50, reason="record: unsupported: a | b\nmore"),
-    Kernel("f", 60),
-]
+from analysis.suite import Kernel, code_lines, markdown
+from tests.suite_support import KERNELS, TIMED, outcome
 
 
 def value(text: str, figure: str) -> str:
@@ -92,33 +58,8 @@ def test_without_a_search_there_is_nothing_to_sum_up() -> None:
         markdown(KERNELS[4:])
 
 
-def test_the_figures_of_each_kernel_are_in_parquet(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "kernels.parquet", KERNELS)
-    rows = {row["kernel"]: row for row in pq.read_table(tmp_path / "kernels.parquet").to_pylist()}
-    assert [rows[k]["best"] for k in "abcdef"] == [1.0, 1.04, 1.5, 4.0, None, None]
-    d = rows["d"]
-    assert [d[name] for name in ("candidates", "valid", "right", "successes")] == [4, 4, 3, 2]
-    assert (d["seconds"], d["gpu_seconds"], d["curve"]) == (2.0, 0.5, [1.0, 2.5, 4.0, 4.0])
-    assert (d["certified"], rows["c"]["certified"]) == (3.5, 1.0)
-    assert rows["e"]["reason"].startswith("record")
-
-
 def test_lines_of_code_leave_out_comments_and_blank_ones() -> None:
     assert code_lines("a = 1\n\n# b\n  # c\nd = 2  # e\n") == 2
-
-
-def beside(us: float, seed_us: float, error: str = "") -> Baseline:
-    ratio = us / seed_us if not error else 0.0
-    return Baseline(us, seed_us, ratio, (ratio * 0.99, ratio * 1.01), error)
-
-
-TIMED = [
-    Kernel("a", 10, outcome=outcome("a", 1.5), baselines={"eager": beside(100, 50), "torch.compile": beside(35, 50)}),
-    Kernel(
-        "b", 10, outcome=outcome("b", 1.0), baselines={"eager": beside(30, 60), "torch.compile": beside(0, 0, "No")}
-    ),
-    Kernel("c", 10, reason="no seed kernel"),
-]
 
 
 def test_pytorch_is_compared_with_the_best_by_the_product_of_both_ratios() -> None:
@@ -142,12 +83,3 @@ def test_seed_kernels_alone_are_compared_where_nothing_was_searched() -> None:
 def test_without_a_gpu_pytorch_has_no_times() -> None:
     assert "PyTorch is timed on a GPU alone" in markdown(KERNELS, with_pytorch=True)
     assert "PyTorch" not in markdown(KERNELS)
-
-
-def test_baselines_are_in_parquet(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "kernels.parquet", TIMED)
-    rows = pq.read_table(tmp_path / "kernels.parquet").to_pylist()
-    assert [b["name"] for b in rows[0]["baselines"]] == ["eager", "torch.compile"]
-    assert rows[0]["baselines"][0]["over"] == pytest.approx(3.0)
-    assert rows[1]["baselines"][1]["error"] == "No" and rows[1]["baselines"][1]["us"] is None
-    assert rows[2]["baselines"] == [] and rows[2]["reason"] == "no seed kernel"

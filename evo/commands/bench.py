@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fitness.suites.check import Outcome
     from fitness.task import Task
 
-SUITE = "suite.json"  # in the campaign's folder: which files at which sizes
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
 ARM = "full"
 # On a GPU.  An estimate takes a core for a second, a measurement the GPU for a tenth of one: many searches at once are
@@ -261,7 +260,7 @@ def _check_settings(arguments: argparse.Namespace) -> None:
 
 def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
     """What was checked is looked up by name, so it must be of the same suite, sizes and seed kernels."""
-    path, seeds = folder / SUITE, arguments.seeds
+    path, seeds = folder / suite.FILE, arguments.seeds
     now = {"suite": arguments.suite, "gib": arguments.gib, "seeds": seeds and str(seeds.resolve())}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -348,10 +347,10 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
 
     if find_spec("pyarrow") is None:
         return '; for kernels.parquet: .venv/bin/pip install -e ".[analysis]"'
-    from analysis.suite import write_parquet
+    from analysis.suite_kernels import FILE, write_kernels
 
-    write_parquet(folder / "kernels.parquet", kernels)
-    return ", kernels.parquet"
+    write_kernels(folder / FILE, kernels)
+    return f", {FILE}"
 
 
 def _kernel(source: Source, outcome: Outcome | None, run: Path, timed: list[dict[str, Any]]) -> Kernel:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo.commands import parts
 from evo.commands.parts import say
 from evo.errors import ConfigError
 from evo.folders import run_folder, runs_in
@@ -53,14 +54,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> Exported:
-    try:
+    with parts.pyarrow_for("exports, which are written with it"):
         from analysis.export import export, export_training
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pyarrow":
-            raise
-        raise ConfigError(
-            "expected pyarrow to be installed, which exports are written with; .venv/bin/pip install -e '.[analysis]'"
-        ) from error
     runs = [run for folder in arguments.runs for run in runs_in(folder)]
     if arguments.format in TRAINING:
         return export_training(runs, arguments.out, arguments.format, allow_estimated=arguments.allow_estimated)

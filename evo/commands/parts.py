@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -192,6 +194,19 @@ def workers(wanted: int | None) -> int:
 def check_workers(wanted: int | None) -> None:
     if wanted is not None and wanted < 1:
         raise ConfigError(f"workers: expected at least 1, got {wanted}; set --workers")
+
+
+@contextmanager
+def pyarrow_for(what: str) -> Iterator[None]:
+    """Around an import that needs pyarrow.  Raises ConfigError where there is none."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyarrow":
+            raise
+        raise ConfigError(
+            f"expected pyarrow to be installed, for {what}; .venv/bin/pip install -e '.[analysis]'"
+        ) from error
 
 
 def check_seed(seed: int) -> None:

@@ -1,4 +1,7 @@
-"""`evo suite check`: which files of a benchmark suite this machine can take as tasks, and why not the others."""
+"""`evo suite check`: which files of a benchmark suite this machine can take as tasks, and why not the others.
+
+`evo suite summary`: what searches over a suite came to, from the figures that campaigns left.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
-from evo.errors import ConfigError
+from evo.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from analysis.suite import Kernel
     from fitness.compilation.target import Target
     from fitness.sandbox.zygote import Zygote
     from fitness.suites.check import Checker, Outcome, Verifier
@@ -29,13 +33,16 @@ if TYPE_CHECKING:
 
 TRITONBENCH, TRITONBENCH_T, KERNELBENCH = SUITES = ("tritonbench", "tritonbench-t", "kernelbench")
 SEEDED = {TRITONBENCH_T: "a function as the file's", KERNELBENCH: "a function `entry`"}  # what a seed kernel is
+FILE = "suite.json"  # in a campaign's folder: which files at which sizes
 LOOK_S = 0.5  # between looks whether to stop
 GIB = 2.0  # of inputs, state and outputs of a KernelBench problem, which has up to 17
 
 
 def add(commands: Any) -> None:
-    suite = commands.add_parser("suite", help="read a benchmark suite from a checkout")
-    check = suite.add_subparsers(required=True, metavar="COMMAND").add_parser(
+    subcommands = commands.add_parser("suite", help="read a benchmark suite from a checkout").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    check = subcommands.add_parser(
         "check",
         help="take every file through record, compile and verify",
         description="Makes a task of every file and verifies its kernel, or a seed kernel where it has none: on the "
@@ -47,6 +54,14 @@ def add(commands: Any) -> None:
     check.add_argument("--json", action="store_true", help="one JSON object a line and file")
     parts.add_target(check)
     check.set_defaults(command=_check)
+    summary = subcommands.add_parser(
+        "summary",
+        help="what campaigns over a suite came to, in one table",
+        description="Prints the summary of evo bench from the kernels.parquet of its campaigns; no checkout and no run "
+        "folder is needed. A file that several campaigns searched counts as the first of them found it.",
+    )
+    summary.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folder of a campaign (evo bench --out)")
+    summary.set_defaults(command=_summary)
 
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +134,40 @@ def _check(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         parts.say("\n" + _totals(found, stages(arguments.suite)))
     return 0 if all(outcome.verified for outcome in found) else parts.EXIT_NOT_OK
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from analysis.suite import markdown
+
+    suites = {folder: _suite_of(folder) for folder in arguments.folders}
+    if len(set(suites.values())) > 1:
+        got = ", ".join(f"{suite} in {folder}" for folder, suite in suites.items())
+        raise ConfigError(f"expected campaigns over one suite, got {got}; sum them up one by one")
+    kernels = _kernels(arguments.folders)
+    if len({k.outcome.estimated for k in kernels if k.outcome}) > 1:
+        raise ConfigError(
+            "expected campaigns that measured, or campaigns that estimated, got both; speedups of one kind are not "
+            "compared with the other's: sum them up apart"
+        )
+    try:
+        text = markdown(kernels, with_pytorch=suites[arguments.folders[0]] in SEEDED)
+    except ValueError as error:
+        raise StoreError(f"nothing to sum up: {error}; go on with evo bench") from None
+    parts.say(text.removesuffix("\n"))
+    return 0
+
+
+def _suite_of(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["suite"])
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"expected a folder of evo bench, which has a {FILE}, got {folder}: {error}") from None
+
+
+def _kernels(folders: Sequence[Path]) -> list[Kernel]:
+    with parts.pyarrow_for("the figures of campaigns, which are read with it"):
+        from analysis import suite_kernels as stored
+    return stored.merged(stored.read_kernels(folder / stored.FILE) for folder in folders)
 
 
 def chosen(sources: Sequence[Source], only: str | None) -> list[Source]:

@@ -1,0 +1,135 @@
+"""The kernels of a benchmark suite as Parquet, a row each: written by a campaign, read to sum up several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from analysis.formats import parquet
+from analysis.outcomes import Outcome
+from analysis.suite import RIGHT, VALID, Baseline, Kernel, count
+from evo.errors import StoreError
+
+FILE = "kernels.parquet"
+
+_NUMBER, _COUNT = pa.float64(), pa.int32()
+_BASELINE = pa.struct([
+    ("name", pa.string()), ("us", _NUMBER), ("seed_us", _NUMBER), ("ratio", _NUMBER), ("ci_low", _NUMBER),
+    ("ci_high", _NUMBER), ("over", _NUMBER), ("error", pa.string()),
+])  # fmt: skip
+_SCHEMA = pa.schema([
+    ("kernel", pa.string()), ("lines", _COUNT), ("reason", pa.string()), ("best", _NUMBER), ("ci_low", _NUMBER),
+    ("ci_high", _NUMBER), ("certified", _NUMBER), ("estimated", pa.bool_()), ("candidates", _COUNT), ("valid", _COUNT),
+    ("right", _COUNT), ("successes", _COUNT), ("seconds", _NUMBER), ("gpu_seconds", _NUMBER),
+    ("curve", pa.list_(_NUMBER)), ("note", pa.string()), ("baselines", pa.list_(_BASELINE)),
+])  # fmt: skip
+
+
+def write_kernels(path: Path, kernels: Sequence[Kernel]) -> None:
+    """One row a file: name, lines, reason, note; of its run best, ci_low, ci_high, certified, estimated, candidates
+    (how many, and of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve; of each
+    baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    """
+    rows = []
+    for k in kernels:
+        row: dict[str, object] = {"kernel": k.name, "lines": k.lines, "reason": k.reason, "note": k.note}
+        beside = [_baseline_row(k, name, b) for name, b in k.baselines.items()]
+        rows.append(row | _run_row(k) | {"baselines": beside})
+    with parquet(path, _SCHEMA) as write_batch:
+        write_batch(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
+
+
+def _run_row(kernel: Kernel) -> dict[str, object]:
+    run = kernel.outcome
+    if run is None:
+        return {}
+    low, high = run.ci95
+    speedups = {
+        "best": run.best,
+        "ci_low": low,
+        "ci_high": high,
+        "certified": run.certified,
+        "estimated": run.estimated,
+    }
+    counts = {"candidates": count(kernel), "valid": count(kernel, *VALID), "right": count(kernel, *RIGHT)}
+    seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent}
+    return speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
+
+
+def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:
+    if b.error:
+        return {"name": name, "error": b.error}
+    low, high = b.ci95
+    times = {"us": b.us, "seed_us": b.seed_us, "ratio": b.ratio, "ci_low": low, "ci_high": high}
+    return {"name": name, **times, "over": kernel.over(name), "error": ""}
+
+
+def read_kernels(path: Path) -> list[Kernel]:
+    """What `write_kernels` wrote.  Raises StoreError where `path` is no such file.
+
+    Of verdicts the file has numbers alone: right ones are "ok" here, valid ones that are not right "wrong", all others
+    "failed".
+    """
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StoreError(f"{path}: expected the {FILE} of a campaign over a suite, got: {error}") from None
+    if lacking := sorted(set(_SCHEMA.names) - set(table.column_names)):
+        raise StoreError(
+            f"{path}: expected the columns of {FILE}, got none called {', '.join(lacking)}; write it again by evo bench"
+        )
+    return [_kernel(row) for row in table.to_pylist()]
+
+
+def merged(campaigns: Iterable[Iterable[Kernel]]) -> list[Kernel]:
+    """Each file once: as the first campaign that searched it found it, so that nothing is picked by what came of it.
+
+    Of a file that none searched: the first that timed it beside PyTorch, else that says why it cannot be searched.
+    """
+    found: dict[str, Kernel] = {}
+    for kernels in campaigns:
+        for kernel in kernels:
+            known = found.get(kernel.name)
+            if known is None or _known(kernel) > _known(known):
+                found[kernel.name] = kernel
+    return list(found.values())
+
+
+def _known(kernel: Kernel) -> tuple[bool, bool, bool]:
+    return kernel.outcome is not None, bool(kernel.baselines), bool(kernel.reason)
+
+
+def _kernel(row: dict[str, Any]) -> Kernel:
+    baselines = {b["name"]: _baseline(b) for b in row["baselines"]}
+    outcome = _outcome(row) if row["curve"] is not None else None
+    return Kernel(row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"])
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    seed = 1
+    right, valid = row["right"], row["valid"]
+    verdicts = {"ok": seed + right, "wrong": valid - right, "failed": row["candidates"] - valid}
+    return Outcome(
+        arm="",
+        task=row["kernel"],
+        seed=0,
+        budget=len(row["curve"]),
+        curve=tuple(row["curve"]),
+        ci95=(row["ci_low"], row["ci_high"]),
+        estimated=row["estimated"],
+        verdicts=verdicts,
+        seconds=row["seconds"],
+        gpu_spent=row["gpu_seconds"],
+        successes=row["successes"],
+        certified=row["certified"],
+    )
+
+
+def _baseline(row: dict[str, Any]) -> Baseline:
+    if row["error"]:
+        return Baseline(0.0, 0.0, 0.0, (0.0, 0.0), row["error"])
+    return Baseline(row["us"], row["seed_us"], row["ratio"], (row["ci_low"], row["ci_high"]))

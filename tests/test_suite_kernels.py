@@ -1,0 +1,117 @@
+"""analysis.suite_kernels, and `evo suite summary`: campaigns over a suite summed up from their Parquet alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis.suite import Kernel, markdown
+from analysis.suite_kernels import FILE, merged, read_kernels, write_kernels
+from evo.cli import main
+from evo.errors import StoreError
+from tests.suite_support import KERNELS, TIMED, outcome
+
+REFERENCE = Path(__file__).parent.parent / "runs" / "reference" / "tritonbench-g"
+
+
+def test_the_figures_of_each_kernel_are_in_parquet(tmp_path: Path) -> None:
+    write_kernels(tmp_path / FILE, KERNELS)
+    rows = {row["kernel"]: row for row in pq.read_table(tmp_path / FILE).to_pylist()}
+    assert [rows[k]["best"] for k in "abcdef"] == [1.0, 1.04, 1.5, 4.0, None, None]
+    d = rows["d"]
+    assert [d[name] for name in ("candidates", "valid", "right", "successes")] == [4, 4, 3, 2]
+    assert (d["seconds"], d["gpu_seconds"], d["curve"]) == (2.0, 0.5, [1.0, 2.5, 4.0, 4.0])
+    assert (d["certified"], rows["c"]["certified"]) == (3.5, 1.0)
+    assert rows["e"]["reason"].startswith("record")
+
+
+def test_baselines_are_in_parquet(tmp_path: Path) -> None:
+    write_kernels(tmp_path / FILE, TIMED)
+    rows = pq.read_table(tmp_path / FILE).to_pylist()
+    assert [b["name"] for b in rows[0]["baselines"]] == ["eager", "torch.compile"]
+    assert rows[0]["baselines"][0]["over"] == pytest.approx(3.0)
+    assert rows[1]["baselines"][1]["error"] == "No" and rows[1]["baselines"][1]["us"] is None
+    assert rows[2]["baselines"] == [] and rows[2]["reason"] == "no seed kernel"
+
+
+@pytest.mark.parametrize("kernels", [KERNELS, TIMED], ids=["searched", "timed"])
+def test_what_is_read_gives_the_same_summary(tmp_path: Path, kernels: Sequence[Kernel]) -> None:
+    write_kernels(tmp_path / FILE, kernels)
+    again = read_kernels(tmp_path / FILE)
+    assert markdown(again) == markdown(kernels)
+    write_kernels(tmp_path / "again.parquet", again)
+    assert pq.read_table(tmp_path / "again.parquet").equals(pq.read_table(tmp_path / FILE))
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"expected the kernels\.parquet"):
+        read_kernels(tmp_path / FILE)
+    (tmp_path / FILE).write_text("kernel,lines\n")
+    with pytest.raises(StoreError, match=r"expected the kernels\.parquet"):
+        read_kernels(tmp_path / FILE)
+    pq.write_table(pa.table({"kernel": ["a"], "lines": [1]}), tmp_path / FILE)
+    with pytest.raises(StoreError, match="got none called baselines, best"):
+        read_kernels(tmp_path / FILE)
+
+
+def test_the_first_that_searched_a_file_counts() -> None:
+    refused, faster = Kernel("a", 10, reason="record: no"), Kernel("a", 10, outcome=outcome("a", 2.0))
+    slower, timed = Kernel("a", 10, outcome=outcome("a", 1.5)), Kernel("a", 10, baselines=TIMED[0].baselines)
+    unknown = Kernel("a", 10)
+    assert merged([[unknown], [refused], [timed], [slower], [faster]]) == [slower]
+    assert merged([[faster], [slower]]) == [faster]
+    assert merged([[unknown], [refused], [replace(refused, reason="later")]]) == [refused]
+    assert merged([[timed], [refused]]) == [timed]
+    assert merged([KERNELS[:2], KERNELS[1:]]) == KERNELS
+
+
+def campaign(folder: Path, kernels: Sequence[Kernel], suite: str = "tritonbench") -> str:
+    folder.mkdir()
+    (folder / "suite.json").write_text(json.dumps({"suite": suite}))
+    write_kernels(folder / FILE, kernels)
+    return str(folder)
+
+
+def test_the_command_prints_the_summary_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = campaign(tmp_path / "first", [*KERNELS[:2], Kernel("c", 30), *KERNELS[3:]])
+    later = campaign(tmp_path / "later", [Kernel("b", 20, outcome=outcome("b", 3.0)), KERNELS[2]])
+    assert main(["suite", "summary", first, later]) == 0
+    assert capsys.readouterr().out == markdown(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            lambda folder: campaign(folder, TIMED, "kernelbench"),
+            "expected campaigns over one suite, got tritonbench in",
+        ),
+        (lambda folder: campaign(folder, [Kernel("g", 1, outcome=outcome("g", 2.0, estimated=True))]), "got both"),
+        (lambda folder: str(folder), "expected a folder of evo bench, which has a suite.json"),
+    ],
+    ids=["another suite", "estimated", "no campaign"],
+)
+def test_what_cannot_be_summed_up_is_misuse(tmp_path, capsys, second, message) -> None:
+    first = campaign(tmp_path / "first", KERNELS)
+    assert main(["suite", "summary", first, second(tmp_path / "second")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_searched_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suite", "summary", campaign(tmp_path / "none", KERNELS[4:])]) == 2
+    assert "nothing to sum up: no kernel was searched" in capsys.readouterr().err
+
+
+def test_committed_figures_give_the_committed_summaries(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [REFERENCE, REFERENCE / "later", REFERENCE / "attention"]
+    for folder in parts:
+        assert main(["suite", "summary", str(folder)]) == 0
+        assert capsys.readouterr().out == (folder / "summary.md").read_text()
+    assert main(["suite", "summary", *map(str, parts)]) == 0
+    assert capsys.readouterr().out == (REFERENCE / "all.md").read_text()
