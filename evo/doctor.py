@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.device import Gpus
-from evo.errors import EvoError
+from evo.errors import EvoError, how_to_install
 from evo.llm.models import Model
 
 OK, MISSING, UNUSABLE = "ok", "missing", "not usable"
@@ -31,7 +31,7 @@ RUN_FOLDER = Path("runs")
 RUN_BYTES = 256 << 20
 RAY_S = 30.0  # to start Ray's client and reach a cluster
 
-_FIX_VERSIONS = ".venv/bin/pip install -e . in the folder of evo"
+_FIX_VERSIONS = how_to_install()
 _FIX_COUNTERS = (
     "let users read them (module option NVreg_RestrictProfilingToAdminUsers=0, then reboot), run as root, or give the "
     "container --cap-add SYS_ADMIN; without, profiles rest on times and compiled code"
@@ -165,7 +165,7 @@ def _optional(extra: str, name: str) -> Check:
             check = _package(name, requirement.specifier, needed=False)
             if check.state == OK:
                 return check
-            return Check(name, check.state, check.found, f'.venv/bin/pip install -e ".[{extra}]"')
+            return Check(name, check.state, check.found, how_to_install(extra))
     return Check(name, UNUSABLE, f"{PACKAGE} as it is installed here knows no extra {extra} with it", _FIX_VERSIONS)
 
 
@@ -258,7 +258,7 @@ def _ray(address: str | None) -> list[Check]:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return [Check("Ray", MISSING, "needed for several GPUs only", '.venv/bin/pip install -e ".[cluster]"')]
+        return [Check("Ray", MISSING, "needed for several GPUs only", how_to_install("cluster"))]
     installed = Check("Ray", OK, version)
     return [installed] if address is None else [installed, _cluster(address)]
 

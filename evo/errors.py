@@ -20,3 +20,8 @@ class StoreError(EvoError):
 
 class ConfigError(EvoError):
     """A setting out of range or an unknown name."""
+
+
+def how_to_install(extra: str = "") -> str:
+    """The command that adds a part of evo which is not always needed; without one, that installs it anew."""
+    return f'.venv/bin/pip install -e ".{f"[{extra}]" if extra else ""}" in the folder of evo'

@@ -84,7 +84,11 @@ def test_packages_of_extras_are_read_from_the_metadata(monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda package: requires)
     assert doctor._optional("gpu", "torch").state == OK
     missing = doctor._optional("gpu", "no-such-package-as-this")
-    assert (missing.state, missing.needed, missing.fix) == (MISSING, False, '.venv/bin/pip install -e ".[gpu]"')
+    assert (missing.state, missing.needed, missing.fix) == (
+        MISSING,
+        False,
+        '.venv/bin/pip install -e ".[gpu]" in the folder of evo',
+    )
     assert "knows no extra" in doctor._optional("gpu", "numpy").found
 
 

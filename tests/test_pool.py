@@ -135,7 +135,7 @@ def test_gpus_of_one_run_are_of_one_model():
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "fitness.cluster.pool")
-    with pytest.raises(ConfigError, match=r"\.venv/bin/pip install -e '\.\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\.\[cluster\]"'):
         importlib.import_module("fitness.cluster.pool")
 
 

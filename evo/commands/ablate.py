@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from evo.budget import in_words
 from evo.commands import models, parts
 from evo.commands.search import make_engine, notify
-from evo.errors import ConfigError
+from evo.errors import ConfigError, how_to_install
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
@@ -112,8 +112,7 @@ def _check_figures() -> None:
 
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            'expected matplotlib for the figures, found none; .venv/bin/pip install -e ".[analysis]" in the folder of '
-            "evo, or give --no-figures"
+            f"expected matplotlib for the figures, found none; {how_to_install('analysis')}, or give --no-figures"
         )
 
 

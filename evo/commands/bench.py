@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts, suite
 from evo.commands.checking import CHECKED, TASKS, Checking, adding, read, rows
-from evo.errors import ConfigError, EvoError, StoreError
+from evo.errors import ConfigError, EvoError, StoreError, how_to_install
 from evo.records import Trial
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:
-        return '; for kernels.parquet: .venv/bin/pip install -e ".[analysis]"'
+        return f"; for kernels.parquet: {how_to_install('analysis')}"
     from analysis.suite_kernels import FILE, write_kernels
 
     write_kernels(folder / FILE, kernels)

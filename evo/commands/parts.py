@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from evo.errors import ConfigError
+from evo.errors import ConfigError, how_to_install
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
@@ -204,9 +204,7 @@ def pyarrow_for(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
-        raise ConfigError(
-            f"expected pyarrow to be installed, for {what}; .venv/bin/pip install -e '.[analysis]'"
-        ) from error
+        raise ConfigError(f"expected pyarrow to be installed, for {what}; {how_to_install('analysis')}") from error
 
 
 def check_seed(seed: int) -> None:

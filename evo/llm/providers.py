@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from evo.errors import ConfigError, EvoError
+from evo.errors import ConfigError, EvoError, how_to_install
 from evo.llm.calls import Answer
 from evo.llm.limits import Bill
 from evo.llm.models import Model
@@ -70,7 +70,6 @@ def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
         from evo.llm.client import Client, find_key
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"model {model.name}: expected the package openai, which asks endpoints, but {error}; "
-            "install it in the folder of evo by `.venv/bin/pip install -e '.[llm]'`"
+            f"model {model.name}: expected the package openai, but {error}; {how_to_install('llm')}"
         ) from error
     return Client(model, find_key(model, environment))

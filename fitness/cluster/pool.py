@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
 
-from evo.errors import ConfigError, EvoError, TaskError
+from evo.errors import ConfigError, EvoError, TaskError, how_to_install
 from evo.records import Certificate
 from fitness.cluster.crew import Crew, Lost
 from fitness.cluster.parcel import Parcel, Terms
@@ -49,8 +49,7 @@ try:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise ConfigError(
-        "several GPUs and --ray-address need Ray, which is not installed; "
-        "`.venv/bin/pip install -e '.[cluster]'` in the folder of evo"
+        f"several GPUs and --ray-address need Ray, which is not installed; {how_to_install('cluster')}"
     ) from error
 
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work
