@@ -179,6 +179,45 @@ def test_denied_system_calls(tmp_path: Path, code: str, profile: str) -> None:
 
 
 @needs("seccomp")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_modes_owners_times_and_attributes_of_files_stay(tmp_path: Path, profile: str) -> None:
+    scratch, outside = tmp_path / "scratch", tmp_path / "outside"
+    scratch.mkdir()
+    outside.write_text("x")
+    os.utime(outside, (1, 1))
+    readable = "/usr/bin/env"  # may be opened, so there are calls on a descriptor too
+    code = f"""
+    import fcntl
+    path, file = {str(outside)!r}, os.open({readable!r}, os.O_RDONLY)
+    tries = {{
+        "chmod": lambda: os.chmod(path, 0o4777),
+        "fchmod": lambda: os.chmod(file, 0o4755),
+        "folder": lambda: os.chmod(os.path.dirname(path), 0o777),
+        "chown": lambda: os.chown(path, os.getuid(), os.getgid()),
+        "lchown": lambda: os.lchown(path, os.getuid(), os.getgid()),
+        "fchown": lambda: os.fchown(file, -1, -1),
+        "utime": lambda: os.utime(path, (0, 0)),
+        "futimens": lambda: os.utime(file),
+        "setxattr": lambda: os.setxattr(path, "user.x", b"y"),
+        "removexattr": lambda: os.removexattr(path, "user.x"),
+        "truncate": lambda: os.truncate(path, 0),
+        "flags": lambda: fcntl.ioctl(file, 0x40086602, b"\\0" * 8),
+        "fsxattr": lambda: fcntl.ioctl(file, 0x401C5820, b"\\0" * 28),
+    }}
+    answer = {{}}
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            answer[name] = "done"
+        except OSError as error:
+            answer[name] = type(error).__name__
+    """
+    found, mode = inside(code, scratch, profile), outside.stat().st_mode
+    assert {name for name, said in found.items() if said != "PermissionError"} == set()
+    assert outside.stat().st_mtime == 1 and outside.read_text() == "x" and mode == outside.stat().st_mode
+
+
+@needs("seccomp")
 def test_what_the_kernel_does_not_look_at_hides_no_request(tmp_path: Path) -> None:
     code = """
     import ctypes, errno
@@ -287,6 +326,19 @@ def test_strict_makes_no_process_and_no_thread(tmp_path: Path, code: str, error:
 def test_the_compiler_may_start_programs(tmp_path: Path) -> None:
     code = "import subprocess\nanswer = subprocess.run(['/bin/echo', 'hello'], capture_output=True, text=True).stdout"
     assert inside(code, tmp_path, "compiler") == "hello\n"
+
+
+def test_the_compiler_can_have_a_library_built(tmp_path: Path) -> None:
+    code = """
+    import ctypes, subprocess
+    (scratch / "one.c").write_text("int one(void) { return 1; }")
+    os.chdir(scratch)
+    os.environ["TMPDIR"] = str(scratch)
+    command = ["gcc", "-shared", "-fPIC", "one.c", "-o", "one.so"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    answer = done.stderr or ctypes.CDLL(str(scratch / "one.so")).one()
+    """
+    assert inside(code, tmp_path, "compiler") == 1
 
 
 @needs("seccomp")

@@ -29,8 +29,11 @@ def freeze(source: str, chosen: Mapping[str, Config]) -> str:
 
 
 def _named(config: Config) -> dict[str, str]:
-    """What the label says was set by the configuration, as texts."""
-    return dict(re.findall(r"(\w+)\s*[:=]\s*(\w*)", config.label))
+    """What the label says was set by the configuration, as texts.
+
+    What was matched is not given back to try again: a label is a candidate's, and may be made to take minutes.
+    """
+    return dict(re.findall(r"\b(\w++)\s*+[:=]\s*+(\w*+)", config.label))
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -70,6 +70,11 @@ _DENIED = (
     "mount_setattr", "bpf", "perf_event_open", "userfaultfd", "keyctl", "add_key", "request_key", "init_module",
     "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
     "settimeofday", "clock_settime", "adjtimex", "sethostname", "setdomainname", "syslog", "open_by_handle_at",
+    # what is said of a file besides its content: Landlock lets the owner change it anywhere
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat",
+    "utimensat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr",
+    "removexattrat", "file_setattr",
+    "truncate",  # by path, which Landlock knows since Linux 6.2
     # ways around the filter and around the memory limit
     "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "shmget", "shmat",
     "msgget", "mq_open",
@@ -79,11 +84,16 @@ _DENIED = (
 _NEEDED_BY_CUDA = {"memfd_create", "socket", "bind", "listen"}
 _DENIED_STRICT = ("fork", "vfork", "clone", "execve", "execveat")
 # Calls that an older libseccomp does not know by name.  Since 424 a number is the same on every architecture.
-_NUMBERS = {"clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447}
+_NUMBERS = {
+    "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447,
+    "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
+}  # fmt: skip
 
 # Requests by which a file sends signals to a process of one's choice (F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN,
 # SIOCSPGRP), which no filter of kill() sees.  The kernel looks at the lower half of the argument alone.
 _SIGNALS_BY_FILE = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
+# FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR: attributes of a file again, through one that is open for reading.
+_ATTRIBUTES_BY_FILE = {"ioctl": (0x40086602, 0x401C5820)}
 _LOW_HALF = 0xFFFFFFFF
 # Limits and scheduling of any process of the same user: the first arguments with which a call is about the caller.
 # (PRIO_PROCESS is 0, IOPRIO_WHO_PROCESS is 1.)
@@ -321,7 +331,7 @@ def _filter_syscalls(profile: str) -> None:
     for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         # abort() and faults raise signals in the process itself; nobody else is to get any
         add(deny, name, arg(0, pyseccomp.NE, os.getpid()))
-    for name, values in _SIGNALS_BY_FILE.items():
+    for name, values in (*_SIGNALS_BY_FILE.items(), *_ATTRIBUTES_BY_FILE.items()):
         for value in values:
             add(deny, name, arg(1, pyseccomp.MASKED_EQ, _LOW_HALF, value))
     for name, own in _OF_A_PROCESS.items():
