@@ -21,6 +21,9 @@ ITEMSIZE = {
 
 
 MOST_BYTES = 1 << 48  # of a buffer: what a process can address
+MOST_DIMENSIONS = 64  # of a window: as many as PyTorch takes
+NAME_CHARACTERS = 200  # of a kernel, an operator
+LABEL_CHARACTERS = 4000  # of a configuration
 
 
 class PlanError(ValueError):
@@ -135,9 +138,25 @@ class LaunchPlan:
                 raise PlanError(f"impossible buffer of {buffer.nbytes} bytes")
         for ref in self.refs():
             _check_ref(ref, self.buffers)
+        self._check_inputs()
         for step in self.steps:
-            if isinstance(step, Launch):
-                _check_launch(step)
+            _check_step(step)
+
+    def _check_inputs(self) -> None:
+        """A buffer is one argument's, with no byte besides, or the plan's own: what is neither would be refilled by
+        nobody, and could keep results for the next replay.
+        """
+        held = {ref.buffer: i for i, ref in enumerate(self.inputs) if isinstance(ref, TensorRef)}
+        for b, buffer in enumerate(self.buffers):
+            if buffer.input != held.get(b):
+                raise PlanError(f"buffer {b} says that it holds argument {buffer.input}, and holds {held.get(b)}")
+        for i, ref in enumerate(self.inputs):
+            if isinstance(ref, TensorRef) and (held[ref.buffer] != i or ref.last_byte() != self.nbytes(ref)):
+                raise PlanError(f"argument {i} shares its buffer of {self.nbytes(ref)} bytes, or is smaller than it")
+
+    def nbytes(self, ref: TensorRef) -> int:
+        """Of the whole buffer that `ref` is a window on."""
+        return self.buffers[ref.buffer].nbytes
 
     def refs(self) -> Iterator[TensorRef]:
         """Every tensor the plan mentions."""
@@ -184,18 +203,43 @@ def _check_ref(ref: TensorRef, buffers: tuple[Buffer, ...]) -> None:
         raise PlanError(f"unknown dtype {ref.dtype!r}; known: {', '.join(ITEMSIZE)}")
     if not 0 <= ref.buffer < len(buffers):
         raise PlanError(f"tensor on buffer {ref.buffer}, but the plan has {len(buffers)} buffers")
+    if len(ref.shape) > MOST_DIMENSIONS:
+        raise PlanError(f"window of {len(ref.shape)} dimensions, at most {MOST_DIMENSIONS} are possible")
     if len(ref.shape) != len(ref.strides) or ref.offset < 0 or any(n < 0 for n in (*ref.shape, *ref.strides)):
         raise PlanError(f"impossible window shape={ref.shape} strides={ref.strides} offset={ref.offset}")
     if ref.last_byte() > buffers[ref.buffer].nbytes:
         raise PlanError(f"window ends at byte {ref.last_byte()} of a buffer of {buffers[ref.buffer].nbytes} bytes")
 
 
+def _check_step(step: Step) -> None:
+    match step:
+        case Fill() if not isinstance(step.value, (int, float)):
+            raise PlanError(f"expected a number to fill with, got {type(step.value).__name__}")
+        case Op():
+            _check_name(step.name)
+            if not isinstance(step.outputs, tuple) or not all(isinstance(o, TensorRef) for o in step.outputs):
+                raise PlanError(f"expected tensors as outputs of {step.name}")
+        case Launch():
+            _check_launch(step)
+
+
+def _check_name(name: str) -> None:
+    if len(name) > NAME_CHARACTERS:
+        raise PlanError(f"a name of {len(name)} characters: {name[:40]}...; at most {NAME_CHARACTERS} are read")
+
+
 def _check_launch(launch: Launch) -> None:
+    _check_name(launch.kernel)
     if not launch.configs:
         raise PlanError(f"launch of {launch.kernel!r} without a configuration")
     for config in launch.configs:
         if len(config.grid) != 3 or any(not isinstance(g, int) or g < 0 for g in config.grid):
             raise PlanError(f"grid of {launch.kernel!r} must be three non-negative integers, got {config.grid}")
+        if len(config.label) > LABEL_CHARACTERS:
+            raise PlanError(
+                f"a configuration of {launch.kernel!r} whose text has {len(config.label)} characters, at most "
+                f"{LABEL_CHARACTERS} are read"
+            )
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -54,6 +54,33 @@ def test_own_buffers_are_poisoned_and_inputs_are_not() -> None:
     assert made.overwritten() == []
 
 
+def test_what_lies_between_the_rows_of_an_argument_is_poisoned_too() -> None:
+    rows = TensorRef(0, "float32", (3, 5), (8, 1))
+    plan = LaunchPlan((Buffer(rows.last_byte(), 0), Buffer(7, None)), (rows,), (ODD,), "tensor", ())
+    made, value = DeviceMemory(plan, CPU, 2), torch.arange(15.0).reshape(3, 5)
+    given = torch.empty_strided((3, 5), (8, 1))
+    made.write([given.copy_(value)])
+    between = made.windows(TensorRef(0, "uint8", (2, 12), (32, 1), 20))
+    between.fill_(42)  # as a kernel might, for its next launch
+    made.poison_owned()
+    assert between.eq(POISONS[0].floating).all()
+    assert made.windows(rows).eq(value).all()
+
+
+def test_rows_that_share_their_memory_leave_nothing_between_them() -> None:
+    shared = TensorRef(0, "float32", (4, 5), (0, 1))
+    plan = LaunchPlan((Buffer(20, 0), Buffer(7, None)), (shared,), (ODD,), "tensor", ())
+    made, value = DeviceMemory(plan, CPU, 2), torch.arange(5.0).expand(4, 5)
+    made.write([value])
+    made.poison_owned()
+    assert made.windows(shared).eq(value).all()
+
+
+def test_nobody_else_knows_how_far_apart_copies_lie() -> None:
+    apart = {made.address(ROWS, 1) - made.address(ROWS, 0) for made in (memory() for _ in range(8))}
+    assert len(apart) > 1 and min(apart) > 2 * EDGE
+
+
 @pytest.mark.parametrize("copy", [0, 2])
 @pytest.mark.parametrize(
     ("ref", "beyond", "label"),

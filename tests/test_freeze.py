@@ -71,3 +71,8 @@ def test_the_frozen_configuration_is_what_triton_then_uses():
 
 def test_without_autotune_there_is_nothing_to_freeze():
     assert freeze(SOURCE, {}) == ""
+
+
+def test_a_text_of_the_candidate_cannot_keep_it_busy():
+    config = Config((4, 1, 1), CHOSEN.args, CHOSEN.options, f"MODE: x {'a' * 200_000}, {CHOSEN.label}")
+    assert "configs=[triton.Config({'BLOCK': 256}, num_warps=8, num_stages=3)]" in freeze(SOURCE, {"scale": config})

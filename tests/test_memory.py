@@ -86,13 +86,6 @@ def test_a_plan_of_other_arguments_is_refused(tmp_path, tensors, part):
         layout.write_inputs(layout.create(tmp_path), tensors)
 
 
-def test_an_argument_on_a_foreign_buffer_is_refused(tmp_path):
-    plan = LaunchPlan((Buffer(4, input=None),), (TensorRef(0, "float32", (1,), (1,)),), (), "none", ())
-    layout = Layout(plan)
-    with pytest.raises(PlanError, match="does not belong"):
-        layout.write_inputs(layout.create(tmp_path), (torch.zeros(1),))
-
-
 def test_empty_windows(tmp_path):
     ref = TensorRef(0, "float32", (0, 4), (4, 1))
     layout = Layout(LaunchPlan((Buffer(0),), (), (ref,), "tensor", ()))

@@ -36,3 +36,36 @@ def test_one_that_holds_together():
 def test_one_that_does_not(text):
     with pytest.raises(PlanError):
         from_json(json.loads(text))
+
+
+X = {"t": [0, "float32", [2, 4], [6, 1], 0]}  # rows 6 apart: ends at byte 40
+OWN = {"t": [1, "float32", [4], [1], 0]}
+CONFIG = {"grid": [1, 1, 1], "args": {}, "options": {}, "label": ""}
+
+
+def test_arguments_have_buffers_of_their_own():
+    found = from_json(json.loads(plan(buffers=[[40, 0], [16, None]], inputs=[X], outputs=[OWN])))
+    assert found.buffers[0].input == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"buffers": [[40, 0], [16, 0]]}, "buffer 1 says that it holds argument 0, and holds None"),
+        ({"buffers": [[40, 0], [16, 99]]}, "holds argument 99"),
+        ({"buffers": [[40, 0], [16, -1]]}, "holds argument -1"),
+        ({"buffers": [[40, None], [16, None]]}, "buffer 0 says that it holds argument None, and holds 0"),
+        ({"buffers": [[64, 0], [16, None]]}, "argument 0 shares its buffer of 64 bytes, or is smaller"),
+        ({"inputs": [X, X], "buffers": [[40, 1], [16, None]]}, "argument 0 shares its buffer"),
+        ({"steps": [{"fill": OWN, "value": "x"}]}, "expected a number to fill with, got str"),
+        ({"steps": [{"op": "aten.exp.default", "args": [], "kwargs": {}, "outputs": 5, "line": 1}]}, "tensors as outp"),
+        ({"steps": [{"op": "x" * 10**6, "args": [], "kwargs": {}, "outputs": [], "line": 1}]}, "of 1000000 characters"),
+        ({"steps": [{"launch": "k" * 10**6, "configs": [CONFIG], "line": 1}]}, "of 1000000 characters"),
+        ({"steps": [{"launch": "k", "configs": [{**CONFIG, "label": "a" * 5000}], "line": 1}]}, "has 5000 characters"),
+        ({"outputs": [{"t": [1, "float32", [1] * 65, [1] * 65, 0]}]}, "window of 65 dimensions"),
+    ],
+)
+def test_what_a_recorder_that_was_taken_over_may_not_say(change, message):
+    text = plan(**{"buffers": [[40, 0], [16, None]], "inputs": [X], "outputs": [OWN], **change})
+    with pytest.raises(PlanError, match=message):
+        from_json(json.loads(text))

@@ -66,7 +66,7 @@ def make_plan(**change) -> LaunchPlan:
         for a, b in ((x, s), (s, o))
     ]
     steps = (Fill(s, c["fill"]), launches[0], launches[1], Copy(o, o))
-    inputs = (TensorRef(0, "float32", (8,), (1,)),)
+    inputs = (TensorRef(0, "float32", (16,), (1,)),)
     return LaunchPlan(buffers, inputs, (dataclasses.replace(o, shape=(8,)),), "tensor", steps)
 
 

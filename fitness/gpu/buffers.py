@@ -6,6 +6,7 @@ dimension: one by one, thirty-two copies of a small kernel would keep the host b
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
 EDGE = 1 << 20
+# Copies lie further apart by up to this many bytes, which only this process knows: all have the same inputs, and run one
+# after the other, so a kernel that knew where the one before it lies could take its results.
+JITTER = 1 << 20
 
 
 def fill_bytes(zone: torch.Tensor, value: int) -> None:
@@ -25,6 +29,17 @@ def fill_bytes(zone: torch.Tensor, value: int) -> None:
     zone[..., :whole].view(torch.int64).fill_(int.from_bytes(bytes([value] * 8), "little", signed=True))
     if whole < zone.shape[-1]:
         zone[..., whole:].fill_(value)
+
+
+def _left_free(ref: TensorRef, device: torch.device) -> torch.Tensor | None:
+    """Which bytes of a buffer a window on all of it does not hold (a mask), None where it holds each."""
+    size = ITEMSIZE[ref.dtype]
+    if ref.nbytes == ref.last_byte():
+        return None
+    free = torch.ones(ref.last_byte() // size, dtype=torch.bool, device=device)
+    window = free.as_strided(ref.shape, ref.strides, ref.offset)
+    assign(window, torch.zeros((), dtype=torch.bool, device=device).expand(ref.shape))
+    return free.repeat_interleave(size) if bool(free.any()) else None
 
 
 class DeviceMemory(Layout):
@@ -38,6 +53,7 @@ class DeviceMemory(Layout):
         super().__init__(plan)
         self.copies = copies
         pitch = -(-(EDGE + self.total + EDGE) // ALIGNMENT) * ALIGNMENT
+        pitch += secrets.randbelow(JITTER // ALIGNMENT) * ALIGNMENT
         self._whole = torch.empty((copies, pitch), dtype=torch.uint8, device=device)
         self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
         self._gaps = list(self._between(pitch))
@@ -46,6 +62,8 @@ class DeviceMemory(Layout):
         for zone, pattern in zip(self._guards(), self._pattern.split(self._sizes), strict=True):
             zone.copy_(pattern)
         self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
+        refs = (ref for ref in plan.inputs if isinstance(ref, TensorRef))
+        self._between_rows = {ref.buffer: rows for ref in refs if (rows := _left_free(ref, device)) is not None}
 
     def _between(self, pitch: int) -> Iterator[tuple[str, int, int]]:
         """(label, start, end) of what lies before and after each buffer, in bytes of a copy."""
@@ -93,11 +111,14 @@ class DeviceMemory(Layout):
             assign(self.windows(ref), tensor.expand(self.copies, *tensor.shape))
 
     def poison_owned(self, poison: Poison = POISONS[0]) -> None:
-        """Fills the plan's own buffers with what no right answer is."""
+        """Fills the plan's own buffers with what no right answer is, and what lies between the rows of arguments."""
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
+            value = poison.floating if b in self._floats else poison.other
             if buffer.input is None:
-                zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
-                fill_bytes(zone, poison.floating if b in self._floats else poison.other)
+                fill_bytes(zone, value)
+            elif b in self._between_rows:
+                zone.masked_fill_(self._between_rows[b], value)
 
     def look_at_guards(self) -> None:
         """Enqueues the comparison that `overwritten` tells of."""
