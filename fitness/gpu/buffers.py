@@ -18,8 +18,8 @@ from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
 EDGE = 1 << 20
-# Copies lie further apart by up to this many bytes, which only this process knows: all have the same inputs, and run one
-# after the other, so a kernel that knew where the one before it lies could take its results.
+# Copies lie further apart by up to this many bytes, which only this process knows: all have the same inputs, and run
+# one after the other, so a kernel that knew where the one before it lies could take its results.
 JITTER = 1 << 20
 
 

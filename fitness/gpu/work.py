@@ -18,6 +18,7 @@ from fitness.compilation.kernels import Closure, closures
 from fitness.compilation.known import KnownBuilds, build_key, cubin_of
 from fitness.compilation.screen import out_of_resources
 from fitness.compilation.target import Target, get_target
+from fitness.compilation.told import checked
 from fitness.gpu.runner import Work
 from fitness.plan import Launch, LaunchPlan, from_json, to_json
 from fitness.sandbox.jobs import Limits
@@ -155,7 +156,7 @@ def build(
         within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
         value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
         with _sound():
-            return [(i, _from(folder, b)) for i, b in zip(wanted, value["builds"], strict=True)]
+            return [(i, _from(folder, b, launches[i], target)) for i, b in zip(wanted, value["builds"], strict=True)]
 
     if unknown:
         a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
@@ -184,12 +185,10 @@ def _sound() -> Iterator[None]:
         raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
 
 
-def _from(folder: Path, build: Mapping[str, Any]) -> dict[str, Any]:
-    """A build of a job in that folder, as seen from the one above.  Raises TypeError, KeyError where it is none."""
-    if "problem" in build:
-        return dict(build)
-    as_record(build)
-    return {**build, "cubin": f"{folder.name}/{Path(build['cubin']).name}"}
+def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `told.checked`."""
+    build = checked(told, launch["kernel"], get_target(target))
+    return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
 
 
 def as_record(build: Mapping[str, Any]) -> Build:
