@@ -1,8 +1,8 @@
 """The ATen operators of a plan: work that its host code leaves to PyTorch.
 
 They are executed elsewhere than the candidate's Python, by processes that trust nothing of a plan.  So they are such as
-make tensors of tensors, and nothing else: others of ATen's read and write files, move a tensor to other memory, or draw
-random numbers.
+make tensors of tensors, and nothing else: others of ATen's read and write files, move a tensor to other memory, reach
+beyond the window that they are given, or draw random numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _TYPES = words("Optional List Tensor number int float bool str Device")
 _FACTORIES = words("arange eye full linspace logspace scalar_tensor tril_indices triu_indices")
 # What changes a tensor's storage under its feet.
 MOVING = words("resize resize_ resize_as resize_as_ set set_ set_data _resize_output _resize_output_")
+# What takes a tensor for more than its window: all of its storage, which is the memory of the whole plan and of others.
+# Views are windows in a plan, so no host code needs them here.
+_REACHING = re.compile("as_strided|sparse|nested|reinterpret|resize|_set_storage")
 _PLACEMENT = ("device", "layout", "pin_memory")
 
 
@@ -46,6 +49,7 @@ def _harmless(name: str, function: OpOverload) -> bool:
         and all(kind in ("Tensor", "List[Tensor]") for kind in made)
         and ("Tensor" in taken or name in _FACTORIES)
         and name not in MOVING
+        and not _REACHING.search(name)
         and torch.Tag.nondeterministic_seeded not in function.tags
     )
 
@@ -63,23 +67,51 @@ def execute(op: Op, window: Callable[[TensorRef], torch.Tensor], device: torch.d
         raise JobError(Verdict.UNSUPPORTED, message, op.line)
     args = [_argument(a, window) for a in op.args]
     kwargs: dict[str, Any] = {k: _argument(v, window) for k, v in op.kwargs.items() if k not in _PLACEMENT}
+    # An operator makes what it is to write to larger where that is too small, with all memory that it is part of.
+    own = {k: torch.empty_like(kwargs[k]) for k in _outs(function) if isinstance(kwargs.get(k), torch.Tensor)}
     if any(parameter.name == "device" for parameter in function._schema.arguments):
         kwargs["device"] = device  # arange and the like make their result there, not in host memory
     try:
-        result = function(*args, **kwargs)
+        result = function(*args, **{**kwargs, **own})
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         message = str(error).strip() or type(error).__name__
         raise JobError(Verdict.RUNTIME_ERROR, f"{op.name}: {message}", op.line) from error
+    for name, made in own.items():
+        if made.shape != kwargs[name].shape:
+            message = f"{op.name} made {list(made.shape)} of {name}, which is {list(kwargs[name].shape)}"
+            raise JobError(Verdict.RUNTIME_ERROR, message, op.line)
+        kwargs[name].copy_(made)
+    there = {made.data_ptr(): kwargs[name].data_ptr() for name, made in own.items()}
     tensors = [result] if isinstance(result, torch.Tensor) else [t for t in result or () if t is not None]
     if len(tensors) != len(op.outputs):
         message = f"{op.name} gave {len(tensors)} tensors, the plan expects {len(op.outputs)}"
         raise JobError(Verdict.RUNTIME_ERROR, message, op.line)
     for ref, tensor in zip(op.outputs, tensors, strict=True):
         target = window(ref)
-        if target.data_ptr() != tensor.data_ptr():
+        if target.data_ptr() not in (tensor.data_ptr(), there.get(tensor.data_ptr())):
             target.copy_(tensor)
+
+
+def written(op: Op) -> list[TensorRef]:
+    """The windows that the operator writes to: its results, and arguments that its schema says it changes."""
+    function = tensor_function(op.name)
+    found = [ref for ref in op.outputs if isinstance(ref, TensorRef)]
+    for number, parameter in enumerate(function._schema.arguments if function else ()):
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            value = op.args[number] if number < len(op.args) else op.kwargs.get(parameter.name)
+            found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, TensorRef)]
+    return found
+
+
+def _outs(function: OpOverload) -> list[str]:
+    """Parameters of the form `out=`: tensors that it writes to and need not be read."""
+    return [
+        parameter.name
+        for parameter in function._schema.arguments
+        if parameter.kwarg_only and parameter.alias_info is not None and parameter.alias_info.is_write
+    ]
 
 
 def _argument(value: Any, window: Callable[[TensorRef], torch.Tensor]) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evo.records import Verdict
-from fitness.aten import execute, tensor_function
+from fitness.aten import execute, tensor_function, written
 from fitness.plan import Op, TensorRef
 from fitness.sandbox.jobs import JobError
 
@@ -29,6 +29,8 @@ def test_operators_on_tensors(name: str) -> None:
     ["aten.from_file.default", "aten.save.default", "aten.warn.default", "aten.manual_seed.default",
      "aten.randn.default", "aten.bernoulli.default", "aten.normal_.default", "aten.native_dropout.default",
      "aten.resize_.default", "aten.set_.source_Tensor", "aten.set_.source_Storage", "aten.record_stream.default",
+     "aten.as_strided.default", "aten.as_strided_scatter.default", "aten._sparse_coo_tensor_unsafe.default",
+     "aten._nested_view_from_buffer.default", "aten.resize_as_sparse_.default",
      "aten.mm", "aten.mm.default.default", "aten.no_such.default", "aten.__class__.__init__", "os.system.default"],
 )  # fmt: skip
 def test_what_does_more_or_nothing_is_none(name: str) -> None:
@@ -60,6 +62,34 @@ def test_results_go_to_the_windows_that_the_plan_names() -> None:
     assert (memory[1] == 7).all()
     execute(Op("aten._foreach_add_.Scalar", ((X, OUT), 1.0), {}, (), 1), window, CPU)
     assert (memory[1] == 8).all() and memory[0][1, 2] == -4
+
+
+def test_an_out_argument_stays_where_and_as_large_as_it_is() -> None:
+    whole = torch.arange(12.0)
+    memory = [whole[:6].view(2, 3), whole[6:].view(2, 3)]
+
+    def window(ref: TensorRef) -> torch.Tensor:
+        return memory[ref.buffer]
+
+    execute(Op("aten.exp.out", (X,), {"out": OUT}, (OUT,), 1), window, CPU)
+    assert torch.equal(memory[1], memory[0].exp())
+    place, size = whole.data_ptr(), whole.untyped_storage().nbytes()
+    with pytest.raises(JobError, match=r"made \[200, 3\] of out, which is \[2, 3\]"):
+        execute(Op("aten.repeat.out", (X, (100, 1)), {"out": OUT}, (OUT,), 1), window, CPU)
+    assert (whole.data_ptr(), whole.untyped_storage().nbytes()) == (place, size)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (Op("aten.exp.default", (X,), {}, (OUT,)), [OUT]),
+        (Op("aten.exp.out", (X,), {"out": OUT}, ()), [OUT]),
+        (Op("aten.neg_.default", (X,), {}, ()), [X]),
+        (Op("aten._foreach_add_.Scalar", ((X, OUT), 1.0), {}, ()), [X, OUT]),
+    ],
+)
+def test_what_an_operator_writes_to(op: Op, expected: list[TensorRef]) -> None:
+    assert written(op) == expected
 
 
 @pytest.mark.parametrize(

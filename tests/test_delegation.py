@@ -69,6 +69,13 @@ def test_operators_copies_and_fills():
     assert memory.of(1) == [NEITHER] * 4
 
 
+def test_what_an_operator_writes_to_by_an_argument_is_its_own_too():
+    memory = Memory()
+    memory.authors.follow(LAUNCH, lambda: memory.view(ref(2)).fill_(1.0))
+    memory.authors.follow(Op("aten.exp.out", (ref(0),), {"out": ref(2)}, (ref(1),), 7), lambda: None)
+    assert memory.of(2) == memory.of(1) == [OPERATOR] * 4
+
+
 def test_a_conversion_takes_the_author_along():
     memory = Memory()
     memory.authors.follow(LAUNCH, lambda: memory.view(ref(1))[:2].fill_(1.5))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from evo.records import Verdict
+from fitness.aten import written
 from fitness.memory import Layout
 from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
 from fitness.stages import Stop
@@ -52,7 +53,7 @@ class Authors:
                 self._bytes(step.dst).fill_(NEITHER)
             case Op():
                 execute()
-                for ref in step.outputs:
+                for ref in written(step):
                     self._bytes(ref).fill_(OPERATOR)
 
     def of(self, ref: TensorRef) -> torch.Tensor:
