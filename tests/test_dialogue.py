@@ -58,6 +58,13 @@ def test_what_was_not_billed_stays_charged_until_nothing_fits(tmp_path: Path) ->
     assert not (tmp_path / "answers.jsonl").exists()
 
 
+def test_what_is_read_of_an_answer_can_be_written_to_a_file(tmp_path: Path) -> None:
+    with Endpoint(in_turn(Reply(text="half \ud800"))) as endpoint:
+        model = Model("m", endpoint.url, max_tokens=100)
+        with Dialogue(model, {}, Limits(), tmp_path / "answers.jsonl") as dialogue:
+            assert dialogue.ask(prompt("a")).text == "half \\ud800"  # type: ignore[union-attr]
+
+
 def test_no_answer_in_any_attempt_is_an_error(tmp_path: Path) -> None:
     with Endpoint(in_turn(error(500, "oops"))) as endpoint:
         model = Model("m", endpoint.url, attempts=2)

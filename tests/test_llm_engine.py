@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, answer_to, llm_of, search_with
-from analysis.benchmarks.instant import InstantEvaluator
+from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
 from evo.llm import lane as lane_module
 from evo.llm.limits import Limits
 from evo.llm.models import Model, read_models
@@ -29,6 +29,8 @@ from evo.llm.providers import LlmError
 from evo.records import Candidate, Evaluation, Trial, Verdict
 from evo.repairs import REPAIRS
 from evo.store import RunReader
+from operators.base import Draft, Parent
+from operators.llm.base import Unreadable
 from tests.engine_support import create, facts, resume
 from tests.llm_endpoint import error, in_turn
 from tests.llm_run import OPERATORS
@@ -312,6 +314,35 @@ def test_answers_in_a_file_are_as_good_as_a_store(tmp_path: Path) -> None:
         lines = [json.dumps(row) for row in found.answers()]
     (tmp_path / "calls.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run(tmp_path / "b", *read_models([f"replay:{tmp_path / 'calls.jsonl'}"], None), operators=OPERATORS, budget=30)
+    assert decisions(tmp_path / "b") == decisions(tmp_path / "a")
+
+
+class Whole(Ask):
+    """Takes the whole answer for a source, as the answers of models are."""
+
+    def read(self, answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:
+        return Draft(answer, answer.splitlines()[-1], {"hint:none": 1}, {"code": (0, len(answer))})
+
+
+def test_a_run_goes_on_where_an_answer_is_not_utf_8_and_its_replay_finds_the_same(tmp_path: Path) -> None:
+    def script(body: dict[str, Any], number: int) -> Reply:
+        if number == 1:
+            return error(503, "busy \ud800")
+        text = f"{SEED_SOURCE}half = '{number} \ud800'\n"
+        return Reply(text=text, finish="stopped \ud800", message={"reasoning": "why \ud800"})
+
+    def asked(folder: Path, *models: Model) -> Any:
+        with create(folder, operators=("change@m",), models=models, budget=4) as store:
+            return search_with(store, llm_of(store, Whole()))
+
+    with Endpoint(script) as endpoint:
+        assert asked(tmp_path / "a", model(endpoint.url)).spent == 4
+    made = trials(tmp_path / "a")[1:]
+    rows = calls(tmp_path / "a")
+    assert [t.proposal.candidate.source for t in made] == [row["answer"] for row in rows]
+    assert made[0].proposal.candidate.source.endswith("half = '0 \\ud800'\n")
+    assert (rows[0]["finish"], rows[0]["reasoning"]) == ("stopped \\ud800", "why \\ud800")
+    asked(tmp_path / "b", *read_models([f"replay:{tmp_path / 'a'}"], None))
     assert decisions(tmp_path / "b") == decisions(tmp_path / "a")
 
 

@@ -212,6 +212,14 @@ def test_a_truncated_answer_is_an_answer(tmp_path: Path) -> None:
         assert len(endpoint.requests) == 1
 
 
+@pytest.mark.parametrize("content", [7, ["text"], {"text": "hello"}])
+def test_an_answer_that_is_no_text_is_asked_for_again(tmp_path: Path, content: Any) -> None:
+    replies = in_turn(Reply(message={"content": content}), Reply())
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint) as asked:
+        assert asked.ask().answer is not None
+        assert len(endpoint.requests) == 2
+
+
 def test_after_all_attempts_the_error_is_told(tmp_path: Path) -> None:
     with Endpoint(in_turn(error(500, "oops"))) as endpoint, asking(tmp_path, endpoint) as asked:
         call = asked.ask()

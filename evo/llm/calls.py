@@ -121,11 +121,8 @@ class CallLog:
             self._db.execute(
                 "UPDATE llm_calls SET answer = ?, reasoning = ?, finish = ?, seconds = ?, answered_at = ? "
                 "WHERE call = ?",
-                (
-                    plain_text(answer.text), plain_text(answer.reasoning) or None, answer.finish, seconds, time.time(),
-                    number,
-                ),
-            )  # fmt: skip
+                (answer.text, answer.reasoning or None, answer.finish, seconds, time.time(), number),
+            )
 
     def failed(self, number: int, error: str) -> None:
         row = (plain_text(error), time.time(), number)

@@ -20,6 +20,7 @@ from evo.llm.calls import Answer
 from evo.llm.limits import Bill
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Request
+from evo.plain import plain
 from evo.store import plain_text
 
 # Another attempt may succeed.  The codes after 500 are those of proxies: overloaded (529), closed (520 to 524).
@@ -97,12 +98,15 @@ class Client:
         if not isinstance(found, ChatCompletion) or not found.choices or found.choices[0].message is None:
             raise Failed(self._clean(f"expected a chat completion, got {found!r}"), _bill(self._model, found))
         choice = found.choices[0]
-        text, reasoning = split_reasoning(choice.message.content or "")
+        content = choice.message.content or ""
+        if not isinstance(content, str):  # nothing was checked on the way
+            raise Failed(self._clean(f"expected text as the answer, got {content!r}"), _bill(self._model, found))
+        text, reasoning = split_reasoning(content)
         extra = choice.message.model_extra or {}
         told = extra.get("reasoning_content") or extra.get("reasoning") or ""
         return Answer(
             text=text,
-            finish=choice.finish_reason or "unknown",
+            finish=str(choice.finish_reason or "unknown"),
             reasoning=reasoning or (told if isinstance(told, str) else ""),
             bill=_bill(self._model, found),
         )
@@ -125,10 +129,10 @@ class Client:
         return LlmError(f"model {self._model.name} at {self._model.endpoint} refuses: {message}{hint}")
 
     def _clean(self, message: str) -> str:
-        """`message` in one short line, without the key, even where the endpoint repeats it."""
+        """`message` in one short and plain line, without the key, even where the endpoint repeats it."""
         if self._key:
             message = message.replace(self._key, "[key]")
-        return " ".join(message.split())[:_MESSAGE_CHARACTERS]
+        return plain(" ".join(message.split())[:_MESSAGE_CHARACTERS])
 
     async def close(self) -> None:
         await self._client.close()

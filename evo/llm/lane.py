@@ -20,6 +20,7 @@ from evo.llm.calls import Answer, Call, CallLog, Question
 from evo.llm.limits import Bill, Limits, most
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Provider, Request, open_provider
+from evo.store import plain_text
 
 # Waits between two attempts, where the endpoint names none: 1, 2, 4 ... s, half of it by chance, so that those refused
 # together do not come back together.
@@ -219,13 +220,21 @@ class Lane:
 
 
 async def ask_once(provider: Provider, request: Request, model: Model) -> Answer:
-    """One attempt.  Raises Failed also where a paid one takes longer than the model's time-out."""
+    """One attempt.  Raises Failed also where a paid one takes longer than the model's time-out.
+
+    Here answers come in, and from here on they are what UTF-8 can hold: what is read is what is stored, and replayed.
+    """
     if not provider.paid:
-        return await provider.ask(request)
+        return _storable(await provider.ask(request))
     try:
-        return await asyncio.wait_for(provider.ask(request), model.timeout_s)
+        return _storable(await asyncio.wait_for(provider.ask(request), model.timeout_s))
     except TimeoutError:  # the endpoint sent something now and then, but never all of it
         raise Failed(f"no whole answer within {model.timeout_s:g} s") from None
+
+
+def _storable(answer: Answer) -> Answer:
+    text, finish, reasoning = map(plain_text, (answer.text, answer.finish, answer.reasoning))
+    return dataclasses.replace(answer, text=text, finish=finish, reasoning=reasoning)
 
 
 def backoff_s(attempt: int, chance: random.Random) -> float:
