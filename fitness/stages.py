@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError
-from evo.plain import plain
+from evo.plain import short
 from evo.records import Finding, Verdict
 from fitness.sandbox.jobs import JobResult
 
@@ -28,11 +28,12 @@ class Stop(Exception):
     ) -> None:
         """`seconds`: as of `fitness.pipeline.Judged`, where a judge gives the verdict.
 
-        Messages may quote a candidate, its names or its errors: they are made plain here, for whoever reads them.
+        Messages may quote a candidate, its names or its errors: they are made plain and short here, for whoever reads
+        them.
         """
-        self.stage, self.verdict, self.message = stage, verdict, plain(message)
+        self.stage, self.verdict, self.message = stage, verdict, short(message)
         super().__init__(self.message)
-        self.findings = tuple(replace(f, message=plain(f.message)) for f in findings)
+        self.findings = tuple(replace(f, message=short(f.message)) for f in findings)
         self.seconds = seconds or {}
 
     def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evo.plain import plain
+from evo.plain import MOST, plain, short
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,12 @@ def test_what_would_not_be_seen_is_written_out(text, shown):
     assert plain(text) == shown
     assert plain(shown) == shown
     shown.encode()
+
+
+def test_of_a_long_text_the_beginning_stays():
+    assert short("a" * MOST) == "a" * MOST
+    for text in ("a" * (MOST + 1), "ab" * 10_000_000, "\x1b" * MOST):
+        shown = short(text)
+        assert len(shown) <= MOST and shown[:100] == plain(text[:100])[:100]
+        assert short(shown) == shown
+    assert short("a" * 5000) == "a" * (MOST - 50) + " ... (1050 characters left out)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+from evo.plain import MOST
 from evo.records import Finding, Verdict
 from fitness.stages import Stop
 
@@ -14,3 +15,10 @@ def test_what_a_stop_quotes_is_plain_and_travels():
     again = pickle.loads(pickle.dumps(stop))
     assert (again.stage, again.verdict, again.message) == (stop.stage, stop.verdict, stop.message)
     assert (again.findings, again.seconds) == (stop.findings, stop.seconds)
+
+
+def test_what_a_stop_quotes_is_short():
+    stop = Stop("record", Verdict.REJECTED, f"work delegated to {'A' * 20_000_000}", (Finding("rule", 3, "B" * 5000),))
+    assert stop.message.startswith("work delegated to AAA") and len(stop.message) <= MOST
+    assert stop.message.endswith("characters left out)") and len(stop.findings[0].message) <= MOST
+    assert pickle.loads(pickle.dumps(stop)).message == stop.message
