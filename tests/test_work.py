@@ -429,6 +429,37 @@ def test_builds_that_are_none_are_the_candidates_fault(zygote, tmp_path, builds)
         build(task.seed_source, recorded.plans, recorded.constants, zygote=Forging(builds), **options)
 
 
+FORGED = {"cubin": "x", "kernel": "k", "registers": 1, "spill_bytes": 0, "shared_bytes": 0, "num_warps": 4}
+FORGED |= {"occupancy": 1.0, "sass_hash": "ab"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"problem": 5},
+        {"problem": ["too large"]},
+        {"problem": "too large", "line": "x"},
+        {"problem": "too large", "line": float("inf")},
+        {"problem": "too large", "line": 10**30},
+        {"num_warps": "x"},
+        {"shared_bytes": None},
+    ],
+)
+def test_what_is_left_out_of_forged_builds_is_the_candidates_fault(zygote, tmp_path, monkeypatch, change):
+    task = load_task("softmax")
+    calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
+    options = {"target": "sm_90", "scratch": tmp_path, "limits": Limits()}
+    recorded = record(task.seed_source, task, calls, zygote=zygote, **options)
+    count = sum(len(launch.configs) for plan in recorded.plans.values() for launch in plan.launches)
+    monkeypatch.setattr(steps, "_from", lambda folder, build: dict(build))  # what it lets through
+    monkeypatch.setattr(KnownBuilds, "add", lambda *_: None)
+    monkeypatch.setattr(steps, "COMPILE_JOBS", 1)  # which is asked for all of them
+    forging = Forging([{**FORGED, **change}] * count)
+    with pytest.raises(Stop, match="do not hold together") as stop:
+        build(task.seed_source, recorded.plans, recorded.constants, zygote=forging, **options)
+    assert (stop.value.stage, stop.value.verdict) == ("compile", Verdict.RUNTIME_ERROR)
+
+
 def test_no_more_builds_are_kept_than_allowed(tmp_path):
     known = KnownBuilds(most=2)
     for key in "abc":

@@ -17,6 +17,25 @@ class JobError(Exception):
         self.verdict, self.message, self.line = verdict, message, line
 
 
+MOST_LINES = 1 << 31  # of a source: a line beyond is no line
+
+
+def told(raw: Any) -> JobError:
+    """A failure as a process with untrusted code in it tells of it: {"verdict", "message", "line"}, from JSON.
+
+    Raises ValueError where that makes no sense, or the verdict is not the candidate's to give.
+    """
+    try:
+        verdict, message, line = Verdict(raw["verdict"]), raw["message"], raw["line"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected an error with verdict, message and line, got {error!r}") from error
+    if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
+        raise ValueError(f"a candidate's process cannot claim the verdict {verdict}")
+    if not isinstance(message, str) or type(line) is not int or not 0 <= line < MOST_LINES:
+        raise ValueError("an error with a message that is no text, or a line that is none")
+    return JobError(verdict, message, line)
+
+
 PATIENCE = 4  # times `wall_s` at most
 
 

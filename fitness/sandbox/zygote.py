@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import EvoError
-from evo.plain import plain
+from evo.plain import plain, short
 from evo.records import Verdict
 from fitness.sandbox.forkserver import RESULT_BYTES, read_frame, send_frame
-from fitness.sandbox.jobs import JobResult, Limits
+from fitness.sandbox.jobs import JobResult, Limits, told
 from fitness.sandbox.layers import clean_environment
 
 JOBS = ("record", "compile", "interpret", "trace")
@@ -295,12 +295,9 @@ def _result(raw: Any, seconds: float, layers: tuple[str, ...], ended: Any) -> Jo
     """What a child wrote; raises one of the errors `classify` expects where it makes no sense."""
     if set(raw) == {"value"} and isinstance(raw["value"], dict):
         return JobResult("ok", raw["value"], seconds=seconds, layers=layers)
-    error = raw["error"]
-    verdict, message, line = Verdict(error["verdict"]), str(error["message"]), int(error["line"])
-    if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
-        raise ValueError(f"a child cannot claim the verdict {verdict}")
-    status = "memory" if verdict is Verdict.OUT_OF_MEMORY else "error"
-    return ended(status, verdict, plain(message[:4000]), line)  # type: ignore[no-any-return]
+    error = told(raw["error"])
+    status = "memory" if error.verdict is Verdict.OUT_OF_MEMORY else "error"
+    return ended(status, error.verdict, short(error.message), error.line)  # type: ignore[no-any-return]
 
 
 def _infrastructure(message: str) -> JobResult:
