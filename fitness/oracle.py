@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -273,10 +273,20 @@ def _defined(exact: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torc
     return torch.where(skipped, 0.0, exact), torch.where(skipped, 0.0, got.double()).to(got.dtype)
 
 
+class Formed(Protocol):
+    """A tensor, or what is told of one that is not read yet."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
 def wrong_form(
     expected: Expected,
     structure: str,
-    outputs: Sequence[torch.Tensor],
+    outputs: Sequence[Formed],
     strides: Sequence[tuple[int, ...]] | None,
 ) -> str | None:
     """What `compare` finds before it looks at values."""

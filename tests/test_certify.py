@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from evo.plain import MOST
 from evo.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
 from fitness import oracle
 from fitness.certification import certify, judge
@@ -212,6 +213,19 @@ def test_a_process_cannot_acquit_itself(task, tmp_path, verdict):
     assert judge.judge(task, task.cases[0], 7, answer, tmp_path, "cpu").verdict is Verdict.RUNTIME_ERROR
 
 
+def test_of_outputs_of_another_form_nothing_is_read(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "take", lambda *_: pytest.fail("was read"))
+    case = task.cases[0].on_cpu()
+    shape = [case.axes["M"], case.axes["N"]]
+    right = {"file": "x", "dtype": "float32", "shape": shape, "strides": [shape[1], 1]}
+    for outputs in ([right] * 1000, [{**right, "shape": [1 << 40, 1 << 40]}], [{**right, "shape": [0, 1 << 40]}]):
+        answer = {"structure": "tensor", "outputs": outputs, "modified": []}
+        match = judge.judge(task, case, 7, answer, tmp_path, "cpu")
+        assert match.verdict is Verdict.WRONG
+    match = judge.judge(task, case, 7, {**answer, "structure": "dict:" + "k" * 10_000_000}, tmp_path, "cpu")
+    assert match.verdict is Verdict.WRONG and len(match.message) <= MOST
+
+
 # --- the certifier, with a runner that works on the CPU --------------------------------------------------------------
 
 
@@ -263,6 +277,58 @@ def test_a_candidate_that_is_wrong_or_dies_fails(certifier):
     dead = mine.quick("import os\n" + HOST.format(body="os._exit(0)"), None, seed="s")
     assert dead.verdict is Verdict.RUNTIME_ERROR
     assert dead.checks == (Evidence("eager", "failed", dead.message),)
+
+
+TAKEN_OVER = """
+import sys
+job = sys.modules["fitness.certification.eager"]
+called = job._called
+def forged(*arguments):
+    answer = called(*arguments)
+    CHANGE
+    return answer
+job._called = forged
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("answer = 3", "its answer is 3"),
+        ("answer = {}", "'structure' is missing"),
+        ("answer['structure'] = []", "the structure of its results is []"),
+        ("answer['outputs'] = 'none'", "its outputs are 'none'"),
+        ("answer['outputs'] = [{'value': 1, 'strides': []}]", "output 0 is no tensor: {'strides': [], 'value': 1}"),
+        ("answer['outputs'] = [7]", "output 0 is no tensor: 7"),
+        ("answer['outputs'][0]['file'] = 3", "output 0 is of dtype 'float32' in the file 3"),
+        ("answer['outputs'][0]['dtype'] = ['float32']", "output 0 is of dtype ['float32']"),
+        ("answer['outputs'][0]['shape'] = [0, 1 << 70]", "shape and strides of output 0 are [0, 118059162"),
+        ("answer['outputs'][0]['strides'] = [float('inf'), 1]", "shape and strides of output 0 are [inf, 1]"),
+        ("answer['outputs'][0]['strides'] = [1]", "output 0 has 2 dimensions and 1 strides"),
+        ("answer['modified'] = 3", "the modified arguments are 3"),
+        ("answer['modified'] = [{}]", "the modified arguments are [{}]"),
+        ("del answer['samples_us']", "'samples_us' is missing"),
+        ("answer['samples_us'] = None", "its times are None"),
+        ("answer['samples_us'] = [float('inf')]", "its times are [inf]"),
+        ("answer['samples_us'] = [1e308, 1e308]", "its times are [1e+308, 1e+308]"),
+        ("answer = {'error': 'no'}", "a failure that makes no sense"),
+        ("answer = {'error': {'verdict': 'infrastructure', 'message': '', 'line': 0}}", "cannot claim the verdict"),
+        ("answer = {'error': {'verdict': 'wrong', 'message': '', 'line': float('inf')}}", "a line that is none"),
+        ("answer = {'error': {'verdict': 'wrong', 'message': [], 'line': 0}}", "a message that is no text"),
+        ("answer = []\n    for _ in range(500): answer = [answer]", "its answer is [[[[[[[...]]]]]]]"),
+    ],
+)
+def test_a_malformed_answer_is_the_candidates_fault(certifier, change, message):
+    forged = TAKEN_OVER.replace("CHANGE", change) + RIGHT
+    certificate = certifier().quick(forged, None, seed="s")
+    assert certificate.verdict is Verdict.RUNTIME_ERROR, certificate
+    assert message in certificate.message and certificate.message.startswith("small: the eager process gave a malf")
+    assert {check.outcome for check in certificate.checks} == {"failed"}
+
+
+def test_what_is_said_of_a_failure_is_short(certifier):
+    message = certifier().quick(HOST.format(body="raise ValueError('no' * 100_000)"), None, seed="s").message
+    assert message.startswith("small: line 4: ValueError: nono") and len(message) < MOST + 100
 
 
 def test_where_the_seed_cannot_be_run_nothing_is_held_against_a_candidate(certifier):

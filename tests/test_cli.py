@@ -437,6 +437,28 @@ def test_where_the_gpu_is_lost_at_the_end_the_best_is_written_all_the_same(
     assert evidence["certificate"]["message"] == "expected a runner on GPU 0, but it did not start"
 
 
+def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def certify(self: CliEvaluator, source: str, *, seed: int) -> Certificate:
+        asked.append(source)
+        if len(asked) == 1:
+            raise KeyError("samples_us")
+        return certified(Verdict.OK, "")(self, source, seed=seed)
+
+    monkeypatch.setattr(CliEvaluator, "certify", certify)
+    assert run("run", "--budget", "20", "--workers", "1", "--run-dir", "out") == 0
+    assert "infrastructure: certifying it ended in KeyError: 'samples_us'; trying the next" in capsys.readouterr().out
+    with RunReader(tmp_path / "out") as stored:
+        first, second = [trial.index for trial in stored.ranked()][:2]
+    evidence = json.loads((tmp_path / "out/best/evidence.json").read_text())
+    assert (evidence["trial"], evidence["certified"]) == (second, True)
+    assert [r["trial"] for r in evidence["refused"]] == [first]
+    assert (tmp_path / "out/best/kernel.py").read_text() == asked[1]
+
+
 # --- misuse ----------------------------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,14 @@ serve.digests = lambda tensors: ["0" * 32 for _ in tensors]
 def shifted(x):
     return x * 2 + x.sum(1, keepdim=True)
 """
+GIVES = """
+import fitness.eager.serve as serve
+serve._Rounds.give = lambda self, name: {"calls": [CALL for _ in self._results]}
+def shifted(x):
+    return x * 2 + x.sum(1, keepdim=True)
+"""
+VALUE = GIVES.replace("CALL", '{"structure": "tensor", "outputs": [{"value": 1, "strides": []}], "modified": []}')
+FAILS = GIVES.replace("CALL", '{"error": {"verdict": "wrong", "message": "", "line": float("inf")}}')
 MOODY = """
 import random
 def shifted(x):
@@ -185,6 +193,8 @@ def shifted(x):
         ("import torch" + STOPS, Verdict.WRONG, "output is wrong"),
         ("import torch" + POINTER, Verdict.WRONG, ""),  # of an input that lay there before, or that lies there now
         ("import torch" + FORGES, Verdict.WRONG, "are not those it had when it said"),
+        ("import torch" + VALUE, Verdict.RUNTIME_ERROR, "output 0 is no tensor: {'strides': [], 'value': 1}"),
+        ("import torch" + FAILS, Verdict.RUNTIME_ERROR, "a failure that makes no sense"),
         ("import torch" + MOODY, Verdict.WRONG, "calls on the same inputs differ"),
     ],
 )  # fmt: skip
@@ -306,6 +316,17 @@ def test_a_process_that_is_gone_or_talks_nonsense_is_noticed(tmp_path):
         os.close(questions)
 
 
+def test_what_lies_in_the_place_of_a_pipe_is_the_process_own_fault(tmp_path, task):
+    (tmp_path / bench.OWN / "answer.pipe").mkdir(parents=True)
+    with Asker(tmp_path / bench.OWN) as asker, pytest.raises(Ended):
+        asker.begin(10)
+    (tmp_path / bench.OWN / "answer.pipe").rmdir()
+    comparison = Comparison(task, torch.device("cpu"), tmp_path, 10.0, lambda case, us: None)
+    with pytest.raises(Stop, match="it cannot be asked") as stop:
+        comparison.report("s")
+    assert stop.value.verdict is Verdict.RUNTIME_ERROR
+
+
 def test_a_digest_is_of_every_bit_and_of_nothing_else():
     for dtype in (torch.float32, torch.bool, torch.float8_e4m3fn, torch.int64):
         x = torch.randint(0, 2, (37, 2 * COLUMNS // 37 * 3)).to(dtype)
@@ -333,6 +354,8 @@ def test_builds_of_an_untrusted_process_are_checked():
         ("num_warps", 1 << 20),
         ("registers", "x"),
         ("spill_bytes", None),
+        ("spill_bytes", 10**30),
+        ("shared_bytes", float("inf")),
     ]:
         with pytest.raises(Stop, match="makes no sense"):
             builds_of([{**BUILD, name: value}], target)

@@ -140,6 +140,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
 
 def certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result:
     """The fastest trial that its certificate does not refuse; the seed where it refuses all others."""
+    from evo.plain import short
     from evo.records import Candidate, Certificate, Verdict
     from evo.result import Result, best_source
 
@@ -148,11 +149,17 @@ def certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result
         source = best_source(trial)
         if evaluator is None:
             return Result(trial, Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why_not))
+        stands = trial.index == 0
         try:
             certificate = evaluator.certify(source, seed=store.info.config.seed)
+            stands |= certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE)
         except EvoError as error:  # the GPU is gone: what was measured is written all the same
-            certificate = Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, str(error))
-        if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE) or trial.index == 0:
+            certificate = Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, short(str(error)))
+            stands = True
+        except Exception as error:  # a fault of evo's, or a trick that it does not know yet: neither may end the run
+            message = short(f"certifying it ended in {type(error).__name__}: {error}")
+            certificate = Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, message)
+        if stands:
             return Result(trial, certificate, tuple(refused))
         text = f"trial {trial.index} is not certified: {certificate.verdict}: {certificate.message}"
         parts.say(f"{text}; trying the next best")

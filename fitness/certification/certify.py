@@ -21,6 +21,7 @@ from typing import Any
 from evo.errors import EvoError
 from evo.records import Candidate, Case, Certificate, Evidence, Verdict
 from fitness.calls import Calls
+from fitness.certification.answers import Malformed, checked
 from fitness.certification.judge import Match
 from fitness.certification.sanitize import TOOLS, Finding, sanitize
 from fitness.gpu.runner import Report, Runner, Work
@@ -183,7 +184,7 @@ class Certifier:
             except EvoError as error:  # no such process can be had here
                 raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error
             layers = result.layers
-            answers.extend(_checked(expect_ok("certify", result), len(cases)))
+            answers.extend(_checked(expect_ok("certify", result), cases))
             return answers
 
         exact = work if self._task.deterministic and not _delegates(work) else None
@@ -219,17 +220,21 @@ def _delegates(work: Work | None) -> bool:
     return work is not None and any(plan.delegated for plan in work.plans.values())
 
 
-def _checked(value: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
-    """The answers of an untrusted process, as many as there are cases."""
+def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[str, Any]]:
+    """The answers of an untrusted process, as many as there are cases.  Raises Stop where they are malformed."""
     calls = value.get("calls")
-    if not isinstance(calls, list) or len(calls) != count or not all(map(_sound, calls)):
-        raise Stop("certify", Verdict.RUNTIME_ERROR, f"the eager process did not answer for all {count} cases")
-    return calls
+    if not isinstance(calls, list) or len(calls) != len(cases):
+        message = f"the eager process did not answer for all {len(cases)} cases"
+        raise Stop("certify", Verdict.RUNTIME_ERROR, message)
+    return [_sound(call, case) for call, case in zip(calls, cases, strict=True)]
 
 
-def _sound(call: Any) -> bool:
-    times = call.get("samples_us", []) if isinstance(call, dict) else None
-    return isinstance(times, list) and all(isinstance(t, float) and 0 < t < math.inf for t in times)
+def _sound(call: Any, case: Case) -> Mapping[str, Any]:
+    try:
+        return checked(call, timed=True)
+    except Malformed as error:
+        message = f"{case.name}: the eager process gave a malformed answer: {error}"
+        raise Stop("certify", Verdict.RUNTIME_ERROR, message) from error
 
 
 def _name(case: Case) -> str:

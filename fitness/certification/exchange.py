@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fitness.certification.answers import Malformed
+from fitness.certification.answers import described as checked
 from fitness.memory import assign
 from fitness.plan import ITEMSIZE
 from fitness.scratch import LeftError, opened
@@ -35,16 +37,15 @@ def put(value: Any, path: Path) -> dict[str, Any]:
 
 def take(described: Mapping[str, Any], folder: Path, device: torch.device | str) -> Any:
     """The value described, tensors on `device` with the strides described.  Raises ExchangeError."""
-    if "file" not in described:
+    if "value" in described and "file" not in described:
         return described["value"]
     try:
-        name, dtype = str(described["file"]), str(described["dtype"])
-        shape, strides = ([int(n) for n in described[key]] for key in ("shape", "strides"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ExchangeError(f"malformed description of a tensor: {error!r}") from error
-    sound = len(shape) == len(strides) and min([*shape, *strides, 0]) == 0
-    if dtype not in ITEMSIZE or not sound or Path(name).name != name:
-        raise ExchangeError(f"impossible tensor {dtype}{shape} with strides {strides} in {name!r}")
+        found = checked(described, "what was to be read")
+    except Malformed as error:
+        raise ExchangeError(str(error)) from error
+    name, dtype, shape, strides = (found[key] for key in ("file", "dtype", "shape", "strides"))
+    if Path(name).name != name:
+        raise ExchangeError(f"the tensor in {name!r:.80}, which is no name of a file")
     data = torch.from_numpy(_read(folder / name, math.prod(shape) * ITEMSIZE[dtype]))
     if not data.numel():
         return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
@@ -66,6 +67,9 @@ def _read(path: Path, size: int) -> np.ndarray:
     """`size` bytes of a regular file of just that size."""
     try:
         with opened(path, size) as file:
-            return np.fromfile(file, np.uint8)
+            data = np.fromfile(file, np.uint8, size)
     except LeftError as error:
         raise ExchangeError(str(error)) from error
+    if data.size != size:  # who left it may still be there
+        raise ExchangeError(f"the file {path.name!r:.80} became shorter while it was read")
+    return data

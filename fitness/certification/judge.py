@@ -7,6 +7,7 @@ is computed here, after it has ended.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any, Protocol
 
 import torch
 
-from evo.plain import plain
+from evo.plain import plain, short
 from evo.records import Case, Verdict
 from fitness import oracle
+from fitness.certification.answers import Malformed, checked
 from fitness.certification.exchange import ExchangeError, put, take
 from fitness.eager.digest import digests
 from fitness.gpu.bits import bits, same_bits
+from fitness.memory import DTYPES
+from fitness.sandbox.jobs import told
 from fitness.task import Task
 
 
@@ -27,6 +31,18 @@ class Planned(Protocol):
     """Outputs of the plan, executed in new memory that is poisoned, or filled with the byte `fill`."""
 
     def __call__(self, arguments: Sequence[Any], fill: int | None = None) -> Sequence[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a description says of a tensor before any of it is read."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(described: Mapping[str, Any]) -> Form:
+        return Form(torch.Size(described["shape"]), DTYPES[described["dtype"]])
 
 
 Expect = Callable[[Case, int], oracle.Expected | None]  # case, key -> what is right
@@ -69,21 +85,28 @@ def judge(
     planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
     committed: `fitness.eager.digest.digests` that the outputs must have, where their process named them before.
     """
+    try:
+        answer = checked(answer)
+    except Malformed as error:
+        return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     if "error" in answer:
         return raised(case.name, answer["error"])
-    try:
-        structure, modified = plain(str(answer["structure"])), list(answer["modified"])
-        outputs = [take(described, folder, device) for described in answer["outputs"]]
-        strides = [tuple(described["strides"]) for described in answer["outputs"]]
-    except (ExchangeError, KeyError, TypeError) as error:
-        return Match(case.name, Verdict.RUNTIME_ERROR, f"its results cannot be read: {error}")
-    if committed is not None and digests(outputs) != list(committed):
-        return Match(case.name, Verdict.WRONG, "its outputs are not those it had when it said that they were computed")
-    if modified:
-        return Match(case.name, Verdict.WRONG, f"argument {modified[0]} was modified; copy it instead")
+    if answer["modified"]:
+        return Match(case.name, Verdict.WRONG, f"argument {answer['modified'][0]} was modified; copy it instead")
     expected = oracle.expect(task, case, key, variant, device=device) if expect is None else expect(case, key)
     if expected is None:
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
+    # The form first: of outputs that are not as large as they must be, or too many, not a byte is read.
+    structure, strides = plain(answer["structure"]), [tuple(output["strides"]) for output in answer["outputs"]]
+    wrong = oracle.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
+    if wrong is not None:
+        return Match(case.name, Verdict.WRONG, short(wrong), math.inf)
+    try:
+        outputs = [take(output, folder, device) for output in answer["outputs"]]
+    except ExchangeError as error:
+        return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
+    if committed is not None and digests(outputs) != list(committed):
+        return Match(case.name, Verdict.WRONG, "its outputs are not those it had when it said that they were computed")
     distance, wrong = oracle.compare(expected, structure, outputs, strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, wrong, distance)
@@ -102,12 +125,11 @@ def judge(
 def raised(case: str, error: Any) -> Match:
     """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
     try:
-        verdict, line, message = Verdict(error["verdict"]), int(error["line"]), plain(str(error["message"]))
-    except (KeyError, TypeError, ValueError):
-        verdict, line, message = Verdict.RUNTIME_ERROR, 0, "its process told of an error that makes no sense"
-    if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
-        verdict = Verdict.RUNTIME_ERROR
-    return Match(case, verdict, f"line {line}: {message}" if line else message)
+        failure = told(error)
+    except ValueError as why:
+        return Match(case, Verdict.RUNTIME_ERROR, short(f"its process told of a failure that makes no sense: {why}"))
+    message = f"line {failure.line}: {failure.message}" if failure.line else failure.message
+    return Match(case, failure.verdict, short(message))
 
 
 def _equal_where_defined(

@@ -49,7 +49,10 @@ class _Process:
     def __init__(self, root: Path, name: str, wall_s: float) -> None:
         self._root, self._folder, self._wall_s = root, root / name, wall_s
         self.is_seed = name == SEED
-        self._asker = Asker(self._folder)
+        try:
+            self._asker = Asker(self._folder)
+        except OSError as error:  # it has been there for a while, and may have put something else in the pipe's place
+            raise self._stop(Verdict.RUNTIME_ERROR, f"it cannot be asked: {error}") from error
 
     def __enter__(self) -> Self:
         return self

@@ -93,7 +93,7 @@ class Asker:
                 data = data[os.write(self._questions, data) :]
             except BlockingIOError:
                 continue
-            except BrokenPipeError as error:
+            except OSError as error:  # nobody reads any more, or it is no pipe
                 raise Ended from error
 
     def _line(self, until: float) -> bytes:
@@ -115,6 +115,8 @@ class Asker:
             piece = os.read(self._answers, PIECE)
         except BlockingIOError:
             return
+        except OSError as error:  # a folder in the pipe's place
+            raise Ended from error
         self._read += piece
         if not piece or len(self._read) > LINE_BYTES:
             raise Ended

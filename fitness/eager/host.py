@@ -27,6 +27,7 @@ from fitness.task import Task
 # Of one process, from the first case to the last pair: a minute or two where the inputs are hundreds of megabytes.
 LIMITS = replace(certify.LIMITS, wall_s=900.0, cpu_s=900)
 DEVICE = "cuda"
+MOST_BYTES = 1 << 30  # and registers, of a build: no kernel has as many
 RELEASE_S = 0.05  # between attempts to tell a process that nobody asks any more
 
 
@@ -105,7 +106,8 @@ def builds_of(told: Any, target: Target) -> tuple[Build, ...]:
             registers, spills, shared, warps = (
                 int(one[name]) for name in ("registers", "spill_bytes", "shared_bytes", "num_warps")
             )
-            if min(registers, spills, shared) < 0 or not 1 <= warps <= target.warps_per_multiprocessor:
+            amounts = registers, spills, shared
+            if min(amounts) < 0 or max(amounts) > MOST_BYTES or not 1 <= warps <= target.warps_per_multiprocessor:
                 raise ValueError(f"{registers} registers, {spills} and {shared} bytes, {warps} warps")
             _, resident = occupancy(registers, shared, warps, target)
             name, code = plain(str(one["kernel"])[:200]), plain(str(one["sass_hash"])[:64])
