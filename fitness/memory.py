@@ -1,8 +1,8 @@
 """All buffers of a plan in one file, apart by guard zones, poisoned before use.
 
-The file is mapped into the driver and into the sandboxed interpreter, so tensors are windows on it and nothing is
-copied between the two.  Offsets are multiples of 256 bytes, as those of CUDA allocations are, so that what the compiler
-assumes about alignment holds here too.
+The driver maps the file while it fills it, the sandboxed interpreter while it executes, and tensors are windows on it.
+What the job leaves is read into memory of the driver's own (`contents`).  Offsets are multiples of 256 bytes, as those
+of CUDA allocations are, so that what the compiler assumes about alignment holds here too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from evo.records import Verdict
 from fitness.plan import ITEMSIZE, LaunchPlan, PlanError, TensorRef
 from fitness.sandbox.jobs import JobError
-from fitness.scratch import created, opened
+from fitness.scratch import LeftError, created, opened
 
 FILE_NAME = "buffers.bin"
 ALIGNMENT = 256  # what cudaMalloc guarantees
@@ -49,11 +49,25 @@ def guard_pattern(number: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(number)).integers(0, 256, GUARD, dtype=np.uint8)
 
 
+def contents(path: Path, size: int) -> np.ndarray:
+    """The bytes of a file that a job left, which has just that `size`.  Raises `fitness.scratch.LeftError`.
+
+    A copy: a mapped file may have had its blocks given back, and to touch those on a full disk ends the process, by
+    SIGBUS.
+    """
+    with opened(path, size) as file:
+        data = np.fromfile(file, np.uint8, count=size)
+    if data.size != size:
+        raise LeftError(f"expected {size} bytes in {path.name!r}, got {data.size}")
+    return data
+
+
 class Layout:
     """Where each buffer of `plan` lies in the file: buffer `b` at bytes `offsets[b]` .. `offsets[b] + nbytes`.
 
-    `mm` below is the mapped file (`create`, `attach`) or any writable buffer of `total` bytes.  pattern: which bytes
-    fill the guard zones; a plan that uses what lies beyond its buffers has other results beside another pattern.
+    `mm` below is the mapped file (`create`, `attach`), a copy of it (`left`) or any writable buffer of `total` bytes.
+    pattern: which bytes fill the guard zones; a plan that uses what lies beyond its buffers has other results beside
+    another pattern.
     """
 
     def __init__(self, plan: LaunchPlan, pattern: int = 0) -> None:
@@ -75,12 +89,16 @@ class Layout:
         return mm
 
     def attach(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
-        """The mapped file that `create` made.
+        """The mapped file that `create` made, for the job that is to write to it.
 
-        Raises `fitness.scratch.LeftError` where a job left something else, or a file that is not as large as this.
+        Raises `fitness.scratch.LeftError` where there is something else, or a file that is not as large as this.
         """
         with opened(scratch / name, self.total, writable=True) as file:
             return mmap.mmap(file.fileno(), self.total)
+
+    def left(self, scratch: Path, name: str = FILE_NAME) -> np.ndarray:
+        """A copy of that file as a job left it.  Raises `fitness.scratch.LeftError` as `attach`."""
+        return contents(scratch / name, self.total)
 
     def poison(self, mm: Any, poison: Poison = POISONS[0]) -> None:
         """Fills every buffer with poison and every guard zone with its pattern."""

@@ -9,6 +9,8 @@ from evo.records import Verdict
 from fitness.memory import ALIGNMENT, GUARD, POISONS, Layout
 from fitness.plan import Buffer, LaunchPlan, PlanError, TensorRef
 from fitness.sandbox.jobs import JobError
+from fitness.scratch import LeftError
+from tests.test_sandbox import IN_MEMORY, inside, needs
 
 X = TensorRef(0, "float32", (3, 5), (1, 3))  # column-major
 OUT = TensorRef(1, "bfloat16", (4,), (1,))
@@ -32,6 +34,40 @@ def test_inputs_are_windows_with_their_strides(tmp_path):
     layout.view(again, X)[0, 0] = 99.0
     assert layout.view(mm, X)[0, 0] == 99.0, "both mappings are the same memory"
     assert all(offset % ALIGNMENT == 0 for offset in layout.offsets)
+
+
+def test_what_a_job_left_is_copied(tmp_path):
+    layout = Layout(make_plan())
+    mm = layout.create(tmp_path)
+    layout.view(mm, OUT).fill_(2.0)
+    left = layout.left(tmp_path)
+    layout.view(mm, OUT).fill_(3.0)
+    assert (layout.read(left, OUT) == 2.0).all() and not layout.broken_guards(left)
+    (tmp_path / "buffers.bin").write_bytes(bytes(layout.total - 1))
+    with pytest.raises(LeftError, match=f"of {layout.total} bytes, got {layout.total - 1}"):
+        layout.left(tmp_path)
+
+
+PUNCHED = """
+import ctypes
+layout.create(scratch)
+with open(scratch / "buffers.bin", "r+b") as file:
+    size = ctypes.c_long(layout.total)  # keep the size, give the blocks back
+    punched = ctypes.CDLL(None).fallocate(file.fileno(), 1 | 2, ctypes.c_long(0), size)
+try:
+    with open(scratch / "full", "wb", 0) as file:
+        while True: file.write(bytes(4096))
+except OSError as error:
+    answer = [punched, str(error.strerror)]
+answer.append(len(layout.broken_guards(layout.left(scratch))))
+"""
+
+
+@needs("tmpfs")
+def test_blocks_that_a_job_gave_back_on_a_full_disk_are_read_as_zeros(tmp_path):
+    """A mapped file would end the process: there is nothing to put where it looks."""
+    before = "from fitness.memory import Layout\nfrom tests.test_memory import make_plan\nlayout = Layout(make_plan())"
+    assert inside(PUNCHED, tmp_path, limits=IN_MEMORY, before=before) == [0, "No space left on device", 8]
 
 
 def test_poison_is_nan_and_no_boolean(tmp_path):

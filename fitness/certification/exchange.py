@@ -16,9 +16,9 @@ import torch
 
 from fitness.certification.answers import Malformed
 from fitness.certification.answers import described as checked
-from fitness.memory import assign
+from fitness.memory import assign, contents
 from fitness.plan import ITEMSIZE
-from fitness.scratch import LeftError, opened
+from fitness.scratch import LeftError
 
 
 class ExchangeError(ValueError):
@@ -66,10 +66,6 @@ STRIDED_LIMIT = 64  # elements reached over for each element held: padded rows, 
 def _read(path: Path, size: int) -> np.ndarray:
     """`size` bytes of a regular file of just that size."""
     try:
-        with opened(path, size) as file:
-            data = np.fromfile(file, np.uint8, size)
+        return contents(path, size)
     except LeftError as error:
         raise ExchangeError(str(error)) from error
-    if data.size != size:  # who left it may still be there
-        raise ExchangeError(f"the file {path.name!r:.80} became shorter while it was read")
-    return data

@@ -7,7 +7,6 @@ the reference, it is executed in a child of its own before.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,11 @@ import torch
 
 from evo.records import Case, Check, Verdict
 from fitness import by_seed, oracle
-from fitness.memory import DTYPES, POISONS, Layout, Poison
+from fitness.memory import DTYPES, POISONS, Layout, Poison, contents
 from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.scratch import LeftError, opened, scratch_folder
+from fitness.scratch import LeftError, scratch_folder
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
@@ -196,16 +195,15 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
 def _authors(run: _Run, scratch: Path) -> torch.Tensor:
     """What the job noted in the run's file of authors.  Raises Stop where there is no such file any more."""
     try:
-        with opened(scratch / run.authors, run.layout.total) as file:
-            return torch.from_numpy(np.fromfile(file, np.uint8))
+        return torch.from_numpy(contents(scratch / run.authors, run.layout.total))
     except LeftError as error:
         raise _foreign(run, error) from error
 
 
-def _memory(run: _Run, scratch: Path) -> mmap.mmap:
+def _memory(run: _Run, scratch: Path) -> np.ndarray:
     """The run's memory as the job left it.  Raises Stop where its file is another."""
     try:
-        return run.layout.attach(scratch, run.file)
+        return run.layout.left(scratch, run.file)
     except LeftError as error:
         raise _foreign(run, error) from error
 
@@ -290,7 +288,7 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     for replay in replays(task):
         own, other = pairs[replay.inputs]
         refs = _output_refs(task, own.plan)
-        outputs, after_move = (_read(run, refs, jobs.scratch) for run in (own, other))
+        outputs, after_move = (_read(run, refs, _memory(run, jobs.scratch)) for run in (own, other))
         expected = by_seed.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
         if expected is not None:
             found.append((replay, expected))
@@ -323,11 +321,10 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
                 )
     except JobError as error:
         raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
-    return _read(run, refs, scratch)
+    return _read(run, refs, memory)
 
 
-def _read(run: _Run, refs: Sequence[TensorRef], scratch: Path) -> list[torch.Tensor]:
-    memory = _memory(run, scratch)
+def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torch.Tensor]:
     try:
         return [run.layout.read(memory, ref) for ref in refs]
     except JobError as error:
