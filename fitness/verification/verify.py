@@ -25,8 +25,11 @@ from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
 
-# Of the files in which a plan is executed: for scratch buffers, and in times what arguments and outputs take.
-SPARE_BYTES, TIMES_NEEDED = 128 << 20, 8
+# Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
+# buffers, in each file and in all files of a verification; and the most, whatever they take.
+TIMES_NEEDED = 8
+SPARE_BYTES, SPARE_TOGETHER = 128 << 20, 1 << 30
+MOST_BYTES, MOST_TOGETHER = 1 << 30, 8 << 30
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,12 @@ def verify(
     if not expected:
         raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
     runs = [  # whose the outputs are is asked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", jobs, prove=not r.stretched)
+        _run(task, candidate, r, key, f"replay{number}", prove=not r.stretched)
         for number, (r, _) in enumerate(expected)
     ]
+    for run, (_, expectation) in zip(runs, expected, strict=True):
+        _check_form(task, run, expectation)
+    _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, expected, strict=True)], jobs.scratch)
     _pair(runs)
     usual = [run for run in runs if not run.replay.stretched]
     executed = jobs.interpret(candidate, usual)
@@ -155,11 +161,8 @@ def verify(
         if run not in executed:
             continue
         refs = _output_refs(task, run.plan)
-        strides = [ref.strides for ref in refs]
-        if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
-            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
         outputs = _outputs_after(task, run, refs, jobs.scratch)
-        ratio, message = oracle.compare(expectation, run.plan.structure, outputs, strides)
+        ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = by_seed.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
             raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}")
@@ -169,6 +172,14 @@ def verify(
             _same_in_all_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
     own = _own_share(task, executed, jobs.scratch)
     return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
+    """Raises Stop where the plan's outputs are of another form: then nothing has to be executed."""
+    refs = _output_refs(task, run.plan)
+    strides = [ref.strides for ref in refs]
+    if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
+        raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
 
 
 def _pair(runs: Sequence[_Run]) -> None:
@@ -218,13 +229,12 @@ def _run(
     replay: Replay,
     key: int,
     name: str,
-    jobs: Jobs,
     *,
     moved: bool = False,
     prove: bool = False,
     pattern: int = 0,
 ) -> _Run:
-    """A replay of `what` on fresh inputs, in files called `name`.
+    """A replay of `what` on fresh inputs, in files called `name` that are yet to be made.
 
     moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them; pattern:
     of the guard zones.
@@ -233,22 +243,47 @@ def _run(
     inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
     if moved:
         inputs = by_seed.moved(task, inputs, key)
-    layout, file = Layout(plan, pattern), f"{name}.bin"
-    if layout.total > (most := SPARE_BYTES + TIMES_NEEDED * _needed(plan)):
-        message = f"{replay}: its buffers take {layout.total >> 20} MiB, at most {most >> 20} are allowed"
-        raise Stop("verify", Verdict.OUT_OF_MEMORY, message)
-    try:
-        layout.write_inputs(layout.create(jobs.scratch, file, replay.poison), inputs)
-    except PlanError as error:
-        raise Stop("verify", Verdict.RUNTIME_ERROR, f"{replay}: {error}") from error
     authors = f"{name}.authors" if prove and needs_proof(plan) else ""
-    if authors:
-        (jobs.scratch / authors).write_bytes(bytes(layout.total))
-    return _Run(replay, plan, list(what.choices[replay.case.name]), inputs, layout, file, authors)
+    choice = list(what.choices[replay.case.name])
+    return _Run(replay, plan, choice, inputs, Layout(plan, pattern), f"{name}.bin", authors)
 
 
-def _needed(plan: LaunchPlan) -> int:
-    """Bytes of arguments and outputs."""
+def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> None:
+    """Makes the files of runs whose cases need so many bytes; none where they are too large.  Raises Stop."""
+    for run, least in zip(runs, needed, strict=True):
+        _check_size(f"{run.replay}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
+    total = sum(run.layout.total for run in runs)
+    _check_size(f"the buffers of {len(runs)} executions", total, sum(needed), SPARE_TOGETHER, MOST_TOGETHER)
+    for run in runs:
+        try:
+            run.layout.write_inputs(run.layout.create(scratch, run.file, run.replay.poison), run.inputs)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: {error}") from error
+        if run.authors:
+            (scratch / run.authors).write_bytes(bytes(run.layout.total))
+
+
+def _check_size(what: str, size: int, needed: int, spare: int, most: int) -> None:
+    most = min(spare + TIMES_NEEDED * needed, most)
+    if size > most:
+        message = f"{what} take {size >> 20} MiB, at most {most >> 20} are allowed"
+        raise Stop("verify", Verdict.OUT_OF_MEMORY, message)
+
+
+def _needed(inputs: Sequence[object], expectation: oracle.Expected) -> int:
+    """Bytes of a case's arguments and outputs, whatever a plan says of them."""
+    arguments = sum(a.untyped_storage().nbytes() for a in inputs if isinstance(a, torch.Tensor))
+    outputs = zip(expectation.outputs, expectation.dtypes, expectation.strides, strict=True)
+    return arguments + sum(_reach(tuple(o.shape), strides) * dtype.itemsize for o, dtype, strides in outputs)
+
+
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last one of a window."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+
+
+def _planned(plan: LaunchPlan) -> int:
+    """Bytes of arguments and outputs as the plan says, where nobody else knows."""
     buffers = {ref.buffer for ref in (*plan.inputs, *plan.outputs) if isinstance(ref, TensorRef)}
     return sum(plan.buffers[b].nbytes for b in buffers)
 
@@ -277,13 +312,12 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     """
     firsts = {replay.inputs: replay for replay in reversed(replays(task))}
     pairs = {
-        at: [
-            _run(task, kernel, replay, key, f"seed{n}-{moved:d}", jobs, moved=moved, pattern=1)
-            for moved in (False, True)
-        ]
+        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", moved=moved, pattern=1) for moved in (False, True)]
         for n, (at, replay) in enumerate(firsts.items())
     }
-    jobs.interpret(kernel, [run for pair in pairs.values() for run in pair])
+    runs = [run for pair in pairs.values() for run in pair]
+    _make_files(runs, [_planned(run.plan) for run in runs], jobs.scratch)
+    jobs.interpret(kernel, runs)
     found = []
     for replay in replays(task):
         own, other = pairs[replay.inputs]
