@@ -21,7 +21,7 @@ from evo.errors import EvoError
 from evo.records import Verdict
 from fitness.sandbox.forkserver import NICE
 from fitness.sandbox.jobs import PATIENCE, JobResult, Limits
-from fitness.sandbox.zygote import PROFILES, Zygote, classify
+from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, classify
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
 ROOT = Path(__file__).parent.parent
@@ -174,7 +174,7 @@ EVERY_FD = "import os\nfor fd in range(3, 50):\n    try: "
         ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
         (EVERY_FD + "os.write(fd, b'garbage')\n    except OSError: pass", "no valid"),
         (EVERY_FD + "os.write(fd, b'[' * 50_000)\n    except OSError: pass\nos._exit(0)", "no valid"),
-        (EVERY_FD + "exec('while True: os.write(fd, bytes(1 << 20))')\n    except OSError: pass", "more than 64 MiB"),
+        (EVERY_FD + "exec('while True: os.write(fd, bytes(1 << 20))')\n    except OSError: pass", "more than 32 MiB"),
     ],
 )
 def test_crash(zygote: Zygote, tmp_path: Path, code: str, words: str) -> None:
@@ -214,6 +214,31 @@ def test_a_forged_result_is_a_crash(body: bytes) -> None:
     answer = {"layers": [], "seconds": 0.1, "signal": 0, "exit": 0, "killed": "", "words": ""}
     result = classify(answer, body, Limits())
     assert (result.status, result.verdict, result.value) == ("crash", Verdict.RUNTIME_ERROR, None)
+
+
+def test_a_job_may_say_as_much_as_its_kind_has_to(
+    zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "answer = {'text': 'x' * (2 << 20)}"
+    assert run(zygote, tmp_path, code).status == "ok"
+    monkeypatch.setitem(RESULT_BYTES, JOB, 1 << 20)
+    result = run(zygote, tmp_path, code)
+    assert (result.status, result.verdict) == ("crash", Verdict.RUNTIME_ERROR)
+    assert result.message == "wrote more than 1 MiB as its result"
+
+
+@pytest.mark.parametrize("unit", [b"{}", b"[0]", b'{"a":1}', b"1", b"[[[]]]"])
+def test_a_small_text_of_many_objects_is_not_read(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(count: int) -> bytes:
+        return b'{"value": {"a": [' + b",".join([unit] * count) + b"]}}"
+
+    answer = {"layers": [], "seconds": 0.1, "signal": 0, "exit": 0, "killed": "", "words": ""}
+    limits = Limits(result_bytes=1 << 20)
+    assert classify(answer, body(10_000), limits).status == "ok"
+    monkeypatch.setattr("fitness.sandbox.zygote.json.loads", pytest.fail)
+    result = classify(answer, body(140_000), limits)
+    assert (result.status, result.verdict) == ("crash", Verdict.RUNTIME_ERROR)
+    assert result.message == "wrote more than 131072 lists, entries and items as its result"
 
 
 def test_words_and_messages_are_plain(zygote: Zygote, tmp_path: Path) -> None:

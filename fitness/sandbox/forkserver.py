@@ -48,7 +48,6 @@ _MODULES = {
     "serve": "fitness.eager.serve",
 }
 
-RESULT_BYTES = 64 << 20  # a plan of a few hundred launches takes some hundred kilobytes
 WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind
 _FRAME = struct.Struct("!II")
 # Children give way to the driver and to the runners: no timing is to wait for a compiler.
@@ -205,7 +204,7 @@ class _Server:
             self._forget(fd)
         elif fd == child.words:
             child.tail = (child.tail + piece)[-WORDS_BYTES:]
-        elif len(child.data) + len(piece) <= RESULT_BYTES:
+        elif len(child.data) + len(piece) <= child.limits.result_bytes:
             child.data += piece
         else:
             child.kill("overflow")

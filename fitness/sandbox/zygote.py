@@ -29,7 +29,7 @@ from typing import Any
 from evo.errors import EvoError
 from evo.plain import plain, short
 from evo.records import Verdict
-from fitness.sandbox.forkserver import RESULT_BYTES, read_frame, send_frame
+from fitness.sandbox.forkserver import read_frame, send_frame
 from fitness.sandbox.jobs import JobResult, Limits, told
 from fitness.sandbox.layers import clean_environment
 
@@ -40,6 +40,10 @@ PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager"
 # compiler makes of it.  (What it maps and finds there does not count.)
 FILE_BYTES = {"record": 16 << 20, "trace": 16 << 20, "interpret": 16 << 20, "compile": 256 << 20}
 SCRATCH_BYTES = {"record": 64 << 20}  # the one job of host code alone: what it has to say is its result
+# Of a job's result, where less than the usual is ample: builds have about 700 bytes each, and at most 64 configurations
+# of a kernel are tried; the interpreter and `serve` leave what they have to say elsewhere.
+RESULT_BYTES = {"compile": 8 << 20, "interpret": 1 << 20, "serve": 1 << 20, "fitness.drafting.rehearsal": 1 << 20}
+BYTES_A_MARK = 8  # a result may have a bracket or comma for so many of the bytes it may have; plans have one for 7
 START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
 GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
 
@@ -70,8 +74,12 @@ class Zygote:
         if job not in self._jobs:
             raise ValueError(f"this zygote runs {', '.join(self._jobs)}, got {job!r}")
         profile = PROFILES.get(job, "strict")
-        most = min(limits.file_bytes, FILE_BYTES.get(job, limits.file_bytes))
-        limits = replace(limits, file_bytes=most, scratch_bytes=SCRATCH_BYTES.get(job, limits.scratch_bytes))
+        limits = replace(
+            limits,
+            file_bytes=min(limits.file_bytes, FILE_BYTES.get(job, limits.file_bytes)),
+            result_bytes=min(limits.result_bytes, RESULT_BYTES.get(job, limits.result_bytes)),
+            scratch_bytes=SCRATCH_BYTES.get(job, limits.scratch_bytes),
+        )
         header = {
             "job": job,
             "profile": profile,
@@ -277,13 +285,16 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
     if answer["killed"] == "idle":
         return ended("timeout", Verdict.TIMEOUT, f"did next to nothing for {limits.wall_s:g} s")
     if answer["killed"] == "overflow":
-        return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {RESULT_BYTES >> 20} MiB as its result")
+        return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {limits.result_bytes >> 20} MiB as its result")
     if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds >= limits.cpu_s):
         return ended("timeout", Verdict.TIMEOUT, f"used more than {limits.cpu_s} s of CPU time")
     if number == signal.SIGKILL or (number and any(t in words for t in ("bad_alloc", "Cannot allocate memory"))):
         return ended("memory", Verdict.OUT_OF_MEMORY, f"needed more than {limits.memory_bytes >> 20} MiB{last}")
     if number:
         return ended("crash", Verdict.RUNTIME_ERROR, f"died by {_signal_name(number)}{last}")
+    # What is next to nothing as text may be a hundred bytes as an object: [[],[],[] ...
+    if (most := limits.result_bytes // BYTES_A_MARK) < sum(map(body.count, (b"[", b"{", b","))):
+        return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {most} lists, entries and items as its result")
     try:
         return _result(json.loads(body), seconds, layers, ended)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
