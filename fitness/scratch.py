@@ -6,6 +6,7 @@ or any depth: files are read through `opened`, folders are removed by `remove`, 
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import tempfile
@@ -37,6 +38,38 @@ def opened(path: Path, size: int | None = None, *, writable: bool = False) -> It
         raise LeftError(f"expected a file {path.name!r} of {wanted} bytes, got {found.st_size}")
     with os.fdopen(handle, "r+b" if writable else "rb") as file:
         yield file
+
+
+def taken(top: Path, most_files: int) -> float:
+    """Bytes of all files below `top`; infinite where there are more than `most_files`, or folders that cannot be read.
+
+    Of a file whichever is more, its size or its blocks: there are file systems that store equal bytes as none.
+    """
+    found, files, left = 0, 0, [top]
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    size, folder = _size(entry)
+                    found, files = found + size, files + 1
+                    if files > most_files:
+                        return math.inf
+                    if folder:
+                        left.append(Path(entry.path))
+        except FileNotFoundError:
+            continue  # it was removed meanwhile
+        except OSError:
+            return math.inf
+    return found
+
+
+def _size(entry: os.DirEntry[str]) -> tuple[int, bool]:
+    """Bytes of a file, and whether it is a folder."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return 0, False  # it was removed meanwhile, and others in its folder were not
+    return max(found.st_size, found.st_blocks * 512), stat.S_ISDIR(found.st_mode)
 
 
 def created(path: Path) -> BinaryIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fitness import scratch
-from fitness.scratch import LeftError, created, opened, remove, scratch_folder, scratch_root
+from fitness.scratch import LeftError, created, opened, remove, scratch_folder, scratch_root, taken
 
 DEEP = 1500  # beyond Python's recursion; twice the letters of a path are beyond the longest path
 
@@ -89,3 +90,16 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch
     make_deep(left)
     root = scratch_root()
     assert not left.exists() and alive.is_dir() and root.parent == tmp_path
+
+
+def test_what_files_take_is_their_size_or_their_blocks(tmp_path):
+    assert taken(tmp_path, 10) == 0
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 20)
+    assert taken(tmp_path, 10) == 1 << 20
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").write_bytes(b"x")
+    (tmp_path / "folder" / "link").symlink_to("/usr")
+    assert 1 << 20 < taken(tmp_path, 10) < 2 << 20
+    assert taken(tmp_path, 3) == math.inf
+    assert taken(tmp_path / "gone", 3) == 0

@@ -241,6 +241,41 @@ def test_a_small_text_of_many_objects_is_not_read(unit: bytes, monkeypatch: pyte
     assert result.message == "wrote more than 131072 lists, entries and items as its result"
 
 
+FILES = """
+import os, time
+for n in range(100):
+    with open(f"f{n}", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
+time.sleep(SLEEP)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        FILES.replace("SLEEP", "60"),
+        "import os, time\nfor n in range(30_000): os.mkdir(f'd{n}')\ntime.sleep(60)",
+        "import os, time\nos.mkdir('closed', 0o000)\ntime.sleep(60)",
+    ],
+    ids=["bytes", "files", "closed"],
+)
+def test_files_of_a_job_are_limited_together(zygote: Zygote, tmp_path: Path, code: str) -> None:
+    if "closed" in code and os.geteuid() == 0:
+        pytest.skip("root may read every folder")
+    begin = time.monotonic()
+    result = run(zygote, tmp_path, code, disk_bytes=50 << 20)
+    assert (result.status, result.verdict) == ("crash", Verdict.RUNTIME_ERROR)
+    assert result.message == "wrote more than 50 MiB of files, or too many of them"
+    assert time.monotonic() - begin < 20
+
+
+def test_what_a_job_found_in_its_folder_is_not_its_own(zygote: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(bytes(60 << 20))
+    assert run(zygote, tmp_path, "import time\ntime.sleep(0.5)", disk_bytes=1 << 20).status == "ok"
+    assert run(zygote, tmp_path, FILES.replace("SLEEP", "0.5"), disk_bytes=200 << 20).status == "ok"
+    assert run(zygote, tmp_path, FILES.replace("f{n}", "g{n}").replace("SLEEP", "0.5")).status == "ok"
+
+
 def test_words_and_messages_are_plain(zygote: Zygote, tmp_path: Path) -> None:
     died = run(zygote, tmp_path, "import os\nos.write(2, b'\\x1b[2Kwords')\nos.abort()")
     assert "\\x1b[2Kwords" in died.message

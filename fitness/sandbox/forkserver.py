@@ -18,6 +18,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import selectors
 import shutil
@@ -38,6 +39,7 @@ from fitness.recording.lines import line_of_error
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.layers import available_layers, confine, die_with_parent, preload
 from fitness.sandbox.warmup import warm_up
+from fitness.scratch import taken
 
 _MODULES = {
     "record": "fitness.recording.record",
@@ -53,6 +55,8 @@ _FRAME = struct.Struct("!II")
 # Children give way to the driver and to the runners: no timing is to wait for a compiler.
 NICE = 10
 BUSY = 0.05  # of a core: a job that used less waits for something else than a core
+WEIGH_S = 0.1  # between looks at the files of a job, and ten times as long as a look takes
+MOST_FILES = 20_000  # in its folder: a compiler leaves about ten for each configuration
 _TICKS = os.sysconf("SC_CLK_TCK")  # of /proc's times in a second
 
 
@@ -95,12 +99,15 @@ class _Child:
     words: int  # read end of the pipe with stdout and stderr
     limits: Limits
     profile: str
+    scratch: Path
+    held: float  # bytes in its folder before it began
     started: float = field(default_factory=time.monotonic)
     looks: int = 0  # at whether it was busy
     cpu_s: float = 0.0  # used when it was looked at last
     data: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
-    killed: str = ""  # "timeout", "idle" or "overflow" where this process ended it
+    weigh_at: float = math.inf  # when its files are looked at next
+    killed: str = ""  # "timeout", "idle", "overflow" or "disk" where this process ended it
 
     @property
     def deadline(self) -> float:
@@ -115,6 +122,16 @@ class _Child:
             self.kill("timeout")
         elif self.cpu_s - before < BUSY * self.limits.wall_s:
             self.kill("idle")
+
+    def weigh(self) -> None:
+        """Ends it where its files take too much.  (Those that it removed while they are open are not seen: there are as
+        many as its limits on open files and on memory allow.)
+        """
+        begin = time.monotonic()
+        if taken(self.scratch, MOST_FILES) > self.held + self.limits.disk_bytes:
+            self.kill("disk")
+        end = time.monotonic()
+        self.weigh_at = end + WEIGH_S + 10 * (end - begin)
 
     def kill(self, why: str) -> None:
         self.killed = self.killed or why
@@ -158,7 +175,9 @@ class _Server:
             for child in self._children.values():
                 if now >= child.deadline and not child.killed:
                     child.look()
-            alive = [c.deadline for c in self._children.values() if not c.killed]
+                if now >= child.weigh_at and not child.killed:
+                    child.weigh()
+            alive = [min(c.deadline, c.weigh_at) for c in self._children.values() if not c.killed]
             for key, _ in self._selector.select(max(0.0, min(alive) - now) if alive else None):
                 if key.fileobj is self._sock:
                     request = read_frame(self._sock)
@@ -180,14 +199,16 @@ class _Server:
     def _fork(self, request: dict[str, Any], payload: bytes) -> None:
         result_read, result_write = os.pipe()
         words_read, words_write = os.pipe()
-        parent = os.getpid()
+        parent, limits, scratch = os.getpid(), Limits(**request["limits"]), Path(request["scratch"])
+        held = taken(scratch, MOST_FILES) if limits.disk_bytes else 0.0
         pid = os.fork()
         if pid == 0:
             _run_child(parent, request, payload, self._modules[request["job"]], result_write, words_write)
         os.close(result_write)
         os.close(words_write)
-        limits = Limits(**request["limits"])
-        child = _Child(request["id"], pid, result_read, words_read, limits, request["profile"])
+        child = _Child(request["id"], pid, result_read, words_read, limits, request["profile"], scratch, held)
+        if limits.disk_bytes:
+            child.weigh_at = child.started + WEIGH_S
         self._children[pid] = child
         for fd in (result_read, words_read):
             os.set_blocking(fd, False)

@@ -53,6 +53,7 @@ class Limits:
     cpu_s: int = 30
     memory_bytes: int = 4 << 30  # on top of what the zygote already maps
     file_bytes: int = 2 << 30  # of each of its files
+    disk_bytes: int = 0  # of all files that it adds to its folder, about; 0: as many as there is room for
     result_bytes: int = 32 << 20  # of its result: a plan of a few hundred launches takes some hundred kilobytes
     scratch_bytes: int = 0  # of all files of a job of which nobody reads any: they are in memory, and gone with it
 

@@ -39,6 +39,8 @@ PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager"
 # Of any one file that a job writes, where it needs less than its limits allow: the source it was given, or what a
 # compiler makes of it.  (What it maps and finds there does not count.)
 FILE_BYTES = {"record": 16 << 20, "trace": 16 << 20, "interpret": 16 << 20, "compile": 256 << 20}
+# Of all the files that it adds to its folder; of the compiler's, several of which may share one, with all they leave.
+DISK_BYTES = {"record": 64 << 20, "trace": 64 << 20, "interpret": 64 << 20, "compile": 1 << 30}
 SCRATCH_BYTES = {"record": 64 << 20}  # the one job of host code alone: what it has to say is its result
 # Of a job's result, where less than the usual is ample: builds have about 700 bytes each, and at most 64 configurations
 # of a kernel are tried; the interpreter and `serve` leave what they have to say elsewhere.
@@ -77,6 +79,7 @@ class Zygote:
         limits = replace(
             limits,
             file_bytes=min(limits.file_bytes, FILE_BYTES.get(job, limits.file_bytes)),
+            disk_bytes=DISK_BYTES.get(job, limits.disk_bytes),
             result_bytes=min(limits.result_bytes, RESULT_BYTES.get(job, limits.result_bytes)),
             scratch_bytes=SCRATCH_BYTES.get(job, limits.scratch_bytes),
         )
@@ -286,6 +289,9 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
         return ended("timeout", Verdict.TIMEOUT, f"did next to nothing for {limits.wall_s:g} s")
     if answer["killed"] == "overflow":
         return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {limits.result_bytes >> 20} MiB as its result")
+    if answer["killed"] == "disk":
+        message = f"wrote more than {limits.disk_bytes >> 20} MiB of files, or too many of them"
+        return ended("crash", Verdict.RUNTIME_ERROR, message)
     if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds >= limits.cpu_s):
         return ended("timeout", Verdict.TIMEOUT, f"used more than {limits.cpu_s} s of CPU time")
     if number == signal.SIGKILL or (number and any(t in words for t in ("bad_alloc", "Cannot allocate memory"))):
