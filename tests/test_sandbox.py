@@ -408,6 +408,20 @@ def test_a_job_whose_files_nobody_reads_cannot_fill_a_disk(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@needs("seccomp")
+@pytest.mark.parametrize("profile", ["strict", "compiler"])
+def test_files_take_no_more_of_a_disk_than_is_written(tmp_path: Path, profile: str) -> None:
+    """Blocks are not to be had faster than by writing them, but who asks for some by the C library gets them."""
+    code = """
+    import ctypes
+    with open(scratch / "file", "wb") as file:
+        asked = ctypes.CDLL(None).fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(1 << 20))
+        os.posix_fallocate(file.fileno(), 0, 1 << 16)
+        answer = [asked, os.fstat(file.fileno()).st_size]
+    """
+    assert inside(code, tmp_path, profile) == [-1, 1 << 16]
+
+
 @needs("tmpfs", "landlock")
 def test_a_folder_in_memory_is_the_only_one_to_write_to(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
