@@ -78,7 +78,14 @@ def test_an_output_of_another_form_is_found_before_anything_is_made(tmp_path: Pa
     assert stop.verdict is Verdict.WRONG and "output must have shape" in stop.message
 
 
-def test_no_case_needs_more_than_there_is() -> None:
+def test_what_a_small_case_may_take_ends_before_a_disk_does() -> None:
     _check_size("all", MOST_BYTES, MOST_BYTES // TIMES_NEEDED, 0, MOST_BYTES)
-    with pytest.raises(Stop, match="all take 1025 MiB, at most 1024 are allowed"):
-        _check_size("all", MOST_BYTES + (1 << 20), MOST_BYTES, 0, MOST_BYTES)
+    with pytest.raises(Stop, match="1025 MiB, at most 1024 are allowed"):
+        _check_size("all", MOST_BYTES + (1 << 20), MOST_BYTES // TIMES_NEEDED, 0, MOST_BYTES)
+
+
+def test_a_large_case_may_always_take_what_it_needs_and_as_much_again() -> None:
+    needed = 2 * MOST_BYTES
+    _check_size("its buffers", 2 * needed, needed, 0, MOST_BYTES)
+    with pytest.raises(Stop, match="are allowed"):
+        _check_size("its buffers", 2 * needed + 1, needed, 0, MOST_BYTES)

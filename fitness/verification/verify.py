@@ -26,7 +26,8 @@ from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
 
 # Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
-# buffers, in each file and in all files of a verification; and the most, whatever they take.
+# buffers, in each file and in all files of a verification; but no more than MOST, or twice what arguments and outputs
+# take where that is more.
 TIMES_NEEDED = 8
 SPARE_BYTES, SPARE_TOGETHER = 128 << 20, 1 << 30
 MOST_BYTES, MOST_TOGETHER = 1 << 30, 8 << 30
@@ -264,7 +265,7 @@ def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> N
 
 
 def _check_size(what: str, size: int, needed: int, spare: int, most: int) -> None:
-    most = min(spare + TIMES_NEEDED * needed, most)
+    most = max(min(spare + TIMES_NEEDED * needed, most), spare + 2 * needed)
     if size > most:
         message = f"{what} take {size >> 20} MiB, at most {most >> 20} are allowed"
         raise Stop("verify", Verdict.OUT_OF_MEMORY, message)
