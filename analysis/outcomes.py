@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,10 @@ def _gain(trial: Trial) -> float:
 
 
 def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
-    """Writes `outcomes` to `path`, with `about` beside them; figures to 6 digits."""
+    """Writes `outcomes` to `path`, with `about` beside them; figures to 6 digits.
+
+    Killed meanwhile, the file is as it was before.  Raises StoreError where it cannot be written.
+    """
     rows = [
         {**dataclasses.asdict(o), "curve": _rounded(o.curve), "ci95": _rounded(o.ci95), "at": _rounded(o.at)}
         for o in outcomes
@@ -136,7 +140,12 @@ def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
         row |= {name: round(row[name], 3) for name in ("seconds", "gpu_spent")}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     head = json.dumps({"format": _FORMAT, **about}, indent=1)[:-2]
-    path.write_text(f'{head},\n "outcomes": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_text(f'{head},\n "outcomes": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise StoreError(f"expected to write {path}, got: {error}; check the disk and its permissions") from error
 
 
 def load(path: Path) -> list[Outcome]:
@@ -150,7 +159,10 @@ def load(path: Path) -> list[Outcome]:
             for row in raw["outcomes"]
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"expected the outcomes of runs in {path}, got: {error}") from error
+        raise StoreError(
+            f"expected the outcomes of runs in {path}, got: {error!r}; restore it from a copy, or move it away where "
+            f"all its runs are there"
+        ) from error
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

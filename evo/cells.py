@@ -37,6 +37,7 @@ SILENT = "no model answers"  # as the engine calls it
 LOOK_S = 0.5  # between looks for another task
 # Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
 MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
+IsDone = Callable[[Path, Cell], bool]  # of a campaign's folder and one of its cells
 Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its end
 
 
@@ -51,37 +52,45 @@ class Done:
     message: str = ""
 
 
-def finished(folder: Path) -> bool:
-    """Whether the run in `folder` came to its own end.  One that cannot be read did not: going on with it says why."""
-    try:
-        with RunReader(folder) as run:
-            ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
-    except StoreError:
-        return False
+def came_to_end(folder: Path, cell: Cell) -> bool:
+    """Whether the run of a cell of the campaign in `folder` came to its own end.
+
+    Raises StoreError where it cannot be read.
+    """
+    with RunReader(folder / cell.path) as run:
+        ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
     return ends not in ([], ["interrupted"], [SILENT])
 
 
-def concluded(folder: Path) -> bool:
-    """Whether the run in `folder` is finished and its result written."""
-    return finished(folder) and (folder / BEST / EVIDENCE).exists()
+def finished(folder: Path, cell: Cell) -> bool:
+    """As `came_to_end`, but a run that cannot be read did not: going on with it says why."""
+    try:
+        return came_to_end(folder, cell)
+    except StoreError:
+        return False
 
 
-def why_failed(folder: Path) -> str:
-    """The first line of what ended the run in `folder` when it was tried last; "" where nothing did."""
-    path = folder / FAILURE
-    if finished(folder) or not path.exists():
+def concluded(folder: Path, cell: Cell) -> bool:
+    """Whether the run of a cell of the campaign in `folder` is finished and its result written."""
+    return finished(folder, cell) and (folder / cell.path / BEST / EVIDENCE).exists()
+
+
+def why_failed(folder: Path, cell: Cell) -> str:
+    """The first line of what ended the run of a cell when it was tried last; "" where nothing did."""
+    path = folder / cell.path / FAILURE
+    if finished(folder, cell) or not path.exists():
         return ""
     ends = re.findall(r"^[\w.]+: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)  # of a traceback, not indented
     return ends[-1] if ends else "see failure.txt"
 
 
-def counter(folder: Path, cells: Iterable[Cell], done: Callable[[Path], bool] = finished) -> Callable[[], int]:
+def counter(folder: Path, cells: Iterable[Cell], done: IsDone = finished) -> Callable[[], int]:
     """Counts how many cells of the campaign in `folder` are `done` by now; those that were are not looked at again."""
     left = list(cells)
     total = len(left)
 
     def count() -> int:
-        left[:] = [cell for cell in left if not done(folder / cell.path)]
+        left[:] = [cell for cell in left if not done(folder, cell)]
         return total - len(left)
 
     return count
@@ -110,7 +119,7 @@ def run_cells(
         return over.is_set() or stop()
 
     def one(cell: Cell, task: Task, bench: _Bench) -> str:
-        with bench, _claimed(campaign.folder / cell.path, done) as mine:
+        with bench, _claimed(campaign.folder, cell, done) as mine:
             if halted():
                 return "interrupted"
             if not mine:
@@ -126,7 +135,7 @@ def run_cells(
 
     def begin(task: Task) -> int:
         """Queues what is left of a task; how many cells."""
-        todo = [cell for cell in campaign.cells_of(task.name) if not done(campaign.folder / cell.path)]
+        todo = [cell for cell in campaign.cells_of(task.name) if not done(campaign.folder, cell)]
         bench = _Bench(campaign, task, len(todo), open_evaluator)
         for cell in todo:
             future = pool.submit(one, cell, task, bench)
@@ -180,11 +189,11 @@ def _done(campaign: Campaign, cell: Cell, future: Future[str]) -> Done:
 
 
 @contextmanager
-def _claimed(folder: Path, done: Callable[[Path], bool]) -> Iterator[bool]:
-    """Whether the cell in `folder` is this process's to run: nobody runs it, and nobody got it done meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with try_lock(folder / CLAIM) as mine:
-        yield mine and not done(folder)
+def _claimed(folder: Path, cell: Cell, done: IsDone) -> Iterator[bool]:
+    """Whether a cell is this process's to run: nobody runs it, and nobody got it done meanwhile."""
+    (folder / cell.path).mkdir(parents=True, exist_ok=True)
+    with try_lock(folder / cell.path / CLAIM) as mine:
+        yield mine and not done(folder, cell)
 
 
 class _Bench:

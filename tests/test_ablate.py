@@ -261,9 +261,14 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     run = Path("here") / Cell("rotary", "full", 0).path / "run.sqlite"
     whole = run.read_bytes()
     run.write_bytes(b"of another version")
-    assert main(["ablate", "here"]) == 2
-    assert "expected a run in here/cells/rotary/full/seed-0" in capsys.readouterr().err
+    assert main(["ablate", "here"]) == 1
+    said = capsys.readouterr().out
+    assert "failed: rotary, full, seed 0: expected a run in here/cells/rotary/full/seed-0" in said
+    assert "1 of 18 cells are missing" in said
+    assert Path("here/outcomes.json").read_bytes() == written["outcomes.json"]  # it may come back
     run.write_bytes(whole)
+    assert main(["ablate", "here"]) == 0
+    assert capsys.readouterr().out == first
     assert {name: (Path("here") / name).read_bytes() for name in written} == written
     shutil.rmtree("here/cells")  # as a reference is committed: outcomes rounded, runs left out
     assert main(["ablate", "here"]) == 0
@@ -272,6 +277,42 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     assert "versions differ" in capsys.readouterr().err
     assert main(["ablate", "."]) == 2
     assert "expected a campaign in ." in capsys.readouterr().err
+
+
+def test_a_stored_outcome_is_never_dropped(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate("--out", "whole", "--no-figures") == 0
+    whole, tables = Path("whole/outcomes.json").read_bytes(), Path("whole/tables.md").read_bytes()
+    for cell in [p.parent for p in Path("whole/cells").glob("*/*/*/run.sqlite")][1:]:
+        shutil.rmtree(cell)  # archived without them
+    assert main(["ablate", "whole", "--no-figures"]) == 0
+    assert Path("whole/tables.md").read_bytes() == tables and Path("whole/outcomes.json").read_bytes() == whole
+    shutil.rmtree("whole/cells")
+    monkeypatch.setattr("evo.interrupt.Interrupt.__call__", lambda self: True)
+    assert ablate("--out", "whole", "--no-figures") == parts.EXIT_INTERRUPTED  # stopped before any cell
+    assert Path("whole/outcomes.json").read_bytes() == whole
+    broken = Path("whole") / Cell("softmax", "random", 1).path
+    broken.mkdir(parents=True, exist_ok=True)
+    (broken / "run.sqlite").write_bytes(b"damaged")
+    assert ablate("--out", "whole", "--no-figures") == parts.EXIT_INTERRUPTED
+    assert "failed: softmax, random, seed 1: expected a run in" in capsys.readouterr().out
+    assert main(["ablate", "whole", "--no-figures"]) == 1
+    assert Path("whole/outcomes.json").read_bytes() == whole
+    Path("whole/outcomes.json").write_text("{")
+    assert ablate("--out", "whole", "--no-figures") == 2
+    assert "expected the outcomes of runs in whole/outcomes.json" in capsys.readouterr().err
+    assert Path("whole/outcomes.json").read_text() == "{"
+
+
+def test_a_folder_without_a_comparison_is_not_ok(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate("--no-figures") == 0
+    shutil.rmtree("runs/spec/cells")
+    Path("runs/spec/outcomes.json").unlink()
+    assert main(["ablate", "runs/spec", "--no-figures"]) == 1
+    assert "nothing to compare: no task and seed that all arms have finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

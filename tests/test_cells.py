@@ -50,7 +50,7 @@ def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEval
     def arriving() -> Iterator[Any]:
         yield added(campaign, "softmax")
         for _ in range(100):  # each waits a moment
-            if finished(campaign.folder / Cell("softmax", "full", 0).path):
+            if finished(campaign.folder, Cell("softmax", "full", 0)):
                 break
             yield None
         else:
@@ -84,7 +84,7 @@ def test_no_more_tasks_are_taken_once_it_is_to_stop(opened: list[CliEvaluator], 
 
     assert run(campaign, arriving(), stop=lambda: len(taken) == 2) != []
     assert [cell.task for cell in campaign.cells()] == taken
-    assert not finished(campaign.folder / Cell("rotary", "full", 0).path)
+    assert not finished(campaign.folder, Cell("rotary", "full", 0))
 
 
 def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -115,12 +115,13 @@ def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: C
     def fails(task: Any) -> Any:
         raise SeedError(task, Verdict.COMPILE_ERROR, "compile", "line 3: K / 4\n  in `static_assert`")
 
-    folder = campaign.folder / Cell(BROKEN, "full", 0).path
-    assert why_failed(folder) == ""
+    cell = Cell(BROKEN, "full", 0)
+    assert why_failed(campaign.folder, cell) == ""
     [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, lambda *_: pytest.fail("begun"), 1, lambda: False)
     assert done.reason == "failed"
-    assert why_failed(folder).startswith("task 'broken'")
-    assert "\n" not in why_failed(folder) and "line 3: K / 4" in why_failed(folder)
+    why = why_failed(campaign.folder, cell)
+    assert why.startswith("task 'broken'")
+    assert "\n" not in why and "line 3: K / 4" in why
 
 
 def _workshop() -> Any:

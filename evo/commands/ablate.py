@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from evo.budget import in_words
 from evo.commands import models, parts
 from evo.commands.search import make_engine, notify
-from evo.errors import ConfigError, how_to_install
+from evo.errors import ConfigError, StoreError, how_to_install
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
-    from evo.campaign import Campaign, Plan, Spec
+    from evo.campaign import Campaign, Cell, Plan, Spec
     from evo.cells import Conclude, Done
     from evo.engine import Engine, Llm
     from evo.profiles import Profiler
@@ -35,7 +35,8 @@ def add(commands: Any) -> None:
         "ablate",
         help="arms x tasks x seeds as one campaign, with tables, tests and figures",
         description="Runs every arm of SPEC on every task and seed at equal budget, goes on where it was stopped, and "
-        "compares the arms with the first one. Exit code 0: all cells are finished; 1: some failed; 2: misuse.",
+        "compares the arms with the first one. Exit code 0: all cells are finished; 1: some failed, or a folder has "
+        "nothing to compare; 2: misuse.",
     )
     ablate.add_argument(
         "spec",
@@ -60,9 +61,8 @@ def _ablate(arguments: argparse.Namespace) -> int:
     if not arguments.no_figures:
         _check_figures()
     if arguments.spec.is_dir():
-        _check_readable(arguments.spec)
-        report(arguments.spec, figures=not arguments.no_figures)
-        return 0
+        compared, damaged = report(arguments.spec, figures=not arguments.no_figures)
+        return 0 if compared and not damaged else parts.EXIT_NOT_OK
     spec = read_spec(arguments.spec)
     models.check(spec.models)
     tasks = _tasks(spec)
@@ -72,6 +72,7 @@ def _ablate(arguments: argparse.Namespace) -> int:
     folder = arguments.out or Path("runs", arguments.spec.stem)
     hashes = {name: task.hash for name, task in tasks.items()}
     campaign = Campaign.open(folder, spec, device, hashes, versions())
+    _stored(folder)  # before hours of running, not after them
     shutil.copyfile(arguments.spec, folder / "spec.toml")
     cells = campaign.cells()
     finished = counter(folder, cells)
@@ -89,21 +90,11 @@ def _ablate(arguments: argparse.Namespace) -> int:
         lambda: len(cells),
         lambda: devices.open_workshop(spec.target),
     )
-    report(folder, figures=not arguments.no_figures)
+    _, damaged = report(folder, figures=not arguments.no_figures, told=[done.cell for done in failed])
     if interrupted:
         parts.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
         return parts.EXIT_INTERRUPTED
-    return parts.EXIT_NOT_OK if failed else 0
-
-
-def _check_readable(folder: Path) -> None:
-    """Raises StoreError for a run that this version cannot read: leaving it out would pass for missing."""
-    from evo.campaign import read_plan
-    from evo.store import FILE, RunReader
-
-    for cell in read_plan(folder).cells:
-        if (folder / cell.path / FILE).exists():
-            RunReader(folder / cell.path).close()
+    return parts.EXIT_NOT_OK if failed or damaged else 0
 
 
 def _check_figures() -> None:
@@ -206,20 +197,26 @@ def _forced_exit(campaign: Campaign) -> Iterator[None]:
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def report(folder: Path, *, figures: bool) -> None:
-    """Writes outcomes, tables and figures of what is finished into a campaign's folder, and prints the tables."""
+def report(folder: Path, *, figures: bool, told: Collection[Cell] = ()) -> tuple[bool, bool]:
+    """Writes outcomes, tables and figures of what is finished into a campaign's folder, and prints the tables.
+
+    Returns whether there was anything to compare, and whether runs cannot be read; says so of those not `told` before.
+    """
     from analysis import ablation_tables
     from analysis import figures as drawing
     from analysis.comparison import compare
     from evo.campaign import read_plan
 
     plan = read_plan(folder)
-    found = _outcomes(folder, plan)
+    found, damaged = _outcomes(folder, plan)
+    for cell, error in damaged.items():
+        if cell not in told:
+            parts.say(f"failed: {cell}: {error}")
     try:
         comparison = compare(found, plan.arms)
     except ValueError as error:
         parts.say(f"nothing to compare: {error}")
-        return
+        return False, bool(damaged)
     text = ablation_tables.markdown(comparison)
     missing = len(plan.cells) - len(found)
     if missing:
@@ -231,17 +228,50 @@ def report(folder: Path, *, figures: bool) -> None:
     drawn = [path.name for path in drawing.draw(folder, comparison, found)] if figures else []
     parts.say(f"\n{text}")
     parts.say(f"in {folder}: {', '.join(['outcomes.json', 'tables.md', 'tables.tex', *drawn])}")
+    return True, bool(damaged)
 
 
-def _outcomes(folder: Path, plan: Plan) -> list[Outcome]:
-    """Of the runs that are finished, kept in a file; of a campaign that came without its runs, from that file."""
+def _outcomes(folder: Path, plan: Plan) -> tuple[list[Outcome], dict[Cell, StoreError]]:
+    """Of the cells whose runs are finished, or were when they were here; and why the runs of others cannot be read."""
+    from analysis.outcomes import outcome_of
+    from evo.cells import came_to_end
+    from evo.store import FILE
+
+    new: dict[Cell, Outcome] = {}
+    damaged: dict[Cell, StoreError] = {}
+    for cell in plan.cells:
+        try:
+            if (folder / cell.path / FILE).exists() and came_to_end(folder, cell):
+                new[cell] = outcome_of(folder / cell.path, cell.arm)
+        except StoreError as error:
+            damaged[cell] = error
+    known = _kept(folder, plan, new)
+    return [known[cell] for cell in plan.cells if cell in known and cell not in damaged], damaged
+
+
+def _kept(folder: Path, plan: Plan, new: Mapping[Cell, Outcome]) -> dict[Cell, Outcome]:
+    """`new` and what is kept in the folder's file, which takes `new` in; what it holds of others is never dropped.
+
+    A campaign is archived without some of its runs, or without any: then the file is all there is of them.
+    """
     from analysis import outcomes
-    from evo.cells import finished
+    from evo.campaign import LOCK
+    from evo.locks import lock
+
+    if not new:
+        return _stored(folder)
+    with lock(folder / LOCK):  # others that share the campaign write theirs
+        known = _stored(folder) | dict(new)
+        order = {cell: place for place, cell in enumerate(plan.cells)}
+        ordered = sorted(known, key=lambda cell: order.get(cell, len(order)))
+        outcomes.save(folder / outcomes.FILE, [known[cell] for cell in ordered])
+    return known
+
+
+def _stored(folder: Path) -> dict[Cell, Outcome]:
+    """The outcomes kept in a campaign's folder.  Raises StoreError where their file is damaged."""
+    from analysis import outcomes
+    from evo.campaign import Cell
 
     path = folder / outcomes.FILE
-    if not (folder / "cells").exists() and path.exists():
-        return outcomes.load(path)
-    cells = [cell for cell in plan.cells if finished(folder / cell.path)]
-    found = [outcomes.outcome_of(folder / cell.path, cell.arm) for cell in cells]
-    outcomes.save(path, found)
-    return found
+    return {Cell(o.task, o.arm, o.seed): o for o in outcomes.load(path)} if path.exists() else {}

@@ -330,7 +330,7 @@ def _sum_up(
 
     timed = _baselines(folder)
     kernels = [
-        _kernel(source, checked.get(source.name), folder / _cell(arguments, source).path, timed.get(source.name, []))
+        _kernel(source, checked.get(source.name), folder, _cell(arguments, source), timed.get(source.name, []))
         for source in chosen
     ]
     try:
@@ -353,7 +353,7 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
     return f", {FILE}"
 
 
-def _kernel(source: Source, outcome: Outcome | None, run: Path, timed: list[dict[str, Any]]) -> Kernel:
+def _kernel(source: Source, outcome: Outcome | None, folder: Path, cell: Cell, timed: list[dict[str, Any]]) -> Kernel:
     """`outcome`: None where the file was not checked yet."""
     from analysis.outcomes import outcome_of
     from analysis.suite import Baseline, Kernel, code_lines
@@ -362,8 +362,8 @@ def _kernel(source: Source, outcome: Outcome | None, run: Path, timed: list[dict
     lines = code_lines(source.kernels)
     if outcome is None or not outcome.verified:
         return Kernel(source.name, lines, reason=outcome.reason if outcome else "")
-    if why := why_failed(run):
+    if why := why_failed(folder, cell):
         return Kernel(source.name, lines, reason=f"its search failed: {why}")
     baselines = {b["name"]: Baseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed}
-    found = outcome_of(run, ARM) if finished(run) else None
+    found = outcome_of(folder / cell.path, ARM) if finished(folder, cell) else None
     return Kernel(source.name, lines, outcome=found, baselines=baselines, note=outcome.note)
