@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evo.arms import ARMS, MODEL_ARMS, expand
 from evo.config import REDRAFTS, RunConfig
@@ -23,6 +23,9 @@ from evo.errors import ConfigError, StoreError
 from evo.llm.models import Model, read_models
 from evo.locks import lock
 from evo.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from evo.store import RunInfo
 
 FILE = "campaign.json"
 LOCK = "campaign.lock"
@@ -165,7 +168,7 @@ class Campaign:
             folder.mkdir(parents=True, exist_ok=True)
             with lock(folder / LOCK):  # others may begin it at the same time
                 if path.exists():
-                    _check_same(folder, json.loads(path.read_text(encoding="utf-8")), frozen)
+                    _check_same(folder, _read_frozen(folder), frozen)
                 else:
                     _write(path, frozen)
         except OSError as error:
@@ -176,7 +179,7 @@ class Campaign:
         """One more task, with its folder.  Raises StoreError where the campaign has it as another one."""
         file = self.folder / FILE
         with lock(self.folder / LOCK):
-            frozen = json.loads(file.read_text(encoding="utf-8"))
+            frozen = _read_frozen(self.folder)
             if frozen["tasks"].get(task, hash) != hash:
                 raise _other(self.folder, f"task {task}")
             if task not in frozen["tasks"]:  # every process that shares the campaign says so
@@ -219,18 +222,56 @@ class Campaign:
 class Plan:
     """What a campaign folder says was to be run, wherever it was."""
 
-    arms: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    settings: Mapping[str, Mapping[str, Any]]  # by arm: those that its cells share
+    tasks: Mapping[str, str]  # hashes by name
+    seeds: tuple[int, ...]
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(self.settings)
+
+    @property
+    def cells(self) -> list[Cell]:
+        return _cells(self.tasks, self.seeds, self.arms)
 
 
 def read_plan(folder: Path) -> Plan:
-    """Of the campaign in `folder`.  Raises StoreError where there is none."""
+    """Of the campaign in `folder`.  Raises StoreError where there is none, or its file is damaged."""
+    frozen = _read_frozen(folder)
+    return Plan(frozen["arms"], frozen["tasks"], tuple(frozen["seeds"]))
+
+
+def check_run(folder: Path, cell: Cell, info: RunInfo) -> None:
+    """Raises StoreError unless a run is the one that the campaign in `folder` is to have in `cell`.
+
+    `evo resume` may have given it another budget, or somebody has put another run in its place.
+    """
+    plan = read_plan(folder)
+    settings = {"task": "", "seed": cell.seed, **plan.settings.get(cell.arm, {})}
     try:
-        frozen = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        arms = tuple(frozen["arms"])
-        return Plan(arms, tuple(_cells(frozen["tasks"], frozen["seeds"], arms)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"expected a campaign in {folder}, got: {error!r}; start one by a spec") from error
+        expected = _comparable(RunConfig.from_json(json.dumps(settings)))
+    except (KeyError, TypeError, ConfigError) as error:
+        raise _damaged(folder, f"no settings known here for arm {cell.arm} ({error})") from error
+    expected["task hash"] = plan.tasks.get(cell.task)
+    got = _comparable(info.config) | {"task hash": info.task_hash}
+    differing = [f"{name} {got[name]!r} instead of {expected[name]!r}" for name in got if got[name] != expected[name]]
+    if differing:
+        raise StoreError(
+            f"expected the run of {cell} in {folder / cell.path}, got one with {', '.join(differing)}; restore it from "
+            f"a copy, or delete that folder and run the cell anew"
+        )
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """Settings that make a cell's search what it is.
+
+    Not where a task lies (its hash says what it is), nor which devices evaluate and at which addresses models answer:
+    a cell may be gone on with on another machine.
+    """
+    settings = dataclasses.asdict(config)
+    for model in settings["models"]:
+        del model["endpoint"]
+    return {name: value for name, value in settings.items() if name not in ("task", "gpus", "ray_address")}
 
 
 def _cells(tasks: Iterable[str], seeds: Sequence[int], arms: Sequence[str]) -> list[Cell]:
@@ -341,6 +382,35 @@ def _other(folder: Path, changed: str) -> StoreError:
     return StoreError(
         f"cannot go on with the campaign in {folder}: {changed} differ from when it was started, so its cells could "
         f"not be compared; restore them, or choose another folder by --out"
+    )
+
+
+def _read_frozen(folder: Path) -> dict[str, Any]:
+    """What is frozen of the campaign in `folder`.  Raises StoreError where there is none, or its file is damaged."""
+    path = folder / FILE
+    try:
+        frozen = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(
+            f"expected a campaign in {folder}, found no {FILE}; name the folder of one, or start one by a spec"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"expected to read {path}, got: {error}; check its permissions") from error
+    except ValueError as error:
+        raise _damaged(folder, f"no JSON ({error})") from error
+    kinds = {"arms": (dict, dict), "tasks": (dict, str), "seeds": (list, int)}
+    for key, (kind, of) in kinds.items():
+        value = frozen.get(key) if isinstance(frozen, dict) else None
+        values = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, kind) or not all(isinstance(v, of) for v in values):
+            raise _damaged(folder, f"no {key} as a campaign has them")
+    return dict(frozen)
+
+
+def _damaged(folder: Path, found: str) -> StoreError:
+    return StoreError(
+        f"{folder / FILE} is damaged: expected what evo wrote when the campaign was started, got {found}; restore it "
+        f"from a copy, or start the campaign in another folder"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
-from evo.campaign import Campaign, Cell
+from evo.campaign import Campaign, Cell, check_run
 from evo.engine import Engine, Llm
 from evo.errors import EvoError, StoreError
 from evo.locks import try_lock
@@ -55,15 +55,16 @@ class Done:
 def came_to_end(folder: Path, cell: Cell) -> bool:
     """Whether the run of a cell of the campaign in `folder` came to its own end.
 
-    Raises StoreError where it cannot be read.
+    Raises StoreError where it cannot be read, and where it is not the run that the campaign is to have there.
     """
     with RunReader(folder / cell.path) as run:
+        check_run(folder, cell, run.info)
         ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
     return ends not in ([], ["interrupted"], [SILENT])
 
 
 def finished(folder: Path, cell: Cell) -> bool:
-    """As `came_to_end`, but a run that cannot be read did not: going on with it says why."""
+    """As `came_to_end`, but a run that cannot be read or is another did not: going on with it says why."""
     try:
         return came_to_end(folder, cell)
     except StoreError:
@@ -124,6 +125,8 @@ def run_cells(
                 return "interrupted"
             if not mine:
                 return ELSEWHERE
+            if (campaign.folder / cell.path / FILE).exists():
+                came_to_end(campaign.folder, cell)  # raises where it is no run to go on with
             evaluator, first = bench.prepared()
             info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
             return _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from evo.cli import main
 from evo.commands import models, parts
 from evo.llm import lane
 from evo.locks import try_lock
-from evo.store import RunReader
+from evo.store import RunReader, Store
 from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
 
@@ -303,6 +304,44 @@ def test_a_stored_outcome_is_never_dropped(
     assert ablate("--out", "whole", "--no-figures") == 2
     assert "expected the outcomes of runs in whole/outcomes.json" in capsys.readouterr().err
     assert Path("whole/outcomes.json").read_text() == "{"
+
+
+def test_a_run_that_is_not_its_cells_does_not_count(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate("--no-figures") == 0
+    folder = Path("runs/spec")
+    longer, other = (folder / Cell("softmax", arm, 0).path for arm in ("full", "no-islands"))
+    with Store.resume(longer, task_hash="hash", versions={"evo": "1"}) as store:  # as `evo resume --budget 9` does
+        store.set_config(store.info.config.with_budget(9))
+    shutil.copyfile(folder / Cell("softmax", "random", 0).path / "run.sqlite", other / "run.sqlite")
+    for argument in ("runs/spec", "spec.toml"):
+        capsys.readouterr()
+        assert main(["ablate", argument, "--no-figures"]) == 1
+        said = capsys.readouterr().out
+        assert f"expected the run of softmax, full, seed 0 in {longer}, got one with budget 9 instead of 6; " in said
+        assert (
+            f"expected the run of softmax, no-islands, seed 0 in {other}, got one with strategy 'random' instead"
+            in said
+        )
+        assert "2 of 18 cells are missing" in said
+    assert "16 finished" in said
+    shutil.rmtree(longer)
+    shutil.rmtree(other)
+    assert ablate("--no-figures") == 0
+
+
+def test_a_cell_may_be_gone_on_with_on_another_machine(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate("--no-figures") == 0
+    cell = Path("runs/spec") / Cell("softmax", "full", 0).path
+    with Store.resume(cell, task_hash="hash", versions={"evo": "1"}) as store:
+        elsewhere = {"task": "/elsewhere/softmax", "gpus": "all", "ray_address": "head:1"}
+        store.set_config(dataclasses.replace(store.info.config, **elsewhere))
+        store.event("ended", "budget spent")
+    assert ablate("--no-figures") == 0
+    assert "18 finished" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_comparison_is_not_ok(

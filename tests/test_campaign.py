@@ -209,6 +209,22 @@ def test_arms_of_models(tmp_path: Path) -> None:
     assert Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS).cells() == frozen.cells()
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", "7", '{"arms": {"full": 1}}', '{"arms": {}, "tasks": {}, "seeds": "a"}']
+)
+def test_a_damaged_campaign_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    campaign = Campaign.open(tmp_path, spec_of(tmp_path), "cpu", HASHES, VERSIONS)
+    (tmp_path / FILE).write_text(text)
+    for read in (
+        lambda: read_plan(tmp_path),
+        lambda: Campaign.open(tmp_path, campaign.spec, "cpu", HASHES, VERSIONS),
+        lambda: campaign.add("rotary", "rotary", "cc"),
+    ):
+        with pytest.raises(StoreError, match=r"campaign.json is damaged: expected .*; restore it from a copy"):
+            read()
+    assert (tmp_path / FILE).read_text() == text
+
+
 def test_tasks_may_come_later(tmp_path: Path) -> None:
     spec = dataclasses.replace(spec_of(tmp_path), tasks=())
     campaign = Campaign.open(tmp_path / "out", spec, "cpu", {}, VERSIONS)

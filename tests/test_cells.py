@@ -16,6 +16,7 @@ from evo.commands.ablate import run_campaign
 from evo.commands.search import make_engine
 from evo.errors import StoreError
 from evo.records import Verdict
+from evo.store import RunInfo, Store
 from fitness.pipeline import SeedError
 from tests.cli_support import BROKEN, CliEvaluator, install, load
 
@@ -106,6 +107,19 @@ def test_what_other_processes_finish_counts_as_progress(
     assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _workshop()) == ([], False)
     (line,) = (n for n in capsys.readouterr().out.splitlines() if n.startswith("["))
     assert line.startswith("[7/12] softmax, full, seed 0: budget spent, ") and line.endswith("; ETA 0:01:40")
+
+
+def test_a_run_of_another_task_does_not_count(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    cell = Cell("softmax", "full", 0)
+    other = RunInfo(SPEC.config("softmax", "full", 0, "cpu"), "another", {"evo": "1"}, {})
+    added(campaign, "softmax")
+    with Store.create(campaign.folder / cell.path, other) as store:
+        store.event("ended", "budget spent")
+    assert not finished(campaign.folder, cell)
+    [done] = run(campaign, iter([load("softmax")]))
+    assert done.reason == "failed"
+    assert "expected the run of softmax, full, seed 0" in done.message
+    assert "task hash 'another' instead of 'hash'" in done.message
 
 
 def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: Campaign) -> None:

@@ -200,7 +200,7 @@ def _forced_exit(campaign: Campaign) -> Iterator[None]:
 def report(folder: Path, *, figures: bool, told: Collection[Cell] = ()) -> tuple[bool, bool]:
     """Writes outcomes, tables and figures of what is finished into a campaign's folder, and prints the tables.
 
-    Returns whether there was anything to compare, and whether runs cannot be read; says so of those not `told` before.
+    Returns whether there was anything to compare, and whether runs cannot be counted; says which, but for those `told`.
     """
     from analysis import ablation_tables
     from analysis import figures as drawing
@@ -232,7 +232,7 @@ def report(folder: Path, *, figures: bool, told: Collection[Cell] = ()) -> tuple
 
 
 def _outcomes(folder: Path, plan: Plan) -> tuple[list[Outcome], dict[Cell, StoreError]]:
-    """Of the cells whose runs are finished, or were when they were here; and why the runs of others cannot be read."""
+    """Of the cells whose runs are finished, or were when they were here; and why others' runs cannot be counted."""
     from analysis.outcomes import outcome_of
     from evo.cells import came_to_end
     from evo.store import FILE
