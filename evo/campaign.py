@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo import folders
 from evo.arms import ARMS, MODEL_ARMS, expand
-from evo.config import REDRAFTS, RunConfig
+from evo.config import REDRAFTS, SEEDS, RunConfig
 from evo.errors import ConfigError, StoreError
 from evo.llm.models import Model, read_models
 from evo.locks import lock
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 FILE = "campaign.json"
 LOCK = "campaign.lock"
+_MOST_SEEDS = 10_000
 
 # Settings of a run that the spec may set, for all arms or for one.
 SETTINGS = (
@@ -107,13 +110,14 @@ def read_spec(path: Path) -> Spec:
     """The spec in the TOML file `path`.  Raises ConfigError where it cannot be what was meant."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"expected a campaign as TOML in {path}, got: {error}; docs/ablations.md has one") from error
     _only(raw, ("tasks", "seeds", "arms", "budget", "target", "models", "models_file", "run", "arm"), "the spec")
     own = raw.get("arm", {})
     for name, settings in own.items():
         if name in ARMS | MODEL_ARMS:
             raise ConfigError(f"arm.{name}: expected a new name, got one of the ready arms; choose another")
+        _check_name(name)
         _only(settings, SETTINGS, f"arm.{name}")
     _only(raw.get("run", {}), SETTINGS, "run")
     models = _models(raw, path.parent)
@@ -158,12 +162,17 @@ class Campaign:
         """The campaign in `folder`, begun where there is none.  `hashes`: of the tasks, by name in the spec's order.
 
         Where the spec has no tasks they come later, by `add`.
-        Raises ConfigError where two arms would be the same search, StoreError where the folder holds another campaign.
+        Raises ConfigError where two arms would be the same search, StoreError where the folder holds another campaign
+        or a run.
         """
         campaign = cls(folder, spec, device, list(hashes))
         _check_different(spec, device)
         frozen = campaign._frozen(hashes, versions)
         path = folder / FILE
+        if (folder / folders.FILE).exists():
+            raise StoreError(
+                f"expected a folder for a campaign, but {folder} holds a run ({folders.FILE}); choose another by --out"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with lock(folder / LOCK):  # others may begin it at the same time
@@ -298,6 +307,15 @@ def _names(raw: Mapping[str, Any], key: str) -> list[str]:
     return names
 
 
+def _check_name(arm: str) -> None:
+    """Of an arm: it is a folder's name in the paths of cells, and must not lead out of the campaign's folder."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", arm) or arm in (".", ".."):
+        raise ConfigError(
+            f"arm.{arm}: expected a name of at most 100 letters, digits, '.', '_' and '-', which is neither '.' nor "
+            f"'..', got {arm!r}; choose another: cells' folders are called by it"
+        )
+
+
 def _task(name: str, folder: Path) -> str:
     """A task as the spec names it: built in, in a folder from here, or in one beside the spec."""
     from fitness.task import task_names
@@ -309,11 +327,21 @@ def _task(name: str, folder: Path) -> str:
 
 
 def _seeds(raw: Any) -> tuple[int, ...]:
-    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1:
+    low, high = SEEDS
+    if type(raw) is int and 1 <= raw <= _MOST_SEEDS:
         return tuple(range(raw))
-    if isinstance(raw, list) and raw and all(type(s) is int for s in raw) and len(set(raw)) == len(raw):
+    if (
+        isinstance(raw, list)
+        and 1 <= len(raw) <= _MOST_SEEDS
+        and all(type(s) is int and low <= s <= high for s in raw)
+        and len(set(raw)) == len(raw)
+    ):
         return tuple(raw)
-    raise ConfigError(f"seeds: expected how many, from 1, or a list of different integers, got {raw!r}; e.g. seeds = 5")
+    got = f"a list of {len(raw)}" if isinstance(raw, list) and len(raw) > _MOST_SEEDS else repr(raw)[:100]
+    raise ConfigError(
+        f"seeds: expected how many, from 1 to {_MOST_SEEDS}, or a list of at most that many different integers from "
+        f"{low} to {high}, got {got}; e.g. seeds = 5"
+    )
 
 
 def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None, float | None]:

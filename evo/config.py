@@ -12,10 +12,12 @@ from evo.errors import ConfigError
 from evo.llm.models import Model
 from evo.strategies import STRATEGIES
 
+SEEDS = (0, 2**63 - 1)  # SQLite's integers end there
+
 # (lowest, highest) value of each number.  The upper ends are far beyond sensible use; they catch slips of the keyboard.
 _RANGES = {
     "budget": (1, 10_000_000),
-    "seed": (0, 2**63 - 1),  # SQLite's integers end there
+    "seed": SEEDS,
     "islands": (1, 64),
     "workers": (1, 1024),
     "screen_budget": (0, 10_000),

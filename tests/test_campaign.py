@@ -107,9 +107,19 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("seeds = 2", "seeds = 0", "seeds: expected how many, from 1, .* got 0"),
+        ("seeds = 2", "seeds = 0", "seeds: expected how many, from 1 to 10000, .* got 0"),
         ("trials = 8", "trials = true", "budget: expected an integer from 1 for `trials`, got True"),
         ("seeds = 2", "seeds = [1, 1]", "seeds: expected how many"),
+        ("seeds = 2", "seeds = 100000000000", "seeds: expected how many, from 1 to 10000, .* got 100000000000"),
+        ("seeds = 2", "seeds = [-1]", r"different integers from 0 to 9223372036854775807, got \[-1\]"),
+        ("seeds = 2", "seeds = [9223372036854775808]", r"got \[9223372036854775808\]"),
+        ("seeds = 2", f"seeds = {list(range(10_001))}", "got a list of 10001; e.g. seeds = 5"),
+        ("seeds = 2", "seeds = true", "seeds: expected how many, .* got True"),
+        ("[arm.greedy]", '[arm."../greedy"]', "arm.../greedy: expected a name of at most 100 letters"),
+        ("[arm.greedy]", '[arm."/tmp/greedy"]', "neither '.' nor '..', got '/tmp/greedy'; choose another"),
+        ("[arm.greedy]", '[arm.".."]', "got '..'"),
+        ("[arm.greedy]", '[arm."."]', "got '.'"),
+        ("[arm.greedy]", '[arm.""]', "got ''"),
         ("seeds = 2", "sedes = 2", "expected keys among .* got sedes"),
         ("trials = 8", "trials = 8\ntokens = 7", "budget: expected models where tokens are limited"),
         ('"greedy"]', '"gready"]', "expected names among full, .*greedy, got gready"),
@@ -207,6 +217,15 @@ def test_arms_of_models(tmp_path: Path) -> None:
     assert arms["tritonforge"].operators == ("mutate@m", "repair@m")
     frozen = Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS)
     assert Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS).cells() == frozen.cells()
+
+
+def test_a_folder_with_a_run_takes_no_campaign(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "run.sqlite").write_text("")
+    with pytest.raises(StoreError, match=r"holds a run \(run.sqlite\); choose another by --out"):
+        Campaign.open(folder, spec_of(tmp_path), "cpu", HASHES, VERSIONS)
+    assert not (folder / FILE).exists()
 
 
 @pytest.mark.parametrize(
