@@ -31,7 +31,8 @@ class Outcome:
     early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up;
     `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best of
     those whose own Python was run too, and did the same (champions, and what was written to best/; 1.0 without one, and
-    without a GPU).  What a certificate refused counts as no gain.
+    without a GPU).  What a certificate refused counts as no gain.  `task_hash` and `target`: "" where unknown, as in
+    files of before they were kept.
 
     Where GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate
     that was not done within them does not count.
@@ -51,6 +52,8 @@ class Outcome:
     gpu_spent: float = 0.0
     successes: int = 0
     certified: float = 1.0
+    task_hash: str = ""
+    target: str = ""
 
     @property
     def best(self) -> float:
@@ -99,6 +102,8 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
             gpu_spent=sum(gpu_seconds(t.evaluation) for t in trials),
             successes=successes,
             certified=certified,
+            task_hash=run.info.task_hash,
+            target=config.target,
         )
 
 

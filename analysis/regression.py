@@ -15,6 +15,8 @@ ALPHA = 0.05
 # With fewer pairs even the best case of a one-sided permutation test, 1 / 2^pairs, is not below ALPHA.
 FEWEST_PAIRS = 5
 
+_SHOWN = 12  # names of a kind in a message, and characters of a hash
+
 Pair = tuple[Outcome, Outcome]
 
 
@@ -39,21 +41,45 @@ class Verdict:
 def pair_up(a: Sequence[Outcome], b: Sequence[Outcome]) -> list[Pair]:
     """Runs of the same arm, task and seed.
 
-    Raises ValueError where there are none, or where the two could not be compared: different budgets, or one estimated
-    and one measured.
+    Raises ValueError where there are none, or where the two could not be compared: different tasks of one name (as far
+    as both are known), targets or budgets, or one estimated and one measured.
     """
     known = {(o.arm, o.task, o.seed): o for o in a}
     pairs = [(known[o.arm, o.task, o.seed], o) for o in b if (o.arm, o.task, o.seed) in known]
     if not pairs:
-        raise ValueError("no arm, task and seed that both have")
+        raise ValueError(f"no arm, task and seed that both have; A has {_held(a)}; B has {_held(b)}")
     for first, second in pairs:
-        name = ", ".join(str(x) for x in (second.arm, second.task, f"seed {second.seed}") if x)
-        budgets = [in_words(o.budget, o.gpu_seconds) for o in (first, second)]
-        if budgets[0] != budgets[1]:
-            raise ValueError(f"{name}: budgets differ, {' and '.join(budgets)}")
-        if first.estimated != second.estimated:
-            raise ValueError(f"{name}: one is estimated, the other measured on a GPU")
+        if why := _incomparable(first, second):
+            name = ", ".join(str(x) for x in (second.arm, second.task, f"seed {second.seed}") if x)
+            raise ValueError(f"{name}: {why}")
     return pairs
+
+
+def _incomparable(a: Outcome, b: Outcome) -> str:
+    """Why two runs of one name cannot be compared; "" where they can."""
+    budgets = [in_words(o.budget, o.gpu_seconds) for o in (a, b)]
+    if budgets[0] != budgets[1]:
+        return f"budgets differ, {' and '.join(budgets)}"
+    if a.estimated != b.estimated:
+        return "one is estimated, the other measured on a GPU"
+    if a.task_hash and b.task_hash and a.task_hash != b.task_hash:
+        return f"these are different tasks of one name, of hash {a.task_hash[:_SHOWN]} and {b.task_hash[:_SHOWN]}"
+    if a.target and b.target and a.target != b.target:
+        return f"targets differ, {a.target} and {b.target}"
+    return ""
+
+
+def _held(outcomes: Sequence[Outcome]) -> str:
+    """The arms, tasks and seeds there are, a few of each."""
+    texts = []
+    for kind, values in (
+        ("arms", sorted({o.arm or "none (runs of their own)" for o in outcomes})),
+        ("tasks", sorted({o.task for o in outcomes})),
+        ("seeds", sorted({o.seed for o in outcomes})),
+    ):
+        more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+        texts.append(f"{kind} {', '.join(map(str, values[:_SHOWN]))}{more}")
+    return ", ".join(texts) if outcomes else "no finished runs"
 
 
 def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> Verdict:

@@ -43,6 +43,7 @@ def test_only_gains_beyond_their_interval_count(tmp_path: Path) -> None:
     assert (found.best, found.ci95, found.success) == (2.0, (1.5, 2.6), True)
     assert (found.arm, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)
     assert found.verdicts == {"ok": 5, "wrong": 1}
+    assert (found.task_hash, found.target) == ("hash", "sm_90")
 
 
 def test_what_a_full_certificate_refused_is_no_gain(tmp_path: Path) -> None:
@@ -86,10 +87,16 @@ def test_outcomes_of_before_there_were_gpu_seconds_are_read(tmp_path: Path) -> N
     found = campaign({"full": 1.0}, tasks=1, seeds=1)
     save(tmp_path / "outcomes.json", found)
     text = (tmp_path / "outcomes.json").read_text().replace(', "gpu_seconds": null, "at": []', "")
-    assert "gpu_seconds" not in text
+    text = text.replace(', "task_hash": "", "target": ""', "")
+    assert "gpu_seconds" not in text and "task_hash" not in text
     (tmp_path / "outcomes.json").write_text(text)
     (again,) = load(tmp_path / "outcomes.json")
-    assert (again.gpu_seconds, again.at, again.best) == (None, (), pytest.approx(found[0].best, rel=1e-5))
+    assert (again.gpu_seconds, again.at, again.task_hash, again.best) == (
+        None,
+        (),
+        "",
+        pytest.approx(found[0].best, rel=1e-5),
+    )
 
 
 def test_a_run_that_gained_nothing_is_a_failure_at_one(tmp_path: Path) -> None:

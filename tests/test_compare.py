@@ -10,8 +10,9 @@ import pytest
 from analysis.outcomes import Outcome, save
 from analysis.regression import judge, pair_up
 from evo.cli import main
+from evo.store import RunInfo, Store
 from tests.ablation_support import campaign, outcome
-from tests.engine_support import create, search
+from tests.engine_support import config, create, search
 
 
 def write(folder: Path, outcomes: list[Outcome]) -> str:
@@ -74,12 +75,43 @@ def test_runs_are_read_from_their_stores(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    a = [outcome("", "x", 0, [2.0])]
+    a = [outcome("", "x", 0, [2.0], task_hash="aa", target="sm_90")]
     for b, words in (
         (outcome("", "y", 0, [2.0]), "no arm, task and seed"),
         (outcome("", "x", 0, [2.0, 2.0]), "x, seed 0: budgets differ, 1 candidates and 2 candidates"),
         (outcome("", "x", 0, [2.0], gpu_seconds=60.0, at=(0.0,)), "1 candidates and 60 GPU seconds .1 candidates at"),
         (outcome("", "x", 0, [2.0], estimated=True), "one is estimated"),
+        (
+            outcome("", "x", 0, [2.0], task_hash="bb"),
+            "x, seed 0: these are different tasks of one name, of hash aa and bb",
+        ),
+        (outcome("", "x", 0, [2.0], task_hash="aa", target="sm_80"), "targets differ, sm_90 and sm_80"),
     ):
         with pytest.raises(ValueError, match=words):
             pair_up(a, [b])
+
+
+def test_tasks_and_targets_that_are_not_known_are_not_compared() -> None:
+    known = outcome("", "x", 0, [2.0], task_hash="aa", target="sm_90")
+    for other in (known, outcome("", "x", 0, [2.0])):
+        assert pair_up([known], [other]) == [(known, other)]
+        assert pair_up([other], [known]) == [(other, known)]
+
+
+def test_without_pairs_both_sides_are_listed() -> None:
+    a = [outcome("full", f"t{n:02}", n % 2, [2.0]) for n in range(14)]
+    with pytest.raises(ValueError, match="no arm") as failure:
+        pair_up(a, [outcome("", "x", 3, [2.0])])
+    said = str(failure.value)
+    assert "A has arms full, tasks t00, t01, " in said and "t11 and 2 more, seeds 0, 1; " in said
+    assert said.endswith("B has arms none (runs of their own), tasks x, seeds 3")
+
+
+def test_runs_of_different_tasks_in_folders_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, task_hash in (("a", "aa"), ("b", "bb")):
+        info = RunInfo(config(task=f"/{name}/mine", budget=1), task_hash, {"evo": "1"}, {})
+        Store.create(tmp_path / name, info).close()
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "mine, seed 0: these are different tasks of one name, of hash aa and bb" in capsys.readouterr().err
