@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shutil
 import sys
@@ -242,7 +243,8 @@ def _outcomes(folder: Path, plan: Plan) -> tuple[list[Outcome], dict[Cell, Store
     for cell in plan.cells:
         try:
             if (folder / cell.path / FILE).exists() and came_to_end(folder, cell):
-                new[cell] = outcome_of(folder / cell.path, cell.arm)
+                found = outcome_of(folder / cell.path, cell.arm)
+                new[cell] = dataclasses.replace(found, task=cell.task)  # its folder may be given as "."
         except StoreError as error:
             damaged[cell] = error
     known = _kept(folder, plan, new)
