@@ -6,6 +6,7 @@ candidates and models are escaped by the template (`analysis/templates/report.ht
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +24,17 @@ from evo.budget import SEED_OPERATOR
 from evo.errors import ConfigError
 from evo.records import Fitness, Trial
 from evo.result import best_source, diff
-from evo.store import RunReader
+from evo.store import FILE, LOCK, RunReader
 
+# What the template writes before anything of a run: tells a report from any other file.
+OPENING = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+"""
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
 ANCESTORS = 80  # drawn in a lineage; of more, only the line of first parents
 MESSAGES = 8
@@ -104,8 +114,9 @@ class View:
 def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -> None:
     """Writes the report of the runs in `folders` to `out`; `bounds`: one for each.
 
-    Raises StoreError where a folder holds no run, ConfigError where `out` cannot be written.
+    Raises StoreError where a folder holds no run, ConfigError where `out` cannot be written or is no report.
     """
+    _check_replaceable(out)
     with ExitStack() as stack:
         runs = [stack.enter_context(RunReader(folder)) for folder in folders]
         for run in runs:
@@ -117,7 +128,32 @@ def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -
         new.write_text(text, encoding="utf-8")
         os.replace(new, out)
     except OSError as error:
+        with contextlib.suppress(OSError):  # it may not have been made
+            new.unlink()
         raise ConfigError(f"expected to write {out}, got: {error}; name another file by --out") from error
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raises ConfigError where `out` is taken by anything but an earlier report, or is the name of a run's own file."""
+    found = ""
+    if out.name.startswith(FILE) or out.name == LOCK:
+        found = "the name of a file of a run"
+    elif out.is_dir():
+        found = "a folder"
+    elif out.exists() and not _is_report(out):
+        found = "a file that is no report of evo, which stays as it is"
+    if found:
+        raise ConfigError(f"expected a new file or an earlier report at {out}, got {found}; name another by --out")
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():  # to open a pipe would wait for who writes to it
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(OPENING)) == OPENING.encode()
+    except OSError as error:
+        raise ConfigError(f"expected to write {path}, got: {error}; name another file by --out") from error
 
 
 def render(views: Sequence[View]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from analysis.report import Bounds, write_report
 from evo.cli import main
 from evo.commands import parts
 from evo.commands.report import _bounds
+from evo.errors import ConfigError
 from evo.records import Fitness, Timing, Trial, Verdict
-from evo.store import RunReader, Store
+from evo.store import FILE, RunReader, Store
 from tests import chromium
 from tests.engine_support import create, failed_trial, ok_trial, resume, search
 
@@ -272,6 +274,38 @@ def test_the_command_writes_a_file(searched: Path, tmp_path: Path, monkeypatch, 
     assert "expected a run in" in capsys.readouterr().err
     assert main(["report", str(searched), "--out", str(tmp_path / "no" / "where.html")]) == 2
     assert "name another file by --out" in capsys.readouterr().err
+
+
+def test_only_a_report_is_replaced(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(parts, "load_task", lambda name: task())
+    run = tmp_path / "run"
+    with create(run) as store:
+        store.proposed(ok_trial(0, operator="seed").proposal)
+    before = {path: path.read_bytes() for path in sorted(run.iterdir())}
+    (tmp_path / "notes.html").write_text("<!doctype html>\n<p>mine</p>\n")
+    (tmp_path / "empty").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    names = (*before, run / f"{FILE}-wal", run, tmp_path / "notes.html", tmp_path / "empty", tmp_path / "pipe")
+    for name in names:
+        assert main(["report", str(run), "--out", str(name)]) == 2
+        assert re.search(rf"an earlier report at {name}, got .*; name another by --out", capsys.readouterr().err)
+    assert {path: path.read_bytes() for path in before} == before
+    assert (tmp_path / "notes.html").read_text().endswith("mine</p>\n")
+    out = tmp_path / "out.html"
+    assert [main(["report", str(run), "--out", str(out)]) for _ in range(2)] == [0, 0]
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path / "run").close()
+    before = sorted(tmp_path.iterdir())
+
+    def full(*paths: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ConfigError, match="No space left on device; name another file by --out"):
+        write_report([tmp_path / "run"], tmp_path / "out.html", [Bounds()])
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_ceilings_are_measured_ones_or_the_targets(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
