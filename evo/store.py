@@ -194,12 +194,17 @@ class RunReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._db = _connect_to_read(folder)
-        self.info = _read_info(self._db, folder)
+        try:
+            self.info = _read_info(self._db, folder)
+            _check_references(self._db, folder)
+        except BaseException:
+            self._db.close()
+            raise
 
     def trials(self, skip: int = 0) -> Iterator[Trial]:
         """Finished trials in the order they were finished, without the first `skip`."""
         for row in self._db.execute(_TRIAL.format(join="") + "WHERE e.finished > ? ORDER BY e.finished", (skip,)):
-            yield _trial(row)
+            yield _trial(row, self.folder)
 
     def trial(self, index: int) -> Trial | Proposal:
         """One trial; its Proposal where it is not finished."""
@@ -207,12 +212,12 @@ class RunReader:
         if row is None:
             count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
             raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}")
-        return _proposal(row) if row[9] is None else _trial(row)
+        return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
 
     def pending(self) -> list[Proposal]:
         """Proposals without an evaluation, in the order they were made."""
         rows = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE e.trial IS NULL ORDER BY p.trial")
-        return [_proposal(row) for row in rows]
+        return [_proposal(row, self.folder) for row in rows]
 
     def best(self) -> Trial | None:
         """The fastest trial; the earlier one of equals."""
@@ -222,7 +227,7 @@ class RunReader:
         """Trials with a speedup, the fastest first; the earlier one of equals."""
         query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished"
         for row in self._db.execute(query):
-            yield _trial(row)
+            yield _trial(row, self.folder)
 
     def verdicts(self) -> dict[str, int]:
         """Finished trials by verdict, most frequent first."""
@@ -273,7 +278,10 @@ class RunReader:
         """What limits a candidate, from the best tier that was stored; None where it was not profiled."""
         rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
         best = next((rows[tier] for tier in TIERS if tier in rows), None)
-        return None if best is None else profile_from_json(best)
+        if best is None:
+            return None
+        with decoding(self.folder, "profiles", f"candidate {candidate}"):
+            return profile_from_json(best)
 
     def profiles(self, trials: Sequence[int]) -> dict[int, Profile]:
         """The profiles of those of `trials` that have one, each beside that of its first parent."""
@@ -323,9 +331,25 @@ class RunReader:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close()
+        try:
+            if isinstance(error, _UNDECODABLE):  # of rows that a query of one's own read, or a mistake in the program
+                self._check_rows()
+        finally:
+            self.close()
         if _is_damage(error):
             raise _damaged(self.folder / FILE, error) from error
+
+    def _check_rows(self) -> None:
+        """Raises StoreError where a row is not what evo wrote."""
+        for _ in self.trials():
+            pass
+        self.pending()
+        for (candidate,) in self._db.execute("SELECT DISTINCT candidate FROM profiles"):
+            self.profile(candidate)
+        for call, request, parents, spans in self._db.execute("SELECT call, request, parents, spans FROM llm_calls"):
+            with decoding(self.folder, "llm_calls", f"call {call}"):
+                _integers(parents), _object(spans or "{}")
+                [(m["role"], m["text"]) for m in _object(request)["messages"]]
 
 
 class Store(RunReader):
@@ -518,21 +542,58 @@ def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | 
     )
 
 
-def _proposal(row: Sequence[Any]) -> Proposal:
+def _proposal(row: Sequence[Any], folder: Path) -> Proposal:
     index, candidate, text, operator, parents, island, seed, note, cost = row[:9]
-    return Proposal(
-        index=index, candidate=Candidate(text, candidate), operator=operator, parents=tuple(json.loads(parents)),
-        island=island, seed=seed, note=note, cost=json.loads(cost),
-    )  # fmt: skip
+    with decoding(folder, "proposals", f"trial {index}"):
+        return Proposal(
+            index=index, candidate=Candidate(text, candidate), operator=operator, parents=_integers(parents),
+            island=island, seed=seed, note=note, cost=_object(cost),
+        )  # fmt: skip
 
 
-def _trial(row: Sequence[Any]) -> Trial:
+def _trial(row: Sequence[Any], folder: Path) -> Trial:
     evaluation, speedup, low, high, per_case, estimated = row[9:]
-    found = evaluation_from_json(evaluation)
-    fitness = None
-    if speedup is not None:
-        fitness = Fitness(speedup, (low, high), json.loads(per_case), bool(estimated), found.eager)
-    return Trial(_proposal(row), found, fitness)
+    proposal, fitness = _proposal(row, folder), None
+    with decoding(folder, "evaluations", f"trial {proposal.index}"):
+        found = evaluation_from_json(evaluation)
+        if speedup is not None:
+            ci95 = float(low), float(high)
+            fitness = Fitness(float(speedup), ci95, _object(per_case), bool(estimated), found.eager)
+        return Trial(proposal, found, fitness)
+
+
+# What making a record of a damaged row may raise.
+_UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+
+
+@contextmanager
+def decoding(folder: Path, table: str, row: str = "") -> Iterator[None]:
+    """Around making a record of a row.  Raises StoreError where the row of the run in `folder` cannot be evo's own.
+
+    `row`: which one, e.g. "trial 7".
+    """
+    try:
+        yield
+    except _UNDECODABLE as error:
+        where = f"table {table}{', ' * bool(row)}{row}"
+        raise StoreError(
+            f"expected what evo wrote in {folder / FILE}, got in {where}: {type(error).__name__}: {error}; "
+            f"restore it from a copy"
+        ) from error
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError(f"expected a JSON object, got {text[:40]}")
+    return found
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(type(number) is int for number in found):
+        raise TypeError(f"expected a list of integers, got {text[:40]}")
+    return tuple(found)
 
 
 def plain_text(text: str) -> str:
@@ -632,6 +693,8 @@ def _connect_to_read(folder: Path) -> sqlite3.Connection:
     path = folder / FILE
     if not path.is_file():
         raise StoreError(f"expected a run in {folder}, found no {FILE}: {folders.what_instead(folder)}")
+    if path.stat().st_size == 0:  # for SQLite a database without tables
+        raise StoreError(f"expected a run in {path}, got an empty file; restore it from a copy, or delete it")
     # A finished run in a folder that cannot be written (an archive, another user's) has no place for SQLite's index of
     # the write-ahead log, and no need for it.
     still = not os.access(folder, os.W_OK) and not (folder / f"{FILE}-wal").exists()
@@ -669,20 +732,30 @@ def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
         meta = dict(db.execute("SELECT key, value FROM meta"))
     except sqlite3.DatabaseError as error:
         raise _damaged(folder / FILE, error) from error
+    with decoding(folder, "meta"):
+        task_hash, settings = meta["task_hash"], meta["config"]
+        versions, environment, _ = _object(meta["versions"]), _object(meta["environment"]), _object(settings)
     try:
-        config = RunConfig.from_json(meta["config"])
-    except (TypeError, KeyError, ConfigError) as error:
-        written_by = json.loads(meta["versions"]).get("evo", "unknown")
+        config = RunConfig.from_json(settings)
+    except (*_UNDECODABLE, ConfigError) as error:
         raise StoreError(
             f"expected settings known here in {folder / FILE}, got: {error}; read it with the version that "
-            f"wrote it ({written_by})"
+            f"wrote it ({versions.get('evo', 'unknown')})"
         ) from error
-    return RunInfo(
-        config=config,
-        task_hash=meta["task_hash"],
-        versions=json.loads(meta["versions"]),
-        environment=json.loads(meta["environment"]),
-    )
+    return RunInfo(config=config, task_hash=task_hash, versions=versions, environment=environment)
+
+
+def _check_references(db: sqlite3.Connection, folder: Path) -> None:
+    """Raises StoreError where a row lacks the one it is about: a proposal its source, an evaluation its proposal."""
+    try:
+        lost = db.execute("PRAGMA foreign_key_check").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise _damaged(folder / FILE, error) from error
+    if lost is not None:
+        table, number, parent, _ = lost
+        row = f"{'trial' if table == 'proposals' else 'row'} {number}"
+        with decoding(folder, table, row):
+            raise KeyError(f"its row of {parent} is missing")
 
 
 def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from evo.errors import StoreError
+from evo.llm.calls import stored_calls
 from evo.records import Finding, Proposal, Trial, Verdict
 from evo.store import FILE, RunReader, Store
 from tests.engine_support import config, create, failed_trial, ok_trial, proposal, resume
@@ -247,6 +248,81 @@ def test_a_partly_damaged_run_is_refused_wherever_it_is_read(tmp_path: Path) -> 
         list(run.trials())
     with pytest.raises(StoreError, match=r"restore it from a copy"):
         resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "where"),
+    [
+        ("UPDATE evaluations SET evaluation = '{}' WHERE trial = 2", "table evaluations, trial 2"),
+        ("UPDATE evaluations SET evaluation = 'xx' WHERE trial = 2", "table evaluations, trial 2"),
+        ("UPDATE evaluations SET evaluation = '[]' WHERE trial = 2", "table evaluations, trial 2"),
+        ("UPDATE evaluations SET speedup = 'fast' WHERE trial = 2", "table evaluations, trial 2"),
+        ("UPDATE evaluations SET per_case = '7' WHERE trial = 2", "table evaluations, trial 2"),
+        ("UPDATE proposals SET parents = '\"a\"' WHERE trial = 2", "table proposals, trial 2"),
+        ("UPDATE proposals SET parents = '[9]' WHERE trial = 2", "table proposals, trial 2"),
+        ("UPDATE proposals SET cost = '[1]' WHERE trial = 2", "table proposals, trial 2"),
+        ("DELETE FROM sources WHERE rowid = 3", "table proposals, trial 2"),
+        ("DELETE FROM proposals WHERE trial = 2", "table evaluations, row 3"),
+        ("UPDATE sources SET text = 'y = 7' WHERE rowid = 3", "table proposals, trial 2"),
+        ("UPDATE meta SET value = '{' WHERE key = 'config'", "table meta"),
+        ("UPDATE meta SET value = '[]' WHERE key = 'environment'", "table meta"),
+        ("UPDATE meta SET value = '5' WHERE key = 'versions'", "table meta"),
+        ("DELETE FROM meta WHERE key = 'task_hash'", "table meta"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path: Path, statement: str, where: str) -> None:
+    with create(tmp_path) as store:
+        fill(store, *(ok_trial(i, 1.0 + i) for i in range(4)))
+    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
+        db.execute(statement)
+    words = rf"{re.escape(str(tmp_path / FILE))}, got in {where}: .*; restore it from a copy"
+    with pytest.raises(StoreError, match=words), RunReader(tmp_path) as run:
+        list(run.trials())
+    with pytest.raises(StoreError, match=words), resume(tmp_path) as store:
+        list(store.trials())
+
+
+def test_damage_that_a_query_of_ones_own_meets_is_named(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0))
+        with pytest.raises(ValueError, match="a mistake"), RunReader(tmp_path):
+            raise ValueError("a mistake of the program, as the rows are whole")
+        store._db.execute("UPDATE evaluations SET evaluation = '{}'")
+    query = "SELECT evaluation FROM evaluations"
+    with pytest.raises(StoreError, match="table evaluations, trial 0"), RunReader(tmp_path) as run:
+        [json.loads(text)["verdict"] for (text,) in run.rows(query)]
+
+
+def test_a_damaged_call_is_named(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        row = (1, "hash", "m", "mutate@m", "[0]", 0, 1, '{"messages": []}', 0.0)
+        store._db.execute(
+            "INSERT INTO llm_calls (call, prompt_hash, model, operator, parents, island, told, request, asked_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+    with RunReader(tmp_path) as run:
+        assert len(list(stored_calls(run))) == 1
+    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
+        db.execute("UPDATE llm_calls SET request = '{}' WHERE call = 1")
+    with pytest.raises(StoreError, match="table llm_calls, call 1"), RunReader(tmp_path) as run:
+        list(stored_calls(run))
+    with pytest.raises(StoreError, match="table llm_calls, call 1"), RunReader(tmp_path) as run:
+        [json.loads(text)["messages"] for (text,) in run.rows("SELECT request FROM llm_calls")]
+
+
+def test_a_damaged_profile_is_named(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, trial := ok_trial(0))
+        store._db.execute("INSERT INTO profiles VALUES (?, 'estimate', '[]', 0)", (trial.evaluation.candidate,))
+    with pytest.raises(StoreError, match=r"table profiles, candidate .*; restore it"), RunReader(tmp_path) as run:
+        run.profiles([0])
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    with pytest.raises(StoreError, match=r"run\.sqlite, got an empty file; restore it from a copy"):
+        RunReader(tmp_path)
 
 
 def test_a_run_that_another_program_locks_is_not_called_damaged(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.llm.limits import Bill
-from evo.store import RunReader, connect_to_write, plain_text, transaction
+from evo.store import RunReader, connect_to_write, decoding, plain_text, transaction
 from operators.llm.base import Message, Prompt
 
 
@@ -71,7 +71,7 @@ def stored_calls(run: RunReader) -> Iterator[StoredCall]:
     for *row, trial, asked_at, ended_at in run.rows(
         f"SELECT {_CALL}, trial, asked_at, answered_at FROM llm_calls ORDER BY call"
     ):
-        yield StoredCall(_call(tuple(row)), trial, asked_at, ended_at)
+        yield StoredCall(_call(tuple(row), run.folder), trial, asked_at, ended_at)
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,22 @@ class CallLog:
     def open_calls(self) -> Iterator[Call]:
         """Calls no trial came of yet, and that did not fail, in the order they were asked."""
         query = f"SELECT {_CALL} FROM llm_calls WHERE trial IS NULL AND error IS NULL ORDER BY call"
-        return map(_call, self._db.execute(query).fetchall())
+        return (_call(row, self._folder) for row in self._db.execute(query).fetchall())
 
     def call(self, number: int) -> Call:
-        return _call(self._db.execute(f"SELECT {_CALL} FROM llm_calls WHERE call = ?", (number,)).fetchone())
+        row = self._db.execute(f"SELECT {_CALL} FROM llm_calls WHERE call = ?", (number,)).fetchone()
+        return _call(row, self._folder)
 
     def spent(self) -> Iterator[Spent]:
         """What each call has cost."""
         rows = self._db.execute(
-            "SELECT model, request, COALESCE(tokens_in, 0), COALESCE(tokens_out, 0), usd, unsettled FROM llm_calls"
+            "SELECT call, model, request, COALESCE(tokens_in, 0), COALESCE(tokens_out, 0), usd, unsettled "
+            "FROM llm_calls"
         )
-        for model, request, tokens_in, tokens_out, usd, unsettled in rows:
-            yield Spent(model, _messages(request), Bill(tokens_in, tokens_out, usd), unsettled)
+        for number, model, request, tokens_in, tokens_out, usd, unsettled in rows:
+            with decoding(self._folder, "llm_calls", f"call {number}"):
+                messages = _messages(request)
+            yield Spent(model, messages, Bill(tokens_in, tokens_out, usd), unsettled)
 
     def repeats(self, call: Call) -> int:
         """How many earlier calls asked the same model the same and were answered."""
@@ -173,10 +177,11 @@ _CALL = (
 )
 
 
-def _call(row: tuple[Any, ...]) -> Call:
+def _call(row: tuple[Any, ...], folder: Path) -> Call:
     number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
-    prompt = Prompt(operator.partition("@")[0], _messages(request))
-    question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
+    with decoding(folder, "llm_calls", f"call {number}"):
+        prompt = Prompt(operator.partition("@")[0], _messages(request))
+        question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
     answer = None
     if text is not None:
         answer = Answer(text, finish, reasoning or "", None if bill[0] is None else Bill(*bill))
