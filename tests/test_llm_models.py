@@ -75,6 +75,22 @@ def test_what_is_no_model_is_refused_in_words(tmp_path: Path, spec: str, toml: s
     assert KEY not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("endpoint = 3", "model m: endpoint: expected a text, got 3"),
+        ("sent_as = 3", "model m: sent_as: expected a text, got 3"),
+        ("reasoning_effort = 4", "model m: reasoning_effort: expected a text, got 4"),
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path: Path, setting: str, words: str) -> None:
+    file = tmp_path / "models.toml"
+    endpoint = "" if "endpoint" in setting else f'endpoint = "{URL}"\n'
+    file.write_text(f"[models.m]\n{endpoint}{setting}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=words):
+        read_models(["m"], file)
+
+
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ConfigError, match="got m twice"):
         read_models([f"m@{URL}", f"m@{URL}/other"], None)

@@ -42,6 +42,10 @@ class Model:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^\s,@]+", self.name):
             raise ConfigError(f"model {self.name!r}: expected a name without spaces, commas and @; give {EXPECTED}")
+        for field in ("endpoint", "sent_as"):
+            _check(self, field, "a text", isinstance(getattr(self, field), str))
+        effort = self.reasoning_effort
+        _check(self, "reasoning_effort", "a text", effort is None or isinstance(effort, str))
         _check_endpoint(self)
         for field in ("max_tokens", "concurrency", "attempts"):
             _check(self, field, "an integer from 1", _is_integer(getattr(self, field)))
