@@ -103,6 +103,14 @@ def test_what_cannot_be_summed_up_is_misuse(tmp_path, capsys, second, message) -
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", "7", "{}", "{"])
+def test_a_damaged_suite_json_is_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    folder = campaign(tmp_path / "first", KERNELS)
+    (tmp_path / "first" / "suite.json").write_text(text)
+    assert main(["suite", "summary", folder]) == 2
+    assert "expected a folder of evo bench, which has a suite.json" in capsys.readouterr().err
+
+
 def test_nothing_searched_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suite", "summary", campaign(tmp_path / "none", KERNELS[4:])]) == 2
     assert "nothing to sum up: no kernel was searched" in capsys.readouterr().err

@@ -160,8 +160,8 @@ def _summary(arguments: argparse.Namespace) -> int:
 def _suite_of(folder: Path) -> str:
     try:
         return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["suite"])
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"expected a folder of evo bench, which has a {FILE}, got {folder}: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"expected a folder of evo bench, which has a {FILE}, got {folder}: {error!r}") from None
 
 
 def _kernels(folders: Sequence[Path]) -> list[Kernel]:
