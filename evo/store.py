@@ -613,6 +613,19 @@ def check_vacant(folder: Path) -> None:
         )
 
 
+def check_makeable(folder: Path) -> None:
+    """Raises StoreError where `folder` can be neither made nor written; makes nothing.
+
+    A run folder is made when the seed kernel was evaluated, which may take minutes: this is said before.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+    if not there.is_dir():
+        problem = f"{there} is a file"
+    if problem:
+        raise StoreError(f"expected a folder that can be made at {folder}, got: {problem}; choose another --run-dir")
+
+
 def is_written(folder: Path) -> bool:
     """Whether a process on this machine is running the run in `folder`.
 

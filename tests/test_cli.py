@@ -489,6 +489,7 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("certify softmax nowhere.py", "expected a kernel file in UTF-8 at nowhere.py"),
         ("certify softmax kernel.py --seed -5", "seed: expected"),
         ("resume nowhere", "expected a run in nowhere, found no run.sqlite"),
+        ("run --run-dir file/run", "file is a file; choose another --run-dir"),
         ("resume taken --budget 1", "expected at least the 2 candidates spent, got 1"),
         ("show nowhere", "expected a run in nowhere"),
         ("show taken 99", "expected a trial from 0 to 2 in taken, got 99"),
@@ -513,6 +514,17 @@ def test_misuse_is_one_message_and_code_2(
     out, err = capsys.readouterr()
     assert words in err
     assert "Traceback" not in err + out
+    assert "evaluating its seed kernel" not in out
+
+
+def test_an_empty_task_is_not_the_default_one(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "", "--budget", "1") == 2
+    assert (
+        "TASK: expected a built-in task or a task folder, got ''; leave it out for softmax" in capsys.readouterr().err
+    )
+    assert not opened
 
 
 def test_a_task_that_changed_is_refused(

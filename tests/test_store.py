@@ -14,7 +14,7 @@ import pytest
 from evo.errors import StoreError
 from evo.llm.calls import stored_calls
 from evo.records import Finding, Proposal, Trial, Verdict
-from evo.store import FILE, RunReader, Store
+from evo.store import FILE, RunReader, Store, check_makeable
 from tests.engine_support import config, create, failed_trial, ok_trial, proposal, resume
 
 DOCS = Path(__file__).parent.parent / "docs" / "store.md"
@@ -358,6 +358,22 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another --run-dir"):
         create(tmp_path / "file" / "run")
+
+
+def test_whether_a_folder_can_be_made_is_known_without_making_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    for good in (Path("new"), Path("new/deep"), tmp_path, tmp_path / "new"):
+        check_makeable(good)
+    for bad in ("file", "file/run"):
+        with pytest.raises(StoreError, match="file is a file; choose another --run-dir"):
+            check_makeable(Path(bad))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so chmod would not do
+    with pytest.raises(StoreError, match="cannot be written; choose another --run-dir"):
+        check_makeable(Path("new/deep"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_finished_run_can_be_read_where_nothing_can_be_written(

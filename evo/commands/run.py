@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TASK = "softmax"
 DEFAULT_BUDGET = 32
+RUNS = Path("runs")  # run folders that were not named are made in it
 
 
 def add(commands: Any) -> None:
@@ -55,7 +56,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from evo.store import RunInfo, Store, check_vacant
+    from evo.store import RunInfo, Store, check_makeable, check_vacant
     from evo.versions import versions
 
     config = _config(arguments)
@@ -65,6 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return split.evaluate(arguments, config)
     if arguments.run_dir is not None:
         check_vacant(arguments.run_dir)
+    check_makeable(arguments.run_dir or RUNS)
     task = parts.load_task(config.task)
     devices = parts.find_devices(arguments.gpus, arguments.ray_address, config.target)
     devices.say()
@@ -94,7 +96,9 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         names = [n.strip() for n in arguments.operators.split(",")]
     workers = parts.workers(1 if strategy.path and arguments.workers is None else arguments.workers)
     get_target(arguments.target)
-    task = arguments.task or DEFAULT_TASK
+    task = DEFAULT_TASK if arguments.task is None else arguments.task
+    if not task:  # a path that is empty is the folder one is in
+        raise ConfigError(f"TASK: expected a built-in task or a task folder, got ''; leave it out for {DEFAULT_TASK}")
     return RunConfig(
         task=task if task in task_names() else str(Path(task).resolve()),
         budget=arguments.budget,
@@ -117,7 +121,7 @@ def _new_folder(task: str) -> Path:
     """runs/TASK-NNN with the first free number, made now so that two runs started at once do not meet."""
     number = 1
     while True:
-        folder = Path("runs") / f"{task}-{number:03}"
+        folder = RUNS / f"{task}-{number:03}"
         try:
             folder.mkdir(parents=True)
             return folder
