@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from evo.plain import quoted
+
 FILE = "run.sqlite"
 _DEPTH = 4  # of a campaign's runs below its folder: cells/TASK/ARM/seed-N
 _SHOWN = 3
@@ -28,11 +30,11 @@ def runs_in(folder: Path) -> list[Path]:
 def what_instead(folder: Path) -> str:
     """What a folder without a run is, and what to do about it."""
     if not folder.exists():
-        return f"nothing is there; start one by `evo run --run-dir {folder}`, or check the path"
+        return f"nothing is there; start one by `evo run --run-dir {quoted(folder)}`, or check the path"
     if not folder.is_dir():
         return "it is a file; name the folder of a run"
     if (folder / "task.py").exists():
-        return f"it is a task; search by `evo run {folder}`, which says where its run is"
+        return f"it is a task; search by `evo run {quoted(folder)}`, which says where its run is"
     runs = [str(path.parent) for path in itertools.islice(_runs_near(folder), _SHOWN)]
     if runs:
         kind = "a campaign" if (folder / "campaign.json").exists() else "a folder of runs"

@@ -1,8 +1,10 @@
-"""Text of untrusted origin as it may be shown: on a terminal, in a report, to a model."""
+"""Text as it may be shown: of untrusted origin (on a terminal, in a report, to a model), counts, commands."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 # Control characters but tab and newline, halves of surrogate pairs, and marks that turn the direction of a line.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -23,6 +25,16 @@ def short(text: str) -> str:
 def plain(text: str) -> str:
     r"""`text` with what would not be seen as itself written out, as in \x1b and \u202e."""
     return _HIDDEN.sub(lambda found: _written(ord(found[0])), text)
+
+
+def quoted(path: Path | str) -> str:
+    """A path as a shell reads it, for commands that are printed to be copied."""
+    return shlex.quote(str(path))
+
+
+def counted(number: int, noun: str) -> str:
+    """E.g. "1 run", "2 runs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _written(code: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.errors import StoreError
+from evo.plain import quoted
 from evo.records import STAGES, Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
 from evo.store import RunInfo, RunReader
 
@@ -110,8 +111,8 @@ def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
         "certificate": dataclasses.asdict(result.certificate),
         "refused": [{"trial": trial, "certificate": dataclasses.asdict(c)} for trial, c in result.refused],
         "reproduce": [
-            f"evo evaluate {info.config.task} best/kernel.py --target {info.config.target}",
-            f"evo certify {info.config.task} best/kernel.py --target {info.config.target}",
+            f"evo evaluate {quoted(info.config.task)} best/kernel.py --target {info.config.target}",
+            f"evo certify {quoted(info.config.task)} best/kernel.py --target {info.config.target}",
         ],
     }
 

@@ -22,6 +22,7 @@ from typing import IO, Any, Self
 from evo import folders
 from evo.config import RunConfig
 from evo.errors import ConfigError, StoreError
+from evo.plain import quoted
 from evo.records import (
     TIERS,
     Candidate,
@@ -471,7 +472,7 @@ def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
         _rollback(db)
         raise StoreError(
             f"expected to write to {folder / FILE}, got: {error}; free disk space or check the permissions, "
-            f"then go on by `evo resume {folder}`"
+            f"then go on by `evo resume {quoted(folder)}`"
         ) from error
     except BaseException as error:
         _rollback(db)
@@ -609,7 +610,7 @@ def check_vacant(folder: Path) -> None:
     if (folder / FILE).exists():
         raise StoreError(
             f"expected a folder without a run, but {folder} holds one; "
-            f"go on with it by `evo resume {folder}`, or choose another --run-dir"
+            f"go on with it by `evo resume {quoted(folder)}`, or choose another --run-dir"
         )
 
 
@@ -664,7 +665,7 @@ def _take_lock(folder: Path) -> IO[str]:
         lock.close()
         raise StoreError(
             f"expected a run nobody writes, but process {holder} is running {folder}; wait for it or stop it "
-            f"(reading is possible meanwhile: `evo show {folder}`)"
+            f"(reading is possible meanwhile: `evo show {quoted(folder)}`)"
         ) from error
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from evo.plain import quoted
 from evo.progress import Progress
 from evo.records import Trial
 from evo.result import speedup_text
@@ -47,7 +48,7 @@ class Watch(Progress):
         self._pending = len(self._run.pending())
         self.state = f"ended: {text}" if kind == "ended" else "running"
         if kind != "ended" and not writing:
-            self.state = f"no process on this machine runs it; go on by `evo resume {self._run.folder}`"
+            self.state = f"no process on this machine runs it; go on by `evo resume {quoted(self._run.folder)}`"
         return writing and kind != "ended"
 
     def panel(self) -> RenderableType:

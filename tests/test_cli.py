@@ -178,6 +178,17 @@ def test_run_ends_with_the_best_kernel_and_its_figures(
         assert stored.info.environment == {"evaluator": "instant"}
 
 
+def test_commands_that_are_printed_can_be_copied(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "--budget", "2", "--run-dir", "my run") == 0
+    assert "look closer: evo show 'my run', evo show 'my run' " in capsys.readouterr().out
+    assert run("resume", "my run") == 0
+    assert "`evo resume 'my run' --budget N`" in capsys.readouterr().out
+    assert run("run", "--run-dir", "my run") == 2
+    assert "`evo resume 'my run'`" in capsys.readouterr().err
+
+
 def test_run_numbers_its_folders(opened: list[CliEvaluator], tmp_path: Path) -> None:
     for _ in range(2):
         assert run("run", "softmax", "--budget", "1") == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from evo.plain import MOST, plain, short
+from evo.plain import MOST, counted, plain, quoted, short
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,12 @@ def test_of_a_long_text_the_beginning_stays():
         assert len(shown) <= MOST and shown[:100] == plain(text[:100])[:100]
         assert short(shown) == shown
     assert short("a" * 5000) == "a" * (MOST - 50) + " ... (1050 characters left out)"
+
+
+def test_paths_are_quoted_where_a_shell_would_split_them() -> None:
+    assert quoted("runs/softmax-001") == "runs/softmax-001"
+    assert quoted(Path("my runs/$x")) == "'my runs/$x'"
+
+
+def test_one_is_singular() -> None:
+    assert [counted(n, "run") for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]

@@ -13,6 +13,7 @@ from evo.commands.search import conclude, search
 from evo.commands.split import comparable_versions, find_devices, prepare
 from evo.errors import ConfigError
 from evo.folders import run_folder
+from evo.plain import quoted
 
 if TYPE_CHECKING:
     from evo.store import Store
@@ -64,7 +65,9 @@ def _resume(arguments: argparse.Namespace) -> int:
         store.set_config(dataclasses.replace(store.info.config, models=moved, **limits))
         if _over(store) and not store.pending():
             option = "--budget N" if spent >= store.info.config.budget else "--gpu-seconds X"
-            parts.say(f"all {spent} candidates are evaluated; `evo resume {arguments.folder} {option}` goes further")
+            parts.say(
+                f"all {spent} candidates are evaluated; `evo resume {quoted(arguments.folder)} {option}` goes further"
+            )
             return conclude(store)
         parts.say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
         devices = find_devices(store, arguments)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from evo.commands import models, parts
 from evo.errors import EvoError
+from evo.plain import quoted
 
 if TYPE_CHECKING:
     from evo.engine import Engine, Evaluator, Llm, Observer, Outcome
@@ -89,7 +90,7 @@ def _forced_exit(store: Store, evaluator: Evaluator | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"evo: interrupted; go on by `evo resume {store.folder}`", file=sys.stderr, flush=True)
+        print(f"evo: interrupted; go on by `evo resume {quoted(store.folder)}`", file=sys.stderr, flush=True)
         if evaluator is not None:
             evaluator.close()
         store.close()
@@ -110,7 +111,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
         parts.say(f"ended: {outcome.reason}, {outcome.spent} candidates evaluated")
     seed = store.trial(0) if store.best() is not None else None
     if not isinstance(seed, Trial):  # it is the first to finish
-        parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {folder}`")
+        parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {quoted(folder)}`")
         return parts.EXIT_INTERRUPTED
     result: Result | None = None if evaluator is not None else read_result(store)
     if result is None:
@@ -132,9 +133,9 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
             parts.say("      the interval includes 1: it may be no faster")
     parts.say(f"certificate: {result.certificate.summary}")
     parts.say(f"kernel: {folder / 'best' / 'kernel.py'} (diff.patch, result.json and evidence.json beside it)")
-    parts.say(f"look closer: evo show {folder}, evo show {folder} {best.index}")
+    parts.say(f"look closer: evo show {quoted(folder)}, evo show {quoted(folder)} {best.index}")
     if interrupted:
-        parts.say(f"go on: evo resume {folder}")
+        parts.say(f"go on: evo resume {quoted(folder)}")
     return parts.EXIT_INTERRUPTED if interrupted else 0
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from evo.commands import parts
 from evo.commands.search import conclude, run_engine
 from evo.errors import ConfigError
+from evo.plain import quoted
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
@@ -56,7 +57,7 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
         pending = len(store.pending())
         parts.say(f"ended: {outcome.reason}; {outcome.proposed} candidates proposed, {pending} pending")
         if pending:
-            parts.say(f"evaluate them: evo run --evaluate-only --run-dir {folder}")
+            parts.say(f"evaluate them: evo run --evaluate-only --run-dir {quoted(folder)}")
     return parts.EXIT_INTERRUPTED if outcome.reason == "interrupted" else 0
 
 
@@ -66,7 +67,7 @@ def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
     task, store = _open(folder, arguments, config)
     with store:
         if not store.pending():
-            parts.say(f"nothing is pending; propose more: evo run --propose-only N --run-dir {folder}")
+            parts.say(f"nothing is pending; propose more: evo run --propose-only N --run-dir {quoted(folder)}")
             return 0
         devices = find_devices(store, arguments)
         store.set_config(dataclasses.replace(store.info.config, workers=devices.workers(arguments.workers)))

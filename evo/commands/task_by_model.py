@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from evo.commands import parts
 from evo.errors import ConfigError
+from evo.plain import quoted
 
 if TYPE_CHECKING:
     from evo.drafting import Drafting, Round
@@ -156,4 +157,4 @@ def _freeze(folder: Path, kernel: str, model: Model, found: Drafting, accepted: 
     parts.say(f"wrote {folder / 'task.py'}, {folder / 'kernel.py'}, {folder / FILE} (frozen) and {folder / ANSWERS}")
     parts.say(f"task.py was written by the model {model.name}. It passed static rules, a sandbox and its own kernel,")
     parts.say("but from now on it is trusted and says what is right: read it before you rely on it, then")
-    parts.say(f"evo run {folder}")
+    parts.say(f"evo run {quoted(folder)}")

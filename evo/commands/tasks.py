@@ -8,6 +8,7 @@ from typing import Any
 
 from evo.commands import parts, task_by_model
 from evo.errors import ConfigError
+from evo.plain import quoted
 
 
 def add(commands: Any) -> None:
@@ -58,5 +59,5 @@ def _new_task(arguments: argparse.Namespace) -> int:
     beside = f" (others that launch: {', '.join(others)}; change entry in task.py for one of them)" if others else ""
     parts.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
     parts.say("mend what is marked EDIT in task.py, then")
-    parts.say(f"evo run {'./' if str(folder) in task_names() else ''}{folder}")
+    parts.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
     return 0
