@@ -30,12 +30,13 @@ class Exported:
     """What was written.
 
     `rows` by file name; `estimated`: runs with speedups that no GPU measured; `notes`: of training data, how many
-    answers are not there, or not fully, and why.
+    answers are not there, or not fully, and why; `asked`: whether a language model was, in any of the runs.
     """
 
     rows: Mapping[str, int]
     estimated: Sequence[str]
     notes: Mapping[str, int] = field(default_factory=dict)
+    asked: bool = True
 
 
 def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = False) -> Exported:
@@ -56,8 +57,11 @@ def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_esti
     """Writes training data (`kind`: "sft" or "grpo") as JSON lines and as Parquet; raises as `export` does."""
     table = schema.TRAINING[kind]
     notes: Counter[str] = Counter()
+    asked = 0
 
     def parts(run: str, reader: RunReader) -> Parts:
+        nonlocal asked
+        asked += next(reader.rows("SELECT COUNT(*) FROM llm_calls"))[0]
         notes["left out: no verdict yet, or the evaluator failed"] += training.unjudged(reader)
         if kind == "grpo":
             rows = training.grpo(run, reader, notes=notes)
@@ -66,7 +70,7 @@ def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_esti
         return ((kind, batch) for batch in to_batches(rows, table))
 
     done = _export(folders, out, [table], ["jsonl", "parquet"], parts)
-    return dataclasses.replace(done, notes={why: count for why, count in notes.items() if count})
+    return dataclasses.replace(done, notes={why: count for why, count in notes.items() if count}, asked=asked > 0)
 
 
 def _export(

@@ -14,6 +14,7 @@ import evo
 from analysis import schema
 from analysis.rows import Row, fingerprint, rows
 from evo.errors import ConfigError
+from evo.folders import check_once
 from evo.store import RunReader
 from evo.versions import code_hash
 
@@ -49,10 +50,8 @@ def named_runs(folders: Sequence[Path | str]) -> dict[str, Path]:
 
     Raises ConfigError where a run is given twice.
     """
+    check_once(folders)
     paths = [Path(folder).resolve() for folder in folders]
-    twice = {str(folder) for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1}
-    if twice:
-        raise ConfigError(f"runs: expected each run once, got {', '.join(sorted(twice))} twice; drop the repetition")
     names, length = [path.name for path in paths], 1
     while len(set(names)) < len(names):
         length += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from evo.errors import ConfigError
 from evo.plain import quoted
 
 FILE = "run.sqlite"
@@ -25,6 +26,14 @@ def runs_in(folder: Path) -> list[Path]:
     """All runs below a folder that is none itself, as that of a campaign; else the folder, whatever it holds."""
     below = [] if (folder / FILE).exists() else sorted(path.parent for path in folder.rglob(FILE))
     return below or [folder]
+
+
+def check_once(runs: Sequence[Path | str]) -> None:
+    """Raises ConfigError where a run is named twice."""
+    paths = [Path(run).resolve() for run in runs]
+    twice = {str(run) for run, path in zip(runs, paths, strict=True) if paths.count(path) > 1}
+    if twice:
+        raise ConfigError(f"runs: expected each run once, got {', '.join(sorted(twice))} twice; drop the repetition")
 
 
 def what_instead(folder: Path) -> str:

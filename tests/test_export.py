@@ -239,6 +239,17 @@ def test_the_command_says_what_it_wrote_and_what_is_estimated(
     assert calls["answer"].null_count == len(calls) > 0
 
 
+@pytest.mark.parametrize("form", ["sft", "grpo"])
+def test_training_data_of_runs_without_a_model_is_said_to_be_none(
+    form: str, run: Path, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "no language model was asked in these runs"
+    assert main(["export", str(searched), "--out", str(tmp_path / "none"), "--format", form]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["export", str(searched), str(run), "--out", str(tmp_path / "some"), "--format", form]) == 0
+    assert said not in capsys.readouterr().out
+
+
 def test_every_speedup_says_whether_it_is_estimated(out: Path) -> None:
     for name, column in (
         ("trials", "speedup"),

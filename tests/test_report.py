@@ -270,6 +270,8 @@ def test_the_command_writes_a_file(searched: Path, tmp_path: Path, monkeypatch, 
     assert "Roofline" in Page(out.read_text()).text
     assert main(["report", str(searched.parent), "--out", str(tmp_path / "many.html")]) == 0
     assert (tmp_path / "many.html").read_text() == out.read_text()  # a folder of runs stands for all of them
+    assert main(["report", str(searched), f"{searched}/", "--out", str(out)]) == 2
+    assert "runs: expected each run once, got" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--out", str(out)]) == 2
     assert "expected a run in" in capsys.readouterr().err
     assert main(["report", str(searched), "--out", str(tmp_path / "no" / "where.html")]) == 2

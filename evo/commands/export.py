@@ -44,6 +44,8 @@ def _export(arguments: argparse.Namespace) -> int:
     written = _write(arguments)
     for name, rows in written.rows.items():
         say(f"{arguments.out / name}: {rows:,} rows")
+    if not written.asked:
+        say("no language model was asked in these runs, so there are no answers to train on; see evo run --model")
     for note, count in written.notes.items():
         say(f"{count:,} answers {note}")
     if written.estimated:

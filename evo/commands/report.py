@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
 from evo.errors import EvoError
-from evo.folders import run_folder, runs_in
+from evo.folders import check_once, run_folder, runs_in
 
 if TYPE_CHECKING:
     from analysis.report import Bounds
@@ -30,6 +30,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     bounds = []
     runs = [run for folder in arguments.folders for run in runs_in(folder)]
+    check_once(runs)
     for folder in runs:
         with RunReader(folder) as run:
             bounds.append(_bounds(run.info))
