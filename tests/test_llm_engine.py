@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import random
@@ -23,14 +24,16 @@ import pytest
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, answer_to, llm_of, search_with
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
 from evo.llm import lane as lane_module
+from evo.llm.calls import Answer
 from evo.llm.limits import Limits
+from evo.llm.mailbox import Mailbox
 from evo.llm.models import Model, read_models
-from evo.llm.providers import LlmError
+from evo.llm.providers import LlmError, Request
 from evo.records import Candidate, Evaluation, Trial, Verdict
 from evo.repairs import REPAIRS
 from evo.store import RunReader
 from operators.base import Draft, Parent
-from operators.llm.base import Unreadable
+from operators.llm.base import Message, Prompt, Unreadable
 from tests.engine_support import create, facts, resume
 from tests.llm_endpoint import error, in_turn
 from tests.llm_run import OPERATORS
@@ -398,6 +401,26 @@ def test_a_mailbox_is_answered_by_whoever_reads_it(tmp_path: Path, agent: Any) -
     with Endpoint() as endpoint:  # the same answers come from an endpoint, so the same run
         run(tmp_path / "same", model(endpoint.url), budget=8)
     assert facts(tmp_path / "same")["sources"] == facts(tmp_path / "run")["sources"]
+
+
+def test_the_request_that_is_waited_for_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    box = Mailbox(Model("m", f"mailbox:{tmp_path}"), poll_s=0.01, settle_s=0.02)
+    request = Request(7, "mutate", Prompt("mutate", (Message("user", "a question"),)))
+
+    async def asked(*, answered: bool) -> Answer:
+        waiting = asyncio.create_task(box.ask(request))
+        await asyncio.sleep(0.1)
+        if not answered:
+            (question,) = tmp_path.glob("*.request.md")
+            question.with_name(question.name.replace("request", "answer")).write_text("an answer", encoding="utf-8")
+        return await waiting
+
+    assert asyncio.run(asked(answered=False)).text == "an answer"
+    name = f"0007-{request.prompt.hash[:8]}"
+    said = f"waiting for an answer to {tmp_path}/{name}.request.md, which says how to give it\n"
+    assert capsys.readouterr().err == said
+    assert asyncio.run(asked(answered=True)).text == "an answer"
+    assert capsys.readouterr().err == ""
 
 
 def test_stopping_does_not_wait_for_mail_and_resume_takes_it_up(tmp_path: Path, agent: Any) -> None:

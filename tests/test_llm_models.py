@@ -206,6 +206,28 @@ def test_misuse(opened: Any, capsys: pytest.CaptureFixture[str], arguments: list
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("limit", [("--max-tokens", "100"), ("--max-usd", "1")])
+def test_limits_need_a_model(opened: Any, capsys: pytest.CaptureFixture[str], limit: tuple[str, str]) -> None:
+    words = f"{limit[0]}: expected a model whose answers it limits, got none; add --model, or leave it out"
+    assert run("run", "task", "--budget", "2", "--run-dir", "r") == 0
+    for command in (("run", "task"), ("run", "--propose-only", "1", "--run-dir", "new"), ("resume", "r")):
+        capsys.readouterr()
+        assert run(*command, *limit) == 2
+        assert words in capsys.readouterr().err
+    assert not Path("runs").exists() and not Path("new").exists()
+
+
+def test_mailboxes_are_said_to_be_charged_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    box, paid = Model("me", "mailbox:/box"), Model("m", URL)
+    for models, limits, said in (
+        ((box,), {"max_tokens": 5}, "limits: 5 tokens; answers of mailboxes are charged nothing\n"),
+        ((box,), {}, "limits: none (--max-tokens, --max-usd)\n"),
+        ((paid,), {"max_tokens": 5}, "limits: 5 tokens\n"),
+    ):
+        commands.describe(config(models=models, **limits))
+        assert capsys.readouterr().out.endswith(said)
+
+
 def test_operators_that_ask_need_a_model(opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("run", "task", "--operators", "change") == 2
     assert "expected a model for operator change, got none; give --model" in capsys.readouterr().err

@@ -86,6 +86,15 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     }
 
 
+def check_limited(models: Sequence[Model], max_tokens: int | None, max_usd: float | None) -> None:
+    """Raises ConfigError for limits on models where there are none."""
+    for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
+        if limit is not None and not models:
+            raise ConfigError(
+                f"{name}: expected a model whose answers it limits, got none; add --model, or leave it out"
+            )
+
+
 def check(models: Sequence[Model]) -> None:
     """Raises ConfigError where something is missing to ask one: to be said before anything is evaluated."""
     from evo.llm.providers import open_provider
@@ -117,7 +126,11 @@ def describe(config: RunConfig) -> None:
         parts.say(f"model {model.name}: {model.endpoint}{'; ' + price if price else ''}")
     limits = [f"{config.max_tokens} tokens"] if config.max_tokens else []
     limits += [f"${config.max_usd:g}"] if config.max_usd else []
-    parts.say(f"limits: {' and '.join(limits) or 'none (--max-tokens, --max-usd)'}")
+    uncounted = limits and any(model.provider == "mailbox" for model in config.models)
+    parts.say(
+        f"limits: {' and '.join(limits) or 'none (--max-tokens, --max-usd)'}"
+        f"{'; answers of mailboxes are charged nothing' if uncounted else ''}"
+    )
 
 
 def open_llm(store: Store, task: Task) -> Llm:

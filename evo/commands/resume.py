@@ -51,6 +51,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     with RunReader(arguments.folder) as run:
         info = run.info
+    models.check_limited(info.config.models, arguments.max_tokens, arguments.max_usd)
     task = parts.load_task(info.config.task)
     versions = comparable_versions(info)
     with Store.resume(arguments.folder, task_hash=task.hash, versions=versions) as store:

@@ -64,6 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return split.propose(arguments, config)
     if arguments.evaluate_only:
         return split.evaluate(arguments, config)
+    models.check_limited(config.models, config.max_tokens, config.max_usd)
     if arguments.run_dir is not None:
         check_vacant(arguments.run_dir)
     check_makeable(arguments.run_dir or RUNS)

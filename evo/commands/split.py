@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evo.commands import parts
+from evo.commands import models, parts
 from evo.commands.search import conclude, run_engine
 from evo.errors import ConfigError
 from evo.plain import quoted
@@ -50,6 +50,7 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
     if (folder / FILE).exists():
         task, store = _open(folder, arguments, config)
     else:
+        models.check_limited(config.models, config.max_tokens, config.max_usd)
         task = parts.load_task(config.task)
         store = Store.create(folder, RunInfo(config, task.hash, own_versions(), {}))
     with store:

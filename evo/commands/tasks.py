@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from evo.commands import parts, task_by_model
+from evo.commands import models, parts, task_by_model
 from evo.errors import ConfigError
 from evo.plain import quoted
 
@@ -51,6 +51,7 @@ def _new_task(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"expected a new folder, but {folder} has {' and '.join(taken)}; choose another")
     if arguments.model is not None:
         return task_by_model.make(arguments, source)
+    models.check_limited((), arguments.max_tokens, arguments.max_usd)
     from fitness.skeleton import entries
     from fitness.task import task_names, task_skeleton
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,8 +59,11 @@ class Mailbox:
 
     async def ask(self, request: Request) -> Answer:
         name = f"{request.number:04}-{request.prompt.hash[:8]}"
-        _write(self._folder / f"{name}.request.md", self._render(name, request))
-        return Answer(await self._wait(self._folder / f"{name}.answer.md"), "stop")
+        question, answer = (self._folder / f"{name}.{kind}.md" for kind in ("request", "answer"))
+        _write(question, self._render(name, request))
+        if _state(answer) is None:
+            print(f"waiting for an answer to {question}, which says how to give it", file=sys.stderr, flush=True)
+        return Answer(await self._wait(answer), "stop")
 
     async def close(self) -> None:
         pass
