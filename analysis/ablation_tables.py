@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from analysis import stats
 from analysis.comparison import Against, Comparison, Effect
 from evo.budget import in_words
+from evo.plain import counted
 
 ESTIMATED = "estimated by a model of the target; no GPU measured anything here"
 MEASURED = "measured on a GPU"
@@ -50,9 +51,9 @@ def caption(comparison: Comparison) -> str:
         over, start = " over GPU seconds (verifying and timing)", "from the start"
     return (
         f"Best speedup over the seed kernel after {in_words(comparison.budget, comparison.gpu_seconds)}, "
-        f"{len(comparison.tasks)} tasks, {pairs} runs an arm; {_kind(comparison)}. Success: a gain beyond its 95% "
-        f"interval; runs without one count as 1.0×. Area: under the best-so-far curve{over} (log scale), 1 is the best "
-        f"of any arm {start}."
+        f"{counted(len(comparison.tasks), 'task')}, {counted(pairs, 'run')} an arm; {_kind(comparison)}. "
+        f"Success: a gain beyond its 95% interval; runs without one count as 1.0×. "
+        f"Area: under the best-so-far curve{over} (log scale), 1 is the best of any arm {start}."
     )
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from evo.budget import SEED_OPERATOR, Budget, gpu_seconds
 from evo.config import RunConfig
+from evo.plain import counted
 from evo.records import Trial, Verdict
 from evo.result import speedup_text
 
@@ -78,11 +79,12 @@ class Tally:
         self.improved[proposal.operator] += bool(parents) and trial.fitness.speedup > max(parents)
 
     def credit_text(self) -> str:
-        """E.g. "better than their parents: mutate@gpt 2 of 9, params 5 of 20; 81,223 tokens, $0.12"."""
+        """E.g. "better than their parents: mutate@gpt 2 of 9, params 5 of 20; 81,223 tokens, $0.12"; "" at first."""
         shares = [f"{name} {self.improved[name]} of {n}" for name, n in self.trials.most_common()]
         spent = [f"{self.tokens:,} tokens"] if self.tokens else []
         spent += [f"${self.usd:.2f}"] if self.usd else []
-        return "; ".join([f"better than their parents: {', '.join(shares)}", *([", ".join(spent)] if spent else [])])
+        better = [f"better than their parents: {', '.join(shares)}"] if shares else []
+        return "; ".join([*better, *([", ".join(spent)] if spent else [])])
 
     def rate(self) -> float | None:
         """Candidates a second in this process; None before the first."""
@@ -131,7 +133,8 @@ class Progress:
 
     def __init__(self, config: RunConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._tally = Tally(config.budget, clock, gpu_seconds=config.gpu_seconds)
-        self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {config.workers} workers"
+        workers = counted(config.workers, "worker")
+        self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {workers}"
         self._console = console
         self._clock = clock
         self._last_line = -PLAIN_S
@@ -170,7 +173,9 @@ class Progress:
             Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow")) for verdict, n in tally.verdicts.most_common()
         )
         how = f" ({tally.best.proposal.operator}: {tally.best.proposal.note})" if tally.best else ""
-        lines = (Text(tally.best_text() + how, style="green"), verdicts, Text(tally.credit_text(), style="dim"))
+        lines = [Text(tally.best_text() + how, style="green"), verdicts]
+        if credit := tally.credit_text():
+            lines.append(Text(credit, style="dim"))
         return Group(Text(self._title, style="bold"), head, *lines)
 
     def best_text(self) -> str:
@@ -191,5 +196,5 @@ class Progress:
             self._live.stop()
         else:
             self._console.print(Text(f"verdicts: {self._tally.verdict_text() or 'none'}"), soft_wrap=True)
-            if self._tally.trials:
-                self._console.print(Text(self._tally.credit_text()), soft_wrap=True)
+            if credit := self._tally.credit_text():
+                self._console.print(Text(credit), soft_wrap=True)

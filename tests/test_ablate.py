@@ -155,7 +155,7 @@ def test_a_task_whose_seed_is_wrong_fails_alone(opened: list[CliEvaluator], caps
     assert ablate() == 1
     said = capsys.readouterr().out
     assert said.count("failed: broken, ") == 9
-    assert "1 tasks, 3 runs an arm" in said
+    assert "1 task, 3 runs an arm" in said
 
 
 def test_on_a_gpu_evaluations_are_not_shared(

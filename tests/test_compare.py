@@ -67,11 +67,11 @@ def test_runs_are_read_from_their_stores(tmp_path: Path, capsys: pytest.CaptureF
             with create(tmp_path / name / str(seed), seed=seed, strategy=strategy, budget=10) as store:
                 search(store)
     assert main(["compare", str(tmp_path / "a" / "0"), str(tmp_path / "a" / "0")]) == 0
-    assert "over 1 pairs" in (said := capsys.readouterr().out) and "(estimated)" in said and "fewer than 5" in said
+    assert "over 1 pair\n" in (said := capsys.readouterr().out) and "(estimated)" in said and "fewer than 5" in said
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) in (0, 1)
     assert "over 2 pairs" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "a" / "0"), str(tmp_path / "b")]) in (0, 1)
-    assert "1 runs have no partner" in capsys.readouterr().out
+    assert "1 run has no partner" in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -97,7 +97,7 @@ def test_plain_lines_are_throttled_but_for_news() -> None:
         progress.absorbed(failed_trial(6), replayed=False)  # the last
     title, *lines, verdicts, credit = out.getvalue().splitlines()
     assert credit == "better than their parents: mutate 0 of 6"
-    assert title == "instant, evolve, seed 0, sm_90, 1 workers"
+    assert title == "instant, evolve, seed 0, sm_90, 1 worker"
     assert [line.split()[2] for line in lines] == ["0", "2", "3", "6"]
     assert lines[1].startswith("[2/6] trial 2 mutate: ok, 3.00x [2.70, 3.30] estimated; best: 3.00x")
     assert "timeout, 30 s; best: 3.00x" in lines[2] and "second line" not in lines[2]

@@ -46,6 +46,14 @@ def test_a_finished_run_is_shown_and_left(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[-RECENT:]] == last
 
 
+def test_nothing_is_said_of_operators_before_one_was_used(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        keep(store, ok_trial(0, operator="seed"))
+        assert "better than their parents" not in shown(tmp_path, once=True)
+        keep(store, ok_trial(1, 2.0))
+        assert "better than their parents: mutate 0 of 1" in shown(tmp_path, once=True)
+
+
 def test_what_is_new_is_taken_in_once(tmp_path: Path) -> None:
     with create(tmp_path) as store, RunReader(tmp_path) as run:
         out = io.StringIO()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
 from evo.errors import ConfigError
+from evo.plain import counted
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
@@ -37,7 +38,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     verdict = judge(pairs)
     left_out = len(a) + len(b) - 2 * len(pairs)
     if left_out:
-        parts.say(f"{left_out} runs have no partner of the same arm, task and seed; left out")
+        have = "has" if left_out == 1 else "have"
+        parts.say(f"{counted(left_out, 'run')} {have} no partner of the same arm, task and seed; left out")
     _say(verdict, estimated=pairs[0][0].estimated)
     return parts.EXIT_NOT_OK if verdict.worse else 0
 
@@ -67,7 +69,8 @@ def _say(verdict: Verdict, *, estimated: bool) -> None:
 
     mark = " (estimated)" if estimated else ""
     low, high = verdict.ci
-    parts.say(f"B / A, best speedup{mark}: {verdict.ratio:.3f} [{low:.3f}, {high:.3f}] over {verdict.pairs} pairs")
+    pairs = counted(verdict.pairs, "pair")
+    parts.say(f"B / A, best speedup{mark}: {verdict.ratio:.3f} [{low:.3f}, {high:.3f}] over {pairs}")
     parts.say(f"A12 {verdict.a12:.2f} ({magnitude(verdict.a12)})")
     if verdict.p is None or verdict.p_wilcoxon is None:
         parts.say(

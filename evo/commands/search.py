@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from evo.commands import models, parts
 from evo.errors import EvoError
-from evo.plain import quoted
+from evo.plain import counted, quoted
 
 if TYPE_CHECKING:
     from evo.engine import Engine, Evaluator, Llm, Observer, Outcome
@@ -108,7 +108,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     folder = store.folder
     interrupted = outcome is not None and outcome.reason == "interrupted"
     if outcome is not None:
-        parts.say(f"ended: {outcome.reason}, {outcome.spent} candidates evaluated")
+        parts.say(f"ended: {outcome.reason}, {counted(outcome.spent, 'candidate')} evaluated")
     seed = store.trial(0) if store.best() is not None else None
     if not isinstance(seed, Trial):  # it is the first to finish
         parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {quoted(folder)}`")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
 from evo.errors import ConfigError, StoreError
+from evo.plain import counted
 
 if TYPE_CHECKING:
     from analysis.suite import Kernel
@@ -125,7 +126,7 @@ def _check(arguments: argparse.Namespace) -> int:
     files = read(arguments)
     device, _ = choose(arguments.gpus, lambda: parts.find_gpus(arguments.target))
     where = "verifying on the GPU" if device == "gpu" else "verifying by Triton's interpreter, no GPU is used"
-    print(f"{len(files)} files for {target.name}, {where}", file=sys.stderr, flush=True)
+    print(f"{counted(len(files), 'file')} for {target.name}, {where}", file=sys.stderr, flush=True)
     found = []
     with _tasks_folder(arguments.tasks) as folder:
         for outcome in outcomes(arguments, files, folder, int(device == "gpu"), workers):
@@ -253,7 +254,7 @@ def stages(suite: str) -> Sequence[str]:
 
 
 def line(outcome: Outcome) -> str:
-    calls = f"{outcome.calls} call{'s' if outcome.calls != 1 else ''}"
+    calls = counted(outcome.calls, "call")
     if outcome.verified:
         why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
         return f"{outcome.name:30} verified, {calls}{', ' * bool(outcome.note)}{outcome.note}{why}"
@@ -264,4 +265,4 @@ def line(outcome: Outcome) -> str:
 def _totals(outcomes: Sequence[Outcome], stages: Sequence[str]) -> str:
     count = Counter(stage for outcome in outcomes for stage in outcome.stages)
     reached = ", ".join(f"{count[stage]} {stage}" for stage in stages)
-    return f"{len(outcomes)} files: {reached}"
+    return f"{counted(len(outcomes), 'file')}: {reached}"
