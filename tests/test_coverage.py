@@ -48,6 +48,26 @@ def test_what_a_flattened_loop_stores_now_and_then_counts(tmp_path):
     assert "output 0" in found(tmp_path, 1024, source=FLAT.replace("LESS", "and tile % 2 == 0"))
 
 
+def test_stores_outside_of_all_arrays_are_found(tmp_path):
+    n, where = (1 << 22) - 5, "tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)"
+    assert where in COPY
+    unmasked = COPY.replace(where, "tl.store(y + at, tl.load(x + at, mask=at < n))")
+    assert found(tmp_path, 4096, n=n) is None
+    assert "outside of all its arrays" in found(tmp_path, 4096, n=n, source=unmasked)
+    assert found(tmp_path, 4096, source=unmasked) is None  # there the blocks fill it
+    before = COPY.replace(where, where.replace("y + at", "y + at - n"))
+    assert "outside of all its arrays" in found(tmp_path, 4096, n=n, source=before)
+    atomic = COPY.replace(where, "tl.atomic_add(y + at, tl.load(x + at, mask=at < n))")
+    assert "outside of all its arrays" in found(tmp_path, 4096, n=n, source=atomic)
+
+
+def test_where_addresses_are_made_up_nothing_is_said_of_them(tmp_path):
+    """What was loaded reads as zero: that a store to the place before it goes astray says nothing."""
+    loaded = COPY.replace("    tl.store(y + at", "    at += tl.load(x + at).to(tl.int32)\n    tl.store(y + at - 1")
+    assert loaded != COPY
+    assert found(tmp_path, 4096, source=loaded) is None
+
+
 ROLES = """
 @triton.jit
 def copy(x, y, z, n, BLOCK: tl.constexpr):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,11 +81,15 @@ class Counter:
     cut_off: the program was stopped
     uneven: a loop branched in ways that no extrapolation could follow
     met: a branch depended on what an atomic returned, which is made up here
+    astray: something was stored outside of all buffers, at an address that depends on nothing made up here
+    stored: (buffer, spans) of every store at such an address, but for those of iterations that were not run
     """
 
-    def __init__(self, known: Mapping[int, np.ndarray], *, brief: bool = False) -> None:
-        """`known`: the bytes (uint8) of buffers whose values matter; `brief`: only the footprint is wanted."""
-        self._known = known
+    def __init__(self, known: Mapping[int, np.ndarray], sizes: Sequence[int] = (), *, brief: bool = False) -> None:
+        """`known`: the bytes (uint8) of buffers whose values matter; `sizes`: bytes of all buffers, none where they do
+        not matter; `brief`: only the footprint is wanted.
+        """
+        self._known, self._sizes = known, sizes
         self._loop_cost, self._loop_iterations = (0.0, 3) if brief else (LOOP_COST, LOOP_ITERATIONS)
         self.counts: dict[Key, float] = defaultdict(float)
         self.footprint: list[tuple[str, int, Spans]] = []
@@ -95,7 +99,8 @@ class Counter:
         self._round = 0  # loads are issued in rounds, between which the program waits
         self._loads = self._masked = False  # whether the round has any, and any with a mask
         self._decisions: list[bool] = []  # of branches on scalars, in order
-        self.met = False
+        self.met = self.astray = False
+        self.stored: list[tuple[int, Spans]] = []
         self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
         self._where = "straight"
 
@@ -136,8 +141,7 @@ class Counter:
         self.counts["ops", kind, result.data.size if loaded else computed] += 1
         if loaded:
             result.loaded = True  # type: ignore[attr-defined]
-        if any(getattr(i, "of_atomic", False) for i in inputs):
-            result.of_atomic = True  # type: ignore[attr-defined]
+        _inherit(result, inputs)
         if any(self.is_awaited(i) for i in inputs):
             result.round = self._round  # type: ignore[attr-defined]
 
@@ -173,7 +177,16 @@ class Counter:
         self.counts["bytes", kind, buffer] += addresses.size * itemsize
         self._count_sectors(kind, buffer, spans)
         self.footprint.append((kind, buffer, spans))
+        if kind != "load" and not getattr(pointers, "made_up", False):
+            self._note_store(kind, buffer, spans)
         return addresses
+
+    def _note_store(self, kind: str, buffer: int, spans: Spans) -> None:
+        inside = 0 <= buffer < len(self._sizes)
+        if inside and kind == "store":
+            self.stored.append((buffer, spans))
+        inside = inside and int(spans.ends[-1]) <= ((buffer + 1) << BUFFER_SHIFT) + self._sizes[buffer]
+        self.astray |= bool(self._sizes) and not inside
 
     def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
         sectors = spans.blocks(SECTOR)
@@ -195,11 +208,16 @@ class Counter:
         result = TensorHandle(values, dtype)
         result.round = self._round  # type: ignore[attr-defined]
         result.loaded = True  # type: ignore[attr-defined]
+        result.made_up = getattr(pointers, "made_up", False) or not self._knows(pointers, dtype)  # type: ignore[attr-defined]
         return result
+
+    def _knows(self, pointers: TensorHandle, dtype: tl.dtype) -> bool:
+        """Whether what is loaded there has its real value."""
+        return _buffer_of(pointers) in self._known and numpy_dtype(dtype).kind != "f"
 
     def _values(self, pointers: TensorHandle, mask: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
         zeros = np.broadcast_to(np.zeros((), dtype), pointers.data.shape)
-        buffer = (int(pointers.data.flat[0]) >> BUFFER_SHIFT) - 1
+        buffer = _buffer_of(pointers)
         if buffer not in self._known or dtype.kind == "f":
             return zeros
         data = self._known[buffer]
@@ -216,7 +234,8 @@ class Counter:
         zeros = np.broadcast_to(np.zeros((), value.data.dtype), value.data.shape)
         result = TensorHandle(zeros, value.dtype.scalar)
         self._loads = True
-        result.round, result.loaded, result.of_atomic = self._round, True, True  # type: ignore[attr-defined]
+        result.round, result.loaded = self._round, True  # type: ignore[attr-defined]
+        result.of_atomic = result.made_up = True  # type: ignore[attr-defined]
         return result
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -273,6 +292,17 @@ class Counter:
                     self.footprint.append((kind, buffer, new.repeated(shift, times) if shift else new))
 
 
+def _buffer_of(pointers: TensorHandle) -> int:
+    return (int(pointers.data.flat[0]) >> BUFFER_SHIFT) - 1
+
+
+def _inherit(result: Any, inputs: Iterable[Any]) -> None:
+    """Marks the result of an operation on what is made up here as such."""
+    for name in ("of_atomic", "made_up"):
+        if any(getattr(i, name, False) for i in inputs):
+            setattr(result, name, True)
+
+
 def _integer(value: Any) -> int:
     """A loop bound: a number, a constexpr or a tensor of one element."""
     return int(value.value) if isinstance(value, tl.constexpr) else value.__index__()
@@ -293,15 +323,15 @@ class CountingInterpreter(Interpreter):
         super().__enter__()
         return self
 
-    def know(self, known: Mapping[int, np.ndarray]) -> None:
-        """From now on `known` are the buffers whose values matter, with their bytes (uint8)."""
-        self.builder.known = known
+    def know(self, known: Mapping[int, np.ndarray], sizes: Sequence[int]) -> None:
+        """From now on `known` are the buffers whose values matter, with their bytes (uint8); `sizes`: bytes of all."""
+        self.builder.known, self.builder.sizes = known, sizes
 
     def count(
         self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
     ) -> Counter:
         """What `program` does.  Tensors among `args` are to be `Pointer`s; `brief` as of `Counter`."""
-        counter = self.builder.counter = Counter(self.builder.known, brief=brief)
+        counter = self.builder.counter = Counter(self.builder.known, self.builder.sizes, brief=brief)
         with contextlib.suppress(CutOff):
             self.launch(kernel, args, grid, [program])
         counter.finish()
@@ -357,6 +387,7 @@ class CountingInterpreter(Interpreter):
             counter.reduction(kind, inputs[0].data.size, outputs[0].data.size)
             for output in outputs:
                 output.loaded = True
+                _inherit(output, inputs)
             return results
 
         return counted
@@ -387,6 +418,7 @@ class _CountingBuilder(Builder):
     def __init__(self) -> None:
         super().__init__()
         self.known: Mapping[int, np.ndarray] = {}
+        self.sizes: Sequence[int] = ()
         self.counter = Counter(self.known)
         for name in [n for n in dir(type(self)) if n.startswith("create_")]:
             short, method = name.removeprefix("create_"), getattr(self, name)
@@ -413,7 +445,7 @@ class _CountingBuilder(Builder):
             result = method(*args, **kwargs)
             if source.data.size == 1 and result.data.size > 1:
                 result.data = np.broadcast_to(result.data.flat[0], result.data.shape)
-            for name in ("round", "loaded", "product", "of_atomic"):
+            for name in ("round", "loaded", "product", "of_atomic", "made_up"):
                 if hasattr(source, name):
                     setattr(result, name, getattr(source, name))
             return result
@@ -425,7 +457,10 @@ class _CountingBuilder(Builder):
             inputs = [a for a in args if isinstance(a, TensorHandle)]
             self.counter.wait(*inputs)
             self.counter.spend(max((i.data.size for i in inputs), default=0))
-            return method(*args, **kwargs)
+            result = method(*args, **kwargs)
+            for output in result if isinstance(result, tuple) else (result,):
+                _inherit(output, inputs)
+            return result
 
         return create
 
@@ -442,7 +477,7 @@ class _CountingBuilder(Builder):
         self.counter.wait(a, b, d, kind="dot")
         self.counter.dot(a, b, precision)
         result = TensorHandle(d.data, d.dtype.scalar)
-        result.loaded = True  # type: ignore[attr-defined]
+        result.loaded = result.made_up = True  # type: ignore[attr-defined]
         return result
 
     # --- memory ------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Seen:
     truncated: bool = False
     roles: bool = False
     met: bool = False  # as of LaunchTrace
+    astray: bool = False  # the same
 
 
 def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Seen:
@@ -57,6 +58,7 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     found.truncated |= trace.truncated
     found.roles |= trace.roles
     found.met |= trace.met
+    found.astray |= trace.astray
     found.computed += _operations(trace)
     for t in trace.traffic:
         found.moved += t.touched
@@ -82,8 +84,10 @@ def coverage(
     It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
     sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
     part of what the seed writes; and where the task says how many bytes the problem must move, and how many operations
-    it takes, a fair part of them must be seen.
+    it takes, a fair part of them must be seen.  Nothing may be stored outside of all buffers.
     """
+    if found.astray:
+        return "a kernel stores outside of all its arrays; mask what lies beyond their ends"
     if (wrong := _other_form(plan, seed)) or found.truncated:
         return wrong
     least = ROUGH_SHARE if found.roles else WRITTEN_SHARE

@@ -82,6 +82,7 @@ class LaunchTrace:
         too small
     met: a branch depended on what an atomic returned, so another program may do what is not seen here
     roles: programs differ in what they write to, so that totals are as rough as the samples are few
+    astray: a program stores outside of all buffers
     """
 
     kernel: str
@@ -97,6 +98,7 @@ class LaunchTrace:
     truncated: bool
     roles: bool = False
     met: bool = False
+    astray: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -124,7 +126,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         for case in payload["cases"]:
             plan = from_json(case["plan"])
             files = {int(i): scratch / name for i, name in case["integers"].items()}
-            interpreter.know(_known_bytes(plan, files))
+            interpreter.know(_known_bytes(plan, files), [b.nbytes for b in plan.buffers])
             tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter)
             traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
             found.append({"launches": traces})
@@ -278,6 +280,7 @@ def summary(
         truncated=any(c.cut_off or c.uneven for c in counters),
         roles=has_roles(counters),
         met=any(c.met for c in counters),
+        astray=any(c.astray for c in (*counters, *near)),
     )
 
 
