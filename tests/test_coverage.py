@@ -6,7 +6,7 @@ import pytest
 
 from fitness.estimation.coverage import coverage, seen
 from fitness.plan import Buffer, Copy, LaunchPlan
-from tests.traced import COPY, MATMUL, plan_of, tensor, traces_of
+from tests.traced import COPY, MATMUL, plan_of, tensor, traces_of, traffic
 
 
 def found(tmp_path, grid, n=1 << 22, source=COPY, case_bytes=None, case_flops=None):
@@ -110,6 +110,32 @@ def test_programs_that_all_do_the_same_part_are_found(tmp_path):
     same = COPY.replace("tl.program_id(0)", "(tl.program_id(0) % 64)")
     assert same != COPY
     assert "of them; write all of the output" in found(tmp_path, 4096, source=same)
+
+
+def test_programs_that_are_far_from_each_other_and_do_the_same_are_found(tmp_path):
+    for number in ("tl.program_id(0) % 2048", "tl.program_id(0) % 512", "tl.program_id(0).to(tl.uint8).to(tl.int32)"):
+        assert "of them; write all of the output" in found(
+            tmp_path, 4096, source=COPY.replace("tl.program_id(0)", f"({number})")
+        )
+
+
+def test_programs_that_do_the_same_beside_all_the_work_are_no_reason(tmp_path):
+    for n in (1 << 22, (1 << 22) - 1000):
+        assert found(tmp_path, 8192, n=n, source=COPY.replace("tl.program_id(0)", "(tl.program_id(0) % 4096)")) is None
+    last = COPY.replace("tl.arange", "0 * n + tl.arange").replace("tl.program_id(0) * BLOCK", "START")
+    clamped = last.replace("START", "tl.minimum(tl.program_id(0) * BLOCK, n - BLOCK)")
+    for programs in (9, 10, 11, 20, 1000):
+        assert found(tmp_path, programs, n=programs * 1024 - 600, source=clamped) is None
+
+
+def test_where_addresses_are_read_from_memory_programs_seem_to_do_the_same(tmp_path):
+    gathered = COPY.replace(
+        "    tl.store(", "    at = tl.load(x + at).to(tl.int32) + tl.arange(0, BLOCK)\n    tl.store("
+    )
+    plan = plan_of("copy", (4096,), {"x": tensor(0, 1 << 22), "y": tensor(1, 1 << 22), "n": 1 << 22, "BLOCK": 1024})
+    for source, repeated in ((COPY, False), (gathered, False), (COPY.replace("tl.program_id(0)", "0"), True)):
+        t = traffic(traces_of(source, plan, tmp_path)[0][0], 1, "store")
+        assert (t.unrepeated < t.touched / 2) is repeated
 
 
 def test_programs_that_overlap_are_no_reason(tmp_path):

@@ -97,6 +97,14 @@ def test_matmul_flops_and_shared_tiles(tmp_path):
     assert found.rounds == (("dot", "loop", 64.0),)
 
 
+def test_partners_are_what_a_number_cut_off_would_be_the_same_as():
+    assert sorted(trace.partners((16384, 1, 1), 3)) == [3 + 8192, 3 + 8192]
+    assert sorted(trace.partners((1000, 1, 1), 999)) == [487, 499]
+    assert trace.partners((1000, 1, 1), 500) == [0]  # none is 512 away
+    assert sorted(trace.partners((8, 4, 1), 8 + 1)) == [8 + 5, 24 + 1, 24 + 1]
+    assert trace.partners((1, 1, 1), 0) == []
+
+
 GATHER = """
 @triton.jit
 def gather(x, index, y, BLOCK: tl.constexpr):

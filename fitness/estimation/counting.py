@@ -82,7 +82,7 @@ class Counter:
     uneven: a loop branched in ways that no extrapolation could follow
     met: a branch depended on what an atomic returned, which is made up here
     astray: something was stored outside of all buffers, at an address that depends on nothing made up here
-    stored: (buffer, spans) of every store at such an address, but for those of iterations that were not run
+    stored: (buffer, spans, whether the address depends on nothing made up here) of every store that was run
     """
 
     def __init__(self, known: Mapping[int, np.ndarray], sizes: Sequence[int] = (), *, brief: bool = False) -> None:
@@ -100,7 +100,7 @@ class Counter:
         self._loads = self._masked = False  # whether the round has any, and any with a mask
         self._decisions: list[bool] = []  # of branches on scalars, in order
         self.met = self.astray = False
-        self.stored: list[tuple[int, Spans]] = []
+        self.stored: list[tuple[int, Spans, bool]] = []
         self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
         self._where = "straight"
 
@@ -177,16 +177,16 @@ class Counter:
         self.counts["bytes", kind, buffer] += addresses.size * itemsize
         self._count_sectors(kind, buffer, spans)
         self.footprint.append((kind, buffer, spans))
-        if kind != "load" and not getattr(pointers, "made_up", False):
-            self._note_store(kind, buffer, spans)
+        sure = not getattr(pointers, "made_up", False)
+        if kind == "store":
+            self.stored.append((buffer, spans, sure))
+        if kind != "load" and sure and self._sizes:
+            self.astray |= not self._holds(buffer, int(spans.ends[-1]))
         return addresses
 
-    def _note_store(self, kind: str, buffer: int, spans: Spans) -> None:
-        inside = 0 <= buffer < len(self._sizes)
-        if inside and kind == "store":
-            self.stored.append((buffer, spans))
-        inside = inside and int(spans.ends[-1]) <= ((buffer + 1) << BUFFER_SHIFT) + self._sizes[buffer]
-        self.astray |= bool(self._sizes) and not inside
+    def _holds(self, buffer: int, end: int) -> bool:
+        """Whether there is such a buffer, and it goes on to the address `end` at least."""
+        return 0 <= buffer < len(self._sizes) and end <= ((buffer + 1) << BUFFER_SHIFT) + self._sizes[buffer]
 
     def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
         sectors = spans.blocks(SECTOR)

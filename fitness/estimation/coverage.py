@@ -27,8 +27,8 @@ COMPUTED_SHARE = 0.4  # of its count of operations: a product of matrices may do
 class Seen:
     """What the traces of a plan's launches, and its other steps, show that it does; bytes by buffer."""
 
-    written: dict[int, float]
-    spread: dict[int, float]  # the same, of bytes that several programs write once
+    written: dict[int, float]  # what programs that are far from each other store both counts once
+    spread: dict[int, float]  # the same, of bytes that any programs write both, as roughly as that is known
     moved: float = 0.0
     computed: float = 0.0  # operations
     truncated: bool = False
@@ -63,7 +63,7 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     for t in trace.traffic:
         found.moved += t.touched
         if t.kind != "load":
-            found.written[t.buffer] += t.touched
+            found.written[t.buffer] += t.unrepeated
             found.spread[t.buffer] += t.distinct
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
 
     from fitness.estimation.counting import Counter, CountingInterpreter
+    from fitness.verification.interpreter import Program
 
 # What running a kernel without its values can raise; a kernel that is at fault is found out by verification.
 _FAILURES = (
@@ -59,6 +60,7 @@ class Traffic:
     again: float  # the part of these that the program's access before to this buffer asked for too
     once: float  # sum of the programs' footprints
     touched: float  # the same in single bytes, or the size of the buffer where that is less
+    unrepeated: float  # the same if all programs store over each other as those do that are far from each other
     shared: float  # part of a footprint that another program among the next WINDOW touches too, 0..1, on average
     distinct: float  # footprint of the launch
 
@@ -169,12 +171,16 @@ class _Tracer:
             near = [self._count(kernel, args, config.grid, number, brief=True) for number in window(programs)]
         else:
             near = counters
+        far = self._far(kernel, args, config.grid, list(weights)[::2]) if programs > self._samples else counters
         sizes = [b.nbytes for b in self._plan.buffers]
-        return summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near)
+        return summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
 
-    def _count(
-        self, kernel: Any, args: Mapping[str, Any], grid: tuple[int, int, int], number: int, brief: bool = False
-    ) -> Counter:
+    def _far(self, kernel: Any, args: Mapping[str, Any], grid: Program, numbers: Sequence[int]) -> list[Counter]:
+        """Programs of these numbers, and those that a number cut off somewhere would make them the same as."""
+        every = sorted({n for number in numbers for n in (number, *partners(grid, number))})
+        return [self._count(kernel, args, grid, number, brief=True) for number in every]
+
+    def _count(self, kernel: Any, args: Mapping[str, Any], grid: Program, number: int, brief: bool = False) -> Counter:
         program = number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1]  # x fastest
         return self._interpreter.count(kernel, args, grid, program, brief=brief)
 
@@ -193,7 +199,7 @@ class _Tracer:
 # --- which programs --------------------------------------------------------------------------------------------------
 
 
-def places(grid: tuple[int, int, int], samples: int) -> dict[int, float]:
+def places(grid: Program, samples: int) -> dict[int, float]:
     """Programs to count (x fastest) and their weights (sum 1): all of a few, Gauss-Lobatto points of a large grid.
 
     The points lie on the diagonal from the first program to the last and symmetrically; their weights integrate
@@ -234,6 +240,23 @@ def window(programs: int) -> list[int]:
     return sorted({first + offset * min(WINDOW, programs) // WINDOW for offset in OFFSETS})
 
 
+def partners(grid: Program, number: int) -> list[int]:
+    """Programs half a grid from `number`, and along each axis the greatest power of two that there is room for.
+
+    Who counts programs modulo some power of two, or some half of the grid, takes them for the same.
+    """
+    programs, step = math.prod(grid), 1
+    found = [(number + programs // 2) % programs]
+    for size in grid:
+        at, far = number // step % size, 1 << (size - 1).bit_length() >> 1
+        if at + far < size:
+            found.append(number + far * step)
+        elif at >= far:
+            found.append(number - far * step)
+        step *= size
+    return [n for n in found if n != number]
+
+
 def _lobatto(count: int) -> list[tuple[float, float]]:
     """Positions in 0..1 and weights (sum 1) of Gauss-Lobatto quadrature with `count` >= 2 points."""
     legendre = np.polynomial.legendre.Legendre.basis(count - 1)
@@ -251,11 +274,12 @@ def summary(
     programs: int,
     samples: Mapping[tuple[int, float], Counter],
     near: Sequence[Counter],
+    far: Sequence[Counter],
 ) -> LaunchTrace:
     """The trace of a launch of `programs` programs.
 
     sizes: bytes of each buffer; samples: (program, weight) -> what it does, weights summing to 1; near: footprints of
-    programs within WINDOW of each other.
+    programs within WINDOW of each other; far: programs that are not.
     """
     counters = list(samples.values())
     weights = [weight for _, weight in samples]
@@ -275,12 +299,12 @@ def summary(
         dots=_rows(mean, "dot"),
         reductions=tuple((k, *row) for k in ("reduce", "scan") for row in _rows(mean, k)),  # type: ignore[misc]
         rounds=_rows(mean, "rounds"),
-        traffic=_traffic(sizes, programs, weights, counters, near, mean),
+        traffic=_traffic(sizes, programs, weights, counters, near, far, mean),
         busiest=max(work) / average if average else 1.0,
         truncated=any(c.cut_off or c.uneven for c in counters),
         roles=has_roles(counters),
         met=any(c.met for c in counters),
-        astray=any(c.astray for c in (*counters, *near)),
+        astray=any(c.astray for c in (*counters, *near, *far)),
     )
 
 
@@ -306,6 +330,7 @@ def _traffic(
     weights: Sequence[float],
     counters: Sequence[Counter],
     near: Sequence[Counter],
+    far: Sequence[Counter],
     mean: Mapping[tuple, float],
 ) -> tuple[Traffic, ...]:
     """Accesses by (buffer, kind), extrapolated to the grid."""
@@ -329,6 +354,7 @@ def _traffic(
                 again=programs * mean["again", kind, buffer],
                 once=by_sector.once,
                 touched=min(by_byte.once, size),
+                unrepeated=min(by_byte.once * (1 - (_repeated(buffer, far) if kind == "store" else 0)), size),
                 shared=by_sector.shared,
                 distinct=max(by_sector.distinct, by_byte.distinct),
             )
@@ -352,6 +378,14 @@ def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[
         drawn = _drawn(mean, min(shared, _shared(sets)), programs)
         distinct = max(distinct, min(sliding, drawn, limit))
     return _Extent(programs * mean, shared, distinct)
+
+
+def _repeated(buffer: int, programs: Sequence[Counter]) -> float:
+    """Part of what these programs store to a buffer that others among them store too, as far as that is certain."""
+    every = [Spans.union(s for b, s, _ in c.stored if b == buffer) for c in programs]
+    certain = [Spans.union(s for b, s, sure in c.stored if b == buffer and sure) for c in programs]
+    total = sum(s.size for s in every)
+    return (sum(s.size for s in certain) - Spans.union(certain).size) / total if total else 0.0
 
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
