@@ -16,7 +16,7 @@ from fitness.plan import Config, Launch, LaunchPlan
 from fitness.sandbox.jobs import Limits
 from fitness.task import Task, load_task, task_names
 from fitness.verification.stretched import ELEMENTS, FLOPS, PROGRAMS, stretched
-from fitness.verification.verify import verify
+from fitness.verification.verify import replays, verify
 
 SOFTMAX = load_task("softmax")
 
@@ -86,6 +86,14 @@ def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) 
     found = evaluator._judge._stretched
     assert list(found) == list(evaluator._recorder._stretched)
     assert bool(found) is (name != "scatter")  # whose reference decides by values
+
+
+def test_stretched_sizes_are_executed_in_all_orders() -> None:
+    long = Case("stretched to M=9", {"M": 9, "N": 3})
+    found = [replay for replay in replays(SOFTMAX, [long]) if replay.stretched]
+    assert [(r.case, r.variant, r.order) for r in found] == [
+        (long, "normal", order) for order in ("forward", "reverse", "at once")
+    ]
 
 
 def test_sizes_for_which_a_task_has_no_inputs_are_left_out(capfd) -> None:

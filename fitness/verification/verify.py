@@ -59,7 +59,7 @@ class Replay:
 
 def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
     """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them; those
-    that are `stretched` on fresh inputs once.
+    that are `stretched` on fresh inputs alone.
 
     A kernel whose programs depend on each other's results (a race on the device) differs between the orders, or when no
     program sees what others store (unless they meet in atomics, or the seed kernel says what is right).  Where the
@@ -73,7 +73,9 @@ def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
         found += [Replay(case, "normal", order, poison) for order in orders]
         found += [Replay(case, variant, poison=by_seed.poison(task, number + i)) for i, variant in enumerate(stress, 1)]
     return found + [
-        Replay(case, "normal", poison=by_seed.poison(task, i), stretched=True) for i, case in enumerate(stretched)
+        Replay(case, "normal", order, by_seed.poison(task, number), stretched=True)
+        for number, case in enumerate(stretched)
+        for order in orders
     ]
 
 
@@ -151,10 +153,11 @@ def verify(
     for run, (_, expectation) in zip(runs, expected, strict=True):
         _check_form(task, run, expectation)
     _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, expected, strict=True)], jobs.scratch)
-    _pair(runs)
-    usual = [run for run in runs if not run.replay.stretched]
+    usual, long = ([run for run in runs if run.replay.stretched is stretch] for stretch in (False, True))
+    _pair(usual)
     executed = jobs.interpret(candidate, usual)
-    if long := runs[len(usual) :]:  # the last ones
+    if long:
+        _pair(long)
         executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
     worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
@@ -184,7 +187,7 @@ def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
 
 
 def _pair(runs: Sequence[_Run]) -> None:
-    """Tells runs in other orders which one does the same in forward order."""
+    """Tells runs of one job in other orders which one does the same in forward order."""
     forward = {r.replay.inputs: i for i, r in enumerate(runs) if r.replay.order == "forward"}
     for run in runs:
         if run.replay.order != "forward":
