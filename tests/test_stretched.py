@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,26 @@ def test_each_axis_in_turn_is_as_long_as_in_any_case_and_odd_where_cases_are() -
     assert rows.axes == {"M": 32767, "N": 64} and columns.axes == {"M": 3, "N": 16383}
     even = dataclasses.replace(SOFTMAX, cases=SOFTMAX.cases[:1])
     assert sizes(even) == {"M": 4096, "N": 4096}
+
+
+def test_other_axes_have_several_steps_where_that_can_be_borne() -> None:
+    cases = [
+        Case("a", {"Z": 4, "H": 16, "S": 2048, "D": 1}, cpu_axes={"Z": 1, "H": 2, "S": 64, "D": 1}),
+        Case("b", {"Z": 2, "H": 3, "S": 333, "D": 1}, cpu_axes={"Z": 2, "H": 1, "S": 45, "D": 1}),
+    ]
+    task = dataclasses.replace(
+        SOFTMAX, cases=cases, inputs=lambda case, generator: (torch.zeros([case.axes[a] for a in "ZHSD"]),)
+    )
+
+    def found(programs_of: Callable[[dict[str, int]], int]) -> list[list[int]]:
+        return [list(case.axes.values()) for case in stretched(task, lambda case: planned(programs_of(case.axes)))]
+
+    assert found(lambda axes: 1) == [[3, 2, 45, 1], [2, 15, 45, 1], [2, 2, 2047, 1]]
+    assert found(lambda axes: axes["Z"] * axes["H"] * axes["S"] // 20) == [
+        [3, 2, 45, 1],
+        [2, 15, 45, 1],
+        [1, 1, 2047, 1],
+    ]
 
 
 def test_what_is_too_much_is_halved() -> None:

@@ -2,7 +2,8 @@
 
 At the sizes for a CPU a loop over blocks mostly takes a single turn, and what is wrong from the second on is not seen:
 a running maximum that rescales nothing, a pointer that is not advanced.  So each axis in turn is as long as the
-interpreter can bear, beside the least sizes of all others.
+interpreter can bear, beside the least sizes of all others: at least two where it bears that too, because what is wrong
+where two axes are counted together is not seen where one of them is a single step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fitness.calls import quiet
 from fitness.plan import LaunchPlan
 from fitness.task import Task
 
+SEVERAL = 2  # the least size of an axis beside a long one, where it has such sizes
 SHRINK = 2  # a size that is too much is followed by half of it
 PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second
 # Of making the inputs and of the reference, which must not take long, or more memory than there is.
@@ -44,11 +46,14 @@ def _by_axis(task: Task) -> Iterator[list[Case]]:
     known = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
     sizes = {axis: [axes[axis] for axes in known if axis in axes] for axis in known[0]}
     least = {axis: min(found) for axis, found in sizes.items()}
+    several = {axis: max(least[axis], min(SEVERAL, max(found))) for axis, found in sizes.items()}
     for axis, found in sizes.items():
         size, odd, cases = max(found), any(s % 2 for s in found), []
         while size > 2 * least[axis]:
             long = size - 1 if odd and size % 2 == 0 else size
-            cases.append(Case(f"stretched to {axis}={long}", {**least, axis: long}, task.cases[0].dtype, "holdout"))
+            for others in (several, least) if several != least else (least,):
+                name = f"stretched to {axis}={long}"
+                cases.append(Case(name, {**others, axis: long}, task.cases[0].dtype, "holdout"))
             size //= SHRINK
         yield cases
 
