@@ -1,6 +1,6 @@
 """task: softmax
 verdict: wrong
-stage: verify
+stage: estimate
 why: instead of a mask, what lies behind the row is loaded and stored again: over what the next row's program may have written meanwhile, and into the guard zone
 """
 
