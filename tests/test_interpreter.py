@@ -211,6 +211,41 @@ def test_loops_conditions_and_helpers_mean_what_they_mean_to_the_compiler(tmp_pa
     close(execute(tmp_path, LOAD + textwrap.dedent(body), x, y, torch.empty(N)), expected * 0.5, 1e-6)
 
 
+STORED = "\ntl.store(o + i, tl.load(x + at))"
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "at = tl.multiple_of(n // n * 64, 64) * 0 + i",
+        "at = tl.max_contiguous(tl.multiple_of((n // n * B + i) % 64, B), B)",
+        "at = tl.multiple_of(8 * i[:, None] + i[None, :], [1, 8]) * 0 + i",
+        "at = i + tl.max_constancy(i // 4, 4) * 0",
+        "at = i + tl.max_constancy((i < 8)[:, None] & (i < 3)[None, :], [4, 1]).to(tl.int32) * 0 + 0 * i",
+        "at = i\nfor t in tl.static_range(1):\n    at += tl.multiple_of(t, 16)",
+    ],
+)
+def test_hints_that_are_true_change_nothing(tmp_path, hint):
+    x = randn(N)
+    if "[" in hint:
+        hint += "\nat = i"
+    assert torch.equal(execute(tmp_path, hint + STORED, x, x, torch.empty(N)), x)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "at = tl.multiple_of(n + 8, 16) * 0 + i",
+        "at = tl.multiple_of(i + 1, B) * 0 + i",
+        "at = i + tl.max_constancy(i // 2, 4) * 0",
+        "at = i + tl.max_constancy(i < 62, 4).to(tl.int32) * 0",
+    ],
+)
+def test_hints_that_are_false_are_found(tmp_path, hint):
+    with pytest.raises(ValueError, match=r"tl\.m"):
+        execute(tmp_path, hint + STORED, randn(N), randn(N), torch.empty(N))
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -105,6 +105,15 @@ def test_partners_are_what_a_number_cut_off_would_be_the_same_as():
     assert trace.partners((1, 1, 1), 0) == []
 
 
+def test_hints_are_not_checked_on_values_that_are_made_up(tmp_path):
+    args = {"x": tensor(0, 1024), "y": tensor(1, 1024), "n": 1024, "BLOCK": 1024}
+    hinted = COPY.replace(
+        "    tl.store(", "    tl.multiple_of(tl.load(x + 1).to(tl.int32) + 1, values=16)\n    tl.store("
+    )
+    assert hinted != COPY
+    assert not trace_of(hinted, plan_of("copy", (1,), args, ("y",)), tmp_path).truncated
+
+
 GATHER = """
 @triton.jit
 def gather(x, index, y, BLOCK: tl.constexpr):

@@ -343,6 +343,9 @@ class CountingInterpreter(Interpreter):
             "static_range": self._loop,
             "reduce": lambda reduce: self._reduction("reduce", reduce),
             "associative_scan": lambda scan: self._reduction("scan", scan),
+            # Of values that are made up hints need not be true.
+            "multiple_of": lambda _: lambda block, values: block,
+            "max_constancy": lambda _: lambda block, values: block,
         }
         for owner, name, value in super()._patches():
             yield owner, name, counted[name](value) if owner in (tl, tl.core) and name in counted else value

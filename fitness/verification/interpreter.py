@@ -6,6 +6,8 @@ Triton ships an interpreter (`triton.runtime.interpreter`), which is what runs h
 - `tl.dot` and reductions run on whole blocks in the precision of the device; custom combine functions too;
 - libdevice is there (`fitness/verification/libdevice.py`);
 - helper functions, `and`/`or`/`not`, loop variables and scalar arguments mean what they mean to the compiler;
+- `tl.multiple_of` and `tl.max_constancy` are checked, as `tl.assume` is; `tl.max_contiguous` is not, because the usual
+  `% M` behind the last row breaks it harmlessly;
 - patching the language happens once for any number of launches, and arguments are never copied.
 What remains missing raises NotImplementedError: a gap is an error, never a wrong number.
 """
@@ -84,6 +86,35 @@ def _extreme(values: Sequence[Any], on_tensors: Callable[..., Any], on_numbers: 
     for value in unwrapped[1:]:
         result = on_tensors(result, value)
     return result
+
+
+def _multiple_of(block: Any, values: Any) -> Any:
+    """What the compiler takes for granted: along an axis, runs begin at a multiple; the first one is looked at."""
+    for axis, factor in _hints(block, values):
+        if (np.take(block.handle.data.astype(np.int64), [0], axis) % factor).any():
+            raise ValueError(f"tl.multiple_of: not a multiple of {factor}")
+    return block
+
+
+def _max_constancy(block: Any, values: Any) -> Any:
+    """Runs of so many elements along an axis are of one value each."""
+    for axis, length in _hints(block, values):
+        data = np.moveaxis(block.handle.data, axis, -1)
+        length = builtins.min(length, data.shape[-1])
+        if data.shape[-1] % length == 0 and np.ptp(data.reshape(-1, length).astype(np.int64), axis=1).any():
+            raise ValueError(f"tl.max_constancy: not all runs of {length} elements are of one value")
+    return block
+
+
+def _hints(block: Any, values: Any) -> list[tuple[int, int]]:
+    """(axis, what is said of it) of what says anything; of plain numbers nothing is said."""
+    if not isinstance(block, tl.tensor) or block.handle.data.dtype.kind not in "biu":
+        return []
+    values = unwrap(values)
+    numbers = [int(unwrap(v)) for v in (values if isinstance(values, (list, tuple, tl.tuple)) else [values])]
+    if len(numbers) != builtins.max(1, len(block.shape)):
+        raise ValueError("a hint has a number for each axis")
+    return [(axis, number) for axis, number in enumerate(numbers) if number > 1]
 
 
 def _and(*terms: Callable[[], Any]) -> Any:
@@ -247,6 +278,8 @@ class Interpreter:
             yield module, "reduce", reduce
             yield module, "associative_scan", scan
             yield module, "static_print", lambda *args, **kwargs: None
+            yield module, "multiple_of", _multiple_of
+            yield module, "max_constancy", _max_constancy
             if hasattr(module, "condition"):
                 yield module, "condition", lambda arg, **kwargs: arg
         yield tl.tensor, "__index__", lambda block: int(block.handle.data.reshape(-1)[0])
