@@ -268,6 +268,9 @@ class Recorder:
             if found.met:
                 skipped += "; it branches on what an atomic returns, which no estimate can follow: measure it on a GPU"
                 raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
+            if found.truncated and not found.astray:
+                skipped += "; a loop of it ends, or branches, in a way that no estimate can follow: measure it on a GPU"
+                raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
             raise Stop("estimate", Verdict.WRONG, skipped)
 
     def _estimated(self, case: Case, facts: Facts, traces: Sequence[Sequence[LaunchTrace]]) -> model.Estimate:

@@ -112,6 +112,27 @@ def test_programs_that_all_do_the_same_part_are_found(tmp_path):
     assert "of them; write all of the output" in found(tmp_path, 4096, source=same)
 
 
+ENDLESS = """
+@triton.jit
+def copy(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) % ROWS * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    tl.store(y + at, v)
+    while tl.max(v, 0) == 0.0:
+        v += tl.load(x + at)
+"""
+
+
+def test_who_goes_on_without_end_is_asked_for_what_was_seen_of_it(tmp_path):
+    n = 1 << 20
+    plan = plan_of("copy", (1024,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
+    of_seed = seen(plan, [0], traces_of(COPY, plan, tmp_path))
+    whole, part = (seen(plan, [0], traces_of(ENDLESS.replace("ROWS", r), plan, tmp_path)) for r in ("1024", "512"))
+    assert whole.truncated and coverage(plan, whole, plan, of_seed) is None
+    assert "write all of the output" in coverage(plan, part, plan, of_seed)
+    assert coverage(plan, part, plan, part) is None  # the seed goes on like that too
+
+
 def test_programs_that_are_far_from_each_other_and_do_the_same_are_found(tmp_path):
     for number in ("tl.program_id(0) % 2048", "tl.program_id(0) % 512", "tl.program_id(0).to(tl.uint8).to(tl.int32)"):
         assert "of them; write all of the output" in found(

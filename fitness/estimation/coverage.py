@@ -88,8 +88,10 @@ def coverage(
     """
     if found.astray:
         return "a kernel stores outside of all its arrays; mask what lies beyond their ends"
-    if (wrong := _other_form(plan, seed)) or found.truncated:
+    if wrong := _other_form(plan, seed):
         return wrong
+    if found.truncated and (of_seed is None or of_seed.truncated):  # it may be in the nature of the task
+        return None
     least = ROUGH_SHARE if found.roles else WRITTEN_SHARE
     uncomputed = None if plan.delegated else _uncomputed(found.computed, case_flops)
     unwritten = _unwritten(plan, found.written, least) or _unwritten(plan, found.spread, SPREAD_SHARE)
