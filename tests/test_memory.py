@@ -51,7 +51,8 @@ def test_what_a_job_left_is_copied(tmp_path):
 GIVEN_BACK = """
 layout.create(scratch)
 for size in (0, layout.total):
-    os.truncate(scratch / "buffers.bin", size)
+    with open(scratch / "buffers.bin", "r+b") as file:
+        file.truncate(size)
 try:
     with open(scratch / "full", "wb", 0) as file:
         while True: file.write(bytes(4096))
