@@ -1,5 +1,5 @@
 """task: softmax
-verdict: runtime_error
+verdict: wrong|runtime_error
 stage: estimate|verify
 why: a store a gigabyte behind the output
 """
