@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,6 @@ from evo.records import Fitness, Trial
 from evo.result import best_source, diff
 from evo.store import FILE, LOCK, RunReader
 
-# What the template writes before anything of a run: tells a report from any other file.
-OPENING = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-"""
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
 ANCESTORS = 80  # drawn in a lineage; of more, only the line of first parents
 MESSAGES = 8
@@ -149,9 +141,12 @@ def _check_replaceable(out: Path) -> None:
 def _is_report(path: Path) -> bool:
     if not path.is_file():  # to open a pipe would wait for who writes to it
         return False
+    # What the template writes before anything of a run.
+    template = resources.files("analysis") / "templates" / "report.html"
+    opening = template.read_bytes().partition(b"<title>")[0]
     try:
         with path.open("rb") as file:
-            return file.read(len(OPENING)) == OPENING.encode()
+            return file.read(len(opening)) == opening
     except OSError as error:
         raise ConfigError(f"expected to write {path}, got: {error}; name another file by --out") from error
 

@@ -8,7 +8,7 @@ beyond the window that they are given, or draw random numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ def execute(op: Op, window: Callable[[TensorRef], torch.Tensor], device: torch.d
     args = [_argument(a, window) for a in op.args]
     kwargs: dict[str, Any] = {k: _argument(v, window) for k, v in op.kwargs.items() if k not in _PLACEMENT}
     # An operator makes what it is to write to larger where that is too small, with all memory that it is part of.
-    own = {k: torch.empty_like(kwargs[k]) for k in _outs(function) if isinstance(kwargs.get(k), torch.Tensor)}
+    outs = [p.name for _, p in _written(function) if p.kwarg_only]
+    own = {k: torch.empty_like(kwargs[k]) for k in outs if isinstance(kwargs.get(k), torch.Tensor)}
     if any(parameter.name == "device" for parameter in function._schema.arguments):
         kwargs["device"] = device  # arange and the like make their result there, not in host memory
     try:
@@ -98,20 +99,20 @@ def written(op: Op) -> list[TensorRef]:
     """The windows that the operator writes to: its results, and arguments that its schema says it changes."""
     function = tensor_function(op.name)
     found = [ref for ref in op.outputs if isinstance(ref, TensorRef)]
-    for number, parameter in enumerate(function._schema.arguments if function else ()):
-        if parameter.alias_info is not None and parameter.alias_info.is_write:
-            value = op.args[number] if number < len(op.args) else op.kwargs.get(parameter.name)
-            found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, TensorRef)]
+    for value in written_arguments(function, op.args, op.kwargs) if function else ():
+        found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, TensorRef)]
     return found
 
 
-def _outs(function: OpOverload) -> list[str]:
-    """Parameters of the form `out=`: tensors that it writes to and need not be read."""
-    return [
-        parameter.name
-        for parameter in function._schema.arguments
-        if parameter.kwarg_only and parameter.alias_info is not None and parameter.alias_info.is_write
-    ]
+def written_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that the operator's schema says it writes to."""
+    return [args[i] if i < len(args) else kwargs.get(p.name) for i, p in _written(function)]
+
+
+def _written(function: Any) -> list[tuple[int, Any]]:
+    """Parameters that the operator writes to, with their places."""
+    parameters = enumerate(function._schema.arguments)
+    return [(i, p) for i, p in parameters if p.alias_info is not None and p.alias_info.is_write]
 
 
 def _argument(value: Any, window: Callable[[TensorRef], torch.Tensor]) -> Any:

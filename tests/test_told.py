@@ -10,6 +10,7 @@ import pytest
 from fitness.compilation.screen import occupancy
 from fitness.compilation.target import get_target
 from fitness.compilation.told import checked
+from fitness.sandbox.jobs import MOST_LINES
 
 TARGET = get_target("sm_90")
 BUILD: dict[str, Any] = {
@@ -49,6 +50,9 @@ def test_a_problem_is_text_and_a_line() -> None:
     }
     with pytest.raises(TypeError):
         checked({"problem": ["x"], "line": 0}, "k", TARGET)
+    for forged in ({"problem": "", "line": 0}, {"problem": "x", "line": -1}, {"problem": "x", "line": MOST_LINES}):
+        with pytest.raises(ValueError, match=r"problem|integer"):
+            checked(forged, "k", TARGET)
 
 
 @pytest.mark.parametrize(

@@ -208,8 +208,11 @@ def pyarrow_for(what: str) -> Iterator[None]:
 
 
 def check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed: expected an integer from 0 to {2**63 - 1}, got {seed}; set --seed")
+    from evo.config import SEEDS
+
+    low, high = SEEDS
+    if not low <= seed <= high:
+        raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed}; set --seed")
 
 
 def say(text: str) -> None:

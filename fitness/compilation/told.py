@@ -9,13 +9,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from evo.plain import plain
+from evo.plain import plain, short
 from fitness.compilation.screen import MAX_THREADS, WARP, occupancy
 from fitness.compilation.target import Target
+from fitness.sandbox.jobs import MOST_LINES
 
 MOST = 1 << 31  # of registers, bytes, instructions: far beyond what there is
 CHARACTERS = 200  # of a name
-PROBLEM_CHARACTERS = 4000
+PROBLEM_CHARACTERS = 1 << 20  # that are read; what is kept is `short`
 DEEP = 8  # tuples in tuples among a kernel's parameters
 MOST_CTAS = 16  # of a cluster on Hopper, with the attribute for large ones (CUDA C++ Programming Guide)
 SCRATCH_POINTERS = 2  # that Triton appends to the parameters
@@ -32,7 +33,10 @@ def checked(told: Any, kernel: str, target: Target) -> dict[str, Any]:
     if not isinstance(told, Mapping):
         raise TypeError(f"a build is no {type(told).__name__}")
     if "problem" in told:
-        return {"problem": plain(_text(told["problem"], 1 << 20))[:PROBLEM_CHARACTERS], "line": _count(told["line"])}
+        problem, line = short(_text(told["problem"], PROBLEM_CHARACTERS)), _within(told["line"], 0, MOST_LINES - 1)
+        if not problem:
+            raise ValueError("a problem that is none")
+        return {"problem": problem, "line": line}
     if told["kernel"] != kernel:
         raise ValueError("a build of another kernel")
     registers, shared, warps = _count(told["registers"]), _count(told["shared_bytes"]), _warps(told["num_warps"])

@@ -21,7 +21,7 @@ from fitness.compilation.target import Target, get_target
 from fitness.compilation.told import checked
 from fitness.gpu.runner import Work
 from fitness.plan import Launch, LaunchPlan, from_json, to_json
-from fitness.sandbox.jobs import MOST_LINES, Limits
+from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import scratch_folder
 from fitness.stages import Stop, at_line, expect_ok
@@ -168,9 +168,8 @@ def build(
         with _sound():
             known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
-    with _sound():
-        problems = {i: why for i, b in built.items() if (why := _problem(b, get_target(target)))}
-        left_out = _left_out(launches, ways, built, problems, kernels)
+    problems = {i: why for i, b in built.items() if (why := _problem(b, get_target(target)))}
+    left_out = _left_out(launches, ways, built, problems, kernels)
     left = {name: _without(plan, left_out) for name, plan in plans.items()}
     in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
     builds = {name: [[next(in_order) for _ in launch.configs] for launch in left[name].launches] for name in compiled}
@@ -182,7 +181,7 @@ def _sound() -> Iterator[None]:
     """What a compile job answered and left is looked at: kernels are Python there, so it may be anything."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
 
 
@@ -257,9 +256,7 @@ def _left_out(
     problems: Mapping[int, str],
     kernels: Mapping[str, Closure],
 ) -> dict[Way, str]:
-    """The ways of which a launch has a problem, and which.  Raises Unbuildable where a kernel has no other way, and
-    what `_sound` expects where a problem or its line is none.
-    """
+    """The ways of which a launch has a problem, and which.  Raises Unbuildable where a kernel has no other way."""
     found: dict[Way, int] = {}
     for i, way in enumerate(ways):
         if i in problems:
@@ -267,8 +264,6 @@ def _left_out(
     for (kernel, count, _), i in found.items():
         if all((kernel, count, number) in found for number in range(count)):
             own = built[i].get("line", 0)
-            if type(own) is not int or not 0 <= own < MOST_LINES:
-                raise TypeError(f"line {own!r:.80}")
             line = kernels[kernel].line + own - 1 if own else 0
             raise Unbuildable(kernel, problems[i], line, compiled="problem" not in built[i])
     return {way: short(f"{launches[i]['label']}: {problems[i].splitlines()[0]}") for way, i in found.items()}

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from evo.records import Verdict
-from fitness.aten import MOVING
+from fitness.aten import MOVING, written_arguments
 from fitness.plan import ITEMSIZE, Buffer, Copy, Fill, Op, Step, TensorRef
 from fitness.recording.lines import line_of_call
 from fitness.sandbox.jobs import JobError
@@ -278,12 +278,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors that the operator's schema says it writes to."""
-    found: list[torch.Tensor] = []
-    for i, parameter in enumerate(func._schema.arguments):
-        if parameter.alias_info is not None and parameter.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(parameter.name)
-            found += _tensors(value)
-    return found
+    return list(_tensors(written_arguments(func, args, kwargs)))
 
 
 def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
