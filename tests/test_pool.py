@@ -168,7 +168,8 @@ def test_two_gpus_measure_and_killed_processes_cost_nothing():
 
             def kill_while_it_measures(actor: Any) -> None:
                 runner = next(iter(actor._tasks.values()))._runner
-                while not runner._lock.locked():
+                while runner._lock.acquire(blocking=False):  # so nobody had it
+                    runner._lock.release()
                     time.sleep(0.001)
                 runner._process.stop()  # SIGKILL
 

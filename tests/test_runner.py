@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 
 from evo.errors import EvoError
 from evo.records import Verdict
-from fitness.calls import CPU, Calls
 from fitness.gpu.runner import Runner, Work
 from fitness.plan import Buffer
-from fitness.sandbox.jobs import Limits
-from fitness.task import load_task
 from tests import gpu_sources as sources
+from tests.gpu_lab import Lab
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
@@ -34,46 +31,6 @@ def test_without_a_gpu_the_error_says_what_is_missing():
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------
-
-
-class Lab:
-    """A task folder, a zygote and a runner that knows the baseline."""
-
-    def __init__(self, root: Path, task: str = sources.TASK, seed: str = sources.SEED, wall_s: float = 30.0) -> None:
-        from fitness.sandbox.zygote import Zygote
-
-        (root / "task").mkdir()
-        (root / "task" / "task.py").write_text(task)
-        (root / "task" / "kernel.py").write_text(seed)
-        self.task, self.root = load_task(root / "task"), root
-        described = Calls(self.task).described().items()
-        self.calls = [{"name": name, "args": args} for name, args in described if not name.endswith(CPU)]
-        self.zygote, self._count = Zygote("sm_90", ("record", "compile")), 0
-        self.runner = Runner(root / "task", wall_s=wall_s)
-        self.baseline = self.runner.prepare(self.work(seed))
-
-    def work(self, source: str) -> Work:
-        from fitness.gpu.work import make_work
-
-        self._count += 1
-        scratch = self.root / str(self._count)
-        scratch.mkdir()
-        return make_work(
-            source,
-            self.task,
-            self.calls,
-            zygote=self.zygote,
-            target="sm_90",
-            scratch=scratch,
-            limits=Limits(wall_s=120),
-        )
-
-    def evaluate(self, source: str, seed: str = "1"):
-        return self.runner.evaluate(self.work(source), seed=seed)
-
-    def close(self) -> None:
-        self.runner.close()
-        self.zygote.close()
 
 
 @pytest.fixture(scope="module")

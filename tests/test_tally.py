@@ -17,6 +17,7 @@ def test_every_case_sees_fresh_inputs_and_every_variant_one_case():
     for inputs in found.values():
         assert inputs[-FRESH:] == [("normal", number) for number in range(FRESH)]
     assert Counter(v for inputs in found.values() for v, _ in inputs[:-FRESH]) == Counter(VARIANTS[1:])
+    assert replays(SOFTMAX, CASES[0], 5, FRESH - 1) == found[CASES[0].name][:-1]
 
 
 def test_the_key_says_which_case_a_variant_is_tried_on():

@@ -1,26 +1,21 @@
 """The buffers of a plan in device memory: several copies in one allocation, guarded and poisoned.
 
-What is done to all copies (inputs, poison, comparisons) is one operation on a tensor with the copies as its first
-dimension: one by one, thirty-two copies of a small kernel would keep the host busy for longer than the kernel runs.
+What is done to all copies again and again (poison, comparisons) is one operation on a tensor with the copies as its
+first dimension: one by one, thirty-two copies of a small kernel would keep the host busy for longer than it runs.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from fitness.gpu.bits import bits, same_bits
 from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, assign
 from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
 EDGE = 1 << 20
-# Copies lie further apart by up to this many bytes, which only this process knows: all have the same inputs, and run
-# one after the other, so a kernel that knew where the one before it lies could take its results.
-JITTER = 1 << 20
 
 
 def fill_bytes(zone: torch.Tensor, value: int) -> None:
@@ -53,7 +48,6 @@ class DeviceMemory(Layout):
         super().__init__(plan)
         self.copies = copies
         pitch = -(-(EDGE + self.total + EDGE) // ALIGNMENT) * ALIGNMENT
-        pitch += secrets.randbelow(JITTER // ALIGNMENT) * ALIGNMENT
         self._whole = torch.empty((copies, pitch), dtype=torch.uint8, device=device)
         self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
         self._gaps = list(self._between(pitch))
@@ -105,10 +99,10 @@ class DeviceMemory(Layout):
     def window(self, ref: TensorRef, copy: int = 0) -> torch.Tensor:
         return self.windows(ref)[copy]
 
-    def write(self, arguments: Sequence[Any]) -> None:
-        """Writes the entry's arguments to every copy.  Raises PlanError where they are not those of the plan."""
+    def write(self, arguments: Sequence[Any], copy: int = 0) -> None:
+        """Writes the entry's arguments to a copy.  Raises PlanError where they are not those of the plan."""
         for ref, tensor in self.checked_inputs(arguments):
-            assign(self.windows(ref), tensor.expand(self.copies, *tensor.shape))
+            assign(self.window(ref, copy), tensor)
 
     def poison_owned(self, poison: Poison = POISONS[0]) -> None:
         """Fills the plan's own buffers with what no right answer is, and what lies between the rows of arguments."""
@@ -121,11 +115,11 @@ class DeviceMemory(Layout):
                 zone.masked_fill_(self._between_rows[b], value)
 
     def look_at_guards(self) -> None:
-        """Enqueues the comparison that `overwritten` tells of."""
-        torch.any(torch.cat(self._guards(), dim=1) != self._pattern, dim=1, out=self._changed)
+        """Enqueues a comparison that `overwritten` tells of."""
+        self._changed |= (torch.cat(self._guards(), dim=1) != self._pattern).any(dim=1)
 
     def overwritten(self) -> list[str]:
-        """One line per guard zone that was written to when they were looked at last, as in "3 bytes after output 0 were
+        """One line per guard zone that was not as made when they were looked at, as in "3 bytes after output 0 were
         overwritten"; of one copy.
         """
         bad = [copy for copy, is_bad in enumerate(self._changed.tolist()) if is_bad]
@@ -133,27 +127,9 @@ class DeviceMemory(Layout):
             return []
         parts = (torch.cat([zone[bad[0]] for zone in self._guards()]) != self._pattern).split(self._sizes)
         counts = [int(part.sum()) for part in parts]
-        return [
+        found = [
             f"{count} bytes {label} were overwritten"
             for (label, _, _), count in zip(self._gaps, counts, strict=True)
             if count
         ]
-
-
-def words_of(windows: torch.Tensor) -> torch.Tensor:
-    """The bits of each copy, (copies, at least one more dimension); as 64-bit integers where they are made of such."""
-    size = windows.dtype.itemsize
-    inner = windows[0]
-    whole = inner.is_contiguous() and inner.nbytes % 8 == 0 and inner.data_ptr() % 8 == 0
-    if whole and windows.stride(0) * size % 8 == 0:
-        flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
-        return flat.view(torch.int64)
-    return bits(windows).unsqueeze(-1)
-
-
-def all_hold(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Whether every copy of each first of a pair, (copies, *shape), is equal to the bit to its second, (*shape)."""
-    if all(len(windows) == 1 for windows, _ in pairs):  # large: a pass less over the memory
-        return [same_bits(windows[0], value) for windows, value in pairs]
-    differ = [(bits(windows) != bits(value)).any() for windows, value in pairs]
-    return [not d for d in torch.stack(differ).tolist()] if differ else []
+        return found or ["bytes around buffers were overwritten, and put back later"]

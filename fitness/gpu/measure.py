@@ -3,14 +3,20 @@
 For each case: inputs never seen before are written into new, poisoned memory, the plan's CUDA graph is replayed, and
 only then is the expectation computed, by the reference in float64, from inputs drawn once more.  The very same graph is
 then timed against the graph of the seed kernel, in pairs of alternating order, from cold caches and poisoned outputs.
+What is too short to be timed alone is timed as several copies, each on inputs of its own, which must all do what the
+verified one does there.
+
+Nobody could copy a result while it is timed: there is none.  The inputs are new again, what the verified graph and the
+seed kernel make of them is poisoned as soon as it was looked at, and the expectation is computed when all is timed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +40,9 @@ from fitness.task import Task
 from fitness.verification.delegation import Share, check_share, needs_proof
 
 SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
+UNSTEADY = (
+    "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
+)
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
 SAMPLE_US, MAX_COPIES = 100.0, 32
@@ -95,7 +104,7 @@ class Bench:
         for case in self.task.cases:
             program = self._verified(loaded, case, oracle.key_of("seed"), tally)
             if case.role == "tune" and program.plan.delegated:
-                self._own_time(case, program)
+                self._own_time(case, self._for_timing(loaded, case, program, oracle.key_of("seed"))[0])
         self._start_over()
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
 
@@ -105,11 +114,9 @@ class Bench:
         loaded = self._load(work)
         found = []
         for case in (c for c in self.task.cases if c.role == "tune"):
-            arguments = oracle.make_inputs(self.task, case, oracle.key_of("seed"), device=self.device)
-            program = self._sized(loaded, case, arguments)
-            program.reset()
-            program.replay()
-            program.remember_outputs()
+            arguments = self._inputs(case, oracle.key_of("seed"))
+            copies = self._copies(case, self._program(loaded, case, [arguments]))
+            program = self._program(loaded, case, [arguments] * copies, copies)
             found += [self._beside_pytorch(name, case, program, arguments) for name in NAMES]
         return found
 
@@ -173,7 +180,7 @@ class Bench:
     def _planned(self, loaded: Loaded | None, case: Case) -> Planned | None:
         def outputs(arguments: Sequence[Any], fill: int | None = None) -> list[torch.Tensor]:
             assert loaded is not None
-            program = self._program(loaded, case, 1, arguments)
+            program = self._program(loaded, case, [arguments])
             program.reset(POISONS[0] if fill is None else Poison(fill, fill))
             program.replay()
             return program.outputs()
@@ -188,15 +195,19 @@ class Bench:
 
     def _measure(self, loaded: Loaded, seed: str) -> Report:
         key, tally = oracle.key_of(seed), Tally()
-        programs = [(case, self._verified(loaded, case, key, tally)) for case in self.task.cases]
+        programs = [
+            (case, self._verified(loaded, case, key, tally, FRESH - 1 if case.role == "tune" else FRESH))
+            for case in self.task.cases
+        ]
         timings = tuple(
-            self._timed(case, program, key + FRESH - 1) for case, program in programs if case.role == "tune"
+            self._timed(loaded, case, program, key, tally) for case, program in programs if case.role == "tune"
         )
         return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
 
     # --- verification ------------------------------------------------------------------------------------------------
 
-    def _program(self, loaded: Loaded, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+    def _program(self, loaded: Loaded, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
+        """The program of a case; `inputs`: the entry's arguments for each copy."""
         program = Program(
             loaded.work.plans[case.name],
             loaded.choices[case.name],
@@ -206,39 +217,37 @@ class Bench:
             written=self.task.written,
         )
         try:
-            program.write_inputs(arguments)
+            for copy, arguments in enumerate(inputs):
+                program.write_inputs(arguments, copy)
         except PlanError as error:
             raise Stop("verify", Verdict.RUNTIME_ERROR, f"case {case.name}: {error}") from error
         program.build()
         return program
 
-    def _sized(self, loaded: Loaded, case: Case, arguments: Sequence[Any]) -> Program:
-        """The program of a case; of a tune case with as many copies as a sample takes."""
-        program = self._program(loaded, case, 1, arguments)
-        copies = self._copies(case, program) if case.role == "tune" else 1
-        return self._program(loaded, case, copies, arguments) if copies > 1 else program
+    def _inputs(self, case: Case, key: int) -> tuple[Any, ...]:
+        return oracle.make_inputs(self.task, case, key, device=self.device)
 
     def _reset_cold(self, program: Program | Call) -> None:
         """Enqueues: the program's memory as before its first replay, the caches full of something else."""
         program.reset()
+        self._evict_all()
+
+    def _evict_all(self) -> None:
         torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
 
-    def _verified(self, loaded: Loaded, case: Case, key: int, tally: Tally) -> Program:
-        """The program of a case, its graph verified and its memory as the last verified replay left it."""
-        arguments = oracle.make_inputs(self.task, case, key, device=self.device)
-        program = self._sized(loaded, case, arguments)
+    def _verified(self, loaded: Loaded, case: Case, key: int, tally: Tally, fresh: int = FRESH) -> Program:
+        """The program of a case, its graph verified, on `fresh` plain inputs among others."""
+        program = self._program(loaded, case, [self._inputs(case, key)])
         share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
-        inputs = replays(self.task, case, key)
-        for left, (variant, number) in zip(reversed(range(len(inputs))), inputs, strict=True):
+        inputs = replays(self.task, case, key, fresh)
+        for done, (variant, number) in enumerate(inputs, 1):
+            left = len(inputs) - done + FRESH - fresh
             self._verify(program, case, variant, key + number, tally, poison=left)
             if share is not None:
                 share.add(program.authors())
         if share is not None:
             check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
             tally.own_share = min(tally.own_share, share.own)
-            program.reset()
-            program.replay()
-        program.remember_outputs()
         return program
 
     def _verify(self, program: Program, case: Case, variant: str, key: int, tally: Tally, *, poison: int) -> None:
@@ -253,13 +262,9 @@ class Bench:
             if not self.task.deterministic:
                 continue
             if repeat == 0:
-                first = [output.clone() for output in program.outputs()] if repeats > 1 else program.outputs()
-            if (repeat or program.copies > 1) and not program.outputs_are(first):
-                message = (
-                    f"{where}: replays on the same inputs differ: a race, or memory that is read before it is written; "
-                    "a task whose results may differ says `deterministic = False`"
-                )
-                raise Stop("verify", Verdict.WRONG, message)
+                first = [output.clone() for output in program.outputs()] if repeats > 1 else []
+            elif not program.outputs_are(first):
+                raise Stop("verify", Verdict.WRONG, f"{where}: replays on the same inputs differ: {UNSTEADY}")
         broken = program.broken_guards()
         if broken:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
@@ -278,7 +283,7 @@ class Bench:
         """What to compare with for `arguments`, which are used up: as the reference says, or the seed kernel."""
         if self.task.reference is not None:
             return oracle.expect_for(self.task, case, variant, arguments)
-        seed = self._baseline(case, 1, arguments)
+        seed = self._baseline(case, [arguments])
         found = []
         for given in (by_seed.moved(self.task, arguments, key), arguments):
             seed.write_inputs(given)
@@ -290,21 +295,19 @@ class Bench:
         return by_seed.expect(self.task, arguments, seed.plan.structure, seed.outputs_of_plan, own, after_move)
 
     def _expect_again(self, case: Case, key: int) -> oracle.Expected | None:
-        return self._expect(case, key, "normal", oracle.make_inputs(self.task, case, key, device=self.device))
+        return self._expect(case, key, "normal", self._inputs(case, key))
 
-    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: Tally) -> None:
+    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: Tally, copy: int = 0) -> None:
         strides = [ref.strides for ref in program.outputs_of_plan]
-        copies = 1 if self.task.deterministic else program.copies
-        for copy in range(copies):
-            outputs = program.outputs(copy)
-            for output in outputs:
-                if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
-                    raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
-            ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
-            if message is not None:
-                why = by_seed.UNLIKE_ITSELF if self._is_reference(program) else ""
-                raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
-            tally.add(where, ratio, expected.rms_budget)
+        outputs = program.outputs(copy)
+        for output in outputs:
+            if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
+                raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
+        ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
+        if message is not None:
+            why = by_seed.UNLIKE_ITSELF if self._is_reference(program) else ""
+            raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
+        tally.add(where, ratio, expected.rms_budget)
 
     def _is_reference(self, program: Program) -> bool:
         """Whether the program is of the seed kernel, and this says what is right."""
@@ -338,21 +341,38 @@ class Bench:
             times.append(1e3 * begin.elapsed_time(end) / program.copies)
         return max(min(times), 1e-3)
 
-    def _baseline(self, case: Case, copies: int, arguments: Sequence[Any]) -> Program:
+    def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
+        """What is timed of a verified program, and the keys of the inputs of its copies.
+
+        Inputs are other ones on each copy, or a kernel could take the results of the copy before it.
+        """
+        copies = self._copies(case, verified)
+        keys = [key + FRESH + copy for copy in range(copies)]
+        right = [verified.fingerprints_on(self._inputs(case, key)) for key in keys]
+        verified.reset()  # the results do not stay where a kernel might find them
+        program = verified
+        if copies > 1:
+            program = self._program(loaded, case, (self._inputs(case, key) for key in keys), copies)
+        program.remember(torch.stack(right, dim=1))
+        return program, keys
+
+    def _baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
         """The seed's program for a case, on these inputs."""
         assert self._seed is not None
         known = self._baselines.get((case.name, copies))
         if known is None:
-            known = self._baselines[case.name, copies] = self._program(self._seed, case, copies, arguments)
+            known = self._baselines[case.name, copies] = self._program(self._seed, case, inputs, copies)
         else:
-            known.write_inputs(arguments)
+            for copy, arguments in enumerate(inputs):
+                known.write_inputs(arguments, copy)
         return known
 
-    def _timed(self, case: Case, program: Program, key: int) -> Timing:
-        baseline = self._baseline(case, program.copies, program.arguments())
+    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:
+        program, keys = self._for_timing(loaded, case, verified, key)
+        baseline = self._baseline(case, program.inputs(), program.copies)
         floor = self._floor(case, baseline)
         ratio, own_us, seed_us, retaken = self._against(program, baseline)
-        self._check_timed(case, program, key)
+        self._check_timed(case, program, keys, tally)
         if baseline.broken_guards():
             self._baselines.clear()  # its guard zones would accuse the next one too
             raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into the memory of the kernel timed beside it")
@@ -417,16 +437,19 @@ class Bench:
     def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Microseconds of one execution of the plan, for `pairs` pairs in alternating order."""
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
+        program.reset()
+        baseline.reset()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                self._reset_cold(chosen)
+                self._evict_all()
                 begin.record()
                 chosen.replay()
                 end.record()
                 if is_candidate:
-                    program.compare_outputs()
+                    program.look()
+                chosen.reset()  # now: the other one will not find its results
                 events[is_candidate].append((begin, end))
         self.stream.synchronize()
         own, seed = (
@@ -442,7 +465,7 @@ class Bench:
             twins: list[Program] = []
             ratios = []
             for _ in range(FLOOR_COMPARISONS):
-                twins.append(self._program(self._seed, case, baseline.copies, baseline.arguments()))
+                twins.append(self._program(self._seed, case, baseline.inputs(), baseline.copies))
                 twin_us, seed_us, _ = self._block(twins[-1], baseline, FLOOR_PAIRS)
                 ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
                 if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
@@ -450,18 +473,28 @@ class Bench:
             self._floors[key] = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
         return self._floors[key]
 
-    def _check_timed(self, case: Case, program: Program, key: int) -> None:
-        """What was timed computed the verified result, every time, and nothing else was written."""
+    def _check_timed(self, case: Case, program: Program, keys: Sequence[int], tally: Tally) -> None:
+        """What was timed computed right results, every time, and nothing else was written.
+
+        Of many copies some are compared with what is expected, nobody knows which; all did what the verified graph did.
+        """
+        where = f"case {case.name}: a timed replay"
+        self._reset_cold(program)
+        program.replay()
+        program.look()
         if program.broken_guards():
-            raise Stop("time", Verdict.WRONG, f"case {case.name}: a timed replay stored out of bounds")
-        if not self.task.deterministic:
-            expected = self._expect_again(case, key)
+            raise Stop("time", Verdict.WRONG, f"{where} stored out of bounds")
+        if modified := program.differing_inputs():
+            raise Stop("time", Verdict.WRONG, f"{where} modified argument {modified[0]}; copy it instead")
+        chosen: Sequence[int] = range(program.copies)
+        if self.task.deterministic:
+            if program.differing_outputs():
+                raise Stop("time", Verdict.WRONG, f"{where} gave other outputs than the verified one: {UNSTEADY}")
+            chosen = random.Random(keys[0]).sample(chosen, min(len(chosen), FRESH))
+        for copy in chosen:
+            expected = self._expect_again(case, keys[copy])
             if expected is not None:
-                self._compare(program, expected, f"{case.name}, timed replay", Tally())
-        elif program.mismatches():
-            raise Stop(
-                "time", Verdict.WRONG, f"case {case.name}: a timed replay gave other outputs than the verified one"
-            )
+                self._compare(program, expected, f"{case.name} ({case.role}), timed inputs", tally, copy)
 
     def check_roofline(self, case: Case, time_us: float) -> None:
         """Raises Stop(REJECTED) where the time is impossible."""
@@ -500,14 +533,11 @@ class Bench:
         for plan in loaded.work.plans.values():
             chosen |= {(launch.kernel, len(launch.configs)): 0 for launch in plan.launches}
         racers = [key for key in chosen if key[1] > 1]
-        track = [(c, self._inputs_of(c)) for c in self.task.cases if c.role == "tune"] if racers else []
+        track = [(c, self._inputs(c, 0)) for c in self.task.cases if c.role == "tune"] if racers else []
         for racer in racers:
             scores = [self._score(loaded, {**chosen, racer: i}, track) for i in range(racer[1])]
             chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
         return _choices(loaded.work, chosen)
-
-    def _inputs_of(self, case: Case) -> tuple[Any, ...]:
-        return oracle.make_inputs(self.task, case, 0, device=self.device)
 
     def _score(
         self, loaded: Loaded, chosen: Mapping[tuple[str, int], int], track: Sequence[tuple[Case, Sequence[Any]]]
@@ -518,7 +548,7 @@ class Bench:
         contender = Loaded(trial)
         try:
             for case, arguments in track:
-                total += math.log(self._sample(self._program(contender, case, 1, arguments), RACE_SAMPLES))
+                total += math.log(self._sample(self._program(contender, case, [arguments]), RACE_SAMPLES))
         except DeviceError as error:
             if error.fatal:
                 raise

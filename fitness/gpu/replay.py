@@ -1,22 +1,25 @@
 """A plan on a GPU: its memory, its steps, and the CUDA graph that is verified and timed.
 
-A Program owns one or several copies of a plan's memory.  Its graph executes all steps once on each copy, one after the
-other: a kernel of a few microseconds is timed by many launches on memory that no earlier launch has touched.
+A Program owns one or several copies of a plan's memory, each with inputs of its own.  Its graph executes all steps once
+on each copy, one after the other: a kernel of a few microseconds is timed by many launches on memory that no earlier
+launch has touched.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from evo.records import Verdict
 from fitness import aten
-from fitness.gpu.buffers import DeviceMemory, all_hold, fill_bytes, words_of
+from fitness.gpu.bits import same_bits
+from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import demote
+from fitness.gpu.fingerprint import fingerprint
 from fitness.gpu.launcher import Kernel
 from fitness.memory import POISONS, Poison, assign
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
@@ -54,13 +57,16 @@ class Program:
         self._device = device
         self.copies, self.memory = copies, memory(plan, device, copies)
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}  # (copy, launch) -> what Triton's parameters ask for
-        self._pristine = {i: self.memory.window(plan.inputs[i]).clone() for i in written}
+        self._pristine = {i: self.memory.windows(plan.inputs[i]).clone() for i in written}
         self._outputs = [self.memory.windows(ref) for ref in self.outputs_of_plan]
+        refs = ((i, ref) for i, ref in enumerate(plan.inputs) if isinstance(ref, TensorRef))
+        self._read = {i: self.memory.windows(ref) for i, ref in refs if i not in self._pristine}
         others = any(isinstance(step, Op) for step in plan.steps)  # whose kernels are not known
         self._sets_priorities = others or any(kernel.sets_priorities for kernel in kernels)
-        slots = torch.zeros((len(self.outputs_of_plan), copies), dtype=torch.int64, device=device)
-        self._sums, self._known, self._differs = slots, slots.clone(), slots.bool()
-        self._count, self._mismatches = slots.new_zeros(()), slots.new_zeros(())
+        # Fingerprints of each copy of each output, then of each argument that is only read.
+        watched = len(self._outputs) + len(self._read)
+        self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
+        self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
 
     @property
     def nbytes(self) -> int:
@@ -69,32 +75,29 @@ class Program:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def write_inputs(self, arguments: Sequence[Any]) -> None:
-        """Writes the entry's arguments to every copy.  Raises PlanError where they are not those of the plan."""
-        self.memory.write(arguments)
+    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
+        """Writes the entry's arguments to one copy.  Raises PlanError where they are not those of the plan."""
+        self.memory.write(arguments, copy)
         for i, kept in self._pristine.items():
-            kept.copy_(arguments[i])
+            kept[copy].copy_(arguments[i])
 
-    def arguments(self) -> list[Any]:
-        """The entry's arguments as they were written last."""
-        return [
-            self._pristine.get(i, self.memory.window(ref)) if isinstance(ref, TensorRef) else ref
-            for i, ref in enumerate(self.plan.inputs)
-        ]
+    def inputs(self) -> Iterator[list[Any]]:
+        """The entry's arguments as they were written last, copy by copy."""
+        tensors = {**self._read, **self._pristine}
+        for copy in range(self.copies):
+            yield [tensors[i][copy] if i in tensors else value for i, value in enumerate(self.plan.inputs)]
 
     def outputs(self, copy: int = 0) -> list[torch.Tensor]:
         """What is compared: returned tensors in order, then written arguments; windows on the memory."""
         return [windows[copy] for windows in self._outputs]
 
     def outputs_are(self, expected: Sequence[torch.Tensor]) -> bool:
-        """Whether the outputs of every copy equal these to the bit."""
-        return all(all_hold(list(zip(self._outputs, expected, strict=True))))
+        """Whether the outputs of the first copy equal these to the bit."""
+        return all(same_bits(output, value) for output, value in zip(self.outputs(), expected, strict=True))
 
     def modified_inputs(self, arguments: Sequence[Any]) -> list[int]:
-        """Positions of tensor arguments, not declared as written, that differ from `arguments` on any copy."""
-        tensors = [i for i, r in enumerate(self.plan.inputs) if isinstance(r, TensorRef) and i not in self._pristine]
-        held = all_hold([(self.memory.windows(self.plan.inputs[i]), arguments[i]) for i in tensors])
-        return [i for i, same in zip(tensors, held, strict=True) if not same]
+        """Positions of tensor arguments, not declared as written, that differ from `arguments` on the first copy."""
+        return [i for i, windows in self._read.items() if not same_bits(windows[0], arguments[i])]
 
     def broken_guards(self) -> list[str]:
         self._guard_graph.replay()
@@ -130,8 +133,18 @@ class Program:
         torch.cuda.current_stream().synchronize()
         self._reset_graph = captured(self._reset)
         self._graph = captured(self.execute)
-        self._sum_graph = captured(self._sum)
-        self._guard_graph = captured(self.memory.look_at_guards)
+
+    @functools.cached_property
+    def _guard_graph(self) -> Graph:
+        return captured(self.memory.look_at_guards)
+
+    @functools.cached_property
+    def _output_graph(self) -> Graph:
+        return captured(lambda: self._look(self._outputs, 0))
+
+    @functools.cached_property
+    def _input_graph(self) -> Graph | None:
+        return captured(lambda: self._look([*self._read.values()], len(self._outputs))) if self._read else None
 
     def reset(self, poison: Poison = POISONS[0]) -> None:
         """Enqueues: the plan's own memory poisoned, written arguments restored, no priorities left in the cache."""
@@ -144,19 +157,55 @@ class Program:
         """Enqueues the graph: all steps, on every copy."""
         self._graph.replay()
 
-    def remember_outputs(self) -> None:
-        """Takes the present outputs, found right before, for what `compare_outputs` compares with."""
-        self._sum_graph.replay()
-        self._known.copy_(self._sums)
-        self._mismatches.zero_()
+    # --- what was timed is what was verified -------------------------------------------------------------------------
 
-    def compare_outputs(self) -> None:
-        """Enqueues a comparison (of sums over the bits of each output) with the outputs remembered."""
-        self._sum_graph.replay()
+    def fingerprints_on(self, arguments: Sequence[Any]) -> torch.Tensor:
+        """Of the outputs that one copy gives on `arguments`, and of those of them that are only read."""
+        self.write_inputs(arguments)
+        self._look_at_inputs()
+        self.reset()
+        self.replay()
+        self._output_graph.replay()
+        return self._found[:, 0].clone()
 
-    def mismatches(self) -> int:
-        """How many outputs differed in all calls of `compare_outputs`."""
-        return int(self._mismatches)
+    def remember(self, fingerprints: torch.Tensor) -> None:
+        """Takes these, (outputs and read arguments, copies), for the right ones."""
+        self.look()  # makes the graphs
+        self._known.copy_(fingerprints)
+        self._differing.zero_()
+
+    def look(self) -> None:
+        """Enqueues a comparison with what is remembered.
+
+        Of several copies inputs and guard zones are looked at each time, not at the end alone: beside others a kernel
+        knows that it is timed, and what one replay left there for the next might be gone at the end.
+        """
+        self._output_graph.replay()
+        if self.copies > 1:
+            self._look_at_inputs()
+            self._guard_graph.replay()
+
+    def differing_outputs(self) -> bool:
+        """Whether an output of any copy was another one at any look."""
+        return bool(self._differing[: len(self._outputs)].any())
+
+    def differing_inputs(self) -> list[int]:
+        """Positions of arguments, not declared as written, that are or at any look were others than remembered."""
+        self._look_at_inputs()
+        counts = self._differing[len(self._outputs) :].tolist()
+        return [i for i, count in zip(self._read, counts, strict=True) if count]
+
+    def _look_at_inputs(self) -> None:
+        if self._input_graph is not None:
+            self._input_graph.replay()
+
+    def _look(self, watched: Sequence[torch.Tensor], first: int) -> None:
+        chosen = slice(first, first + len(watched))
+        for windows, found in zip(watched, self._found[chosen], strict=True):
+            fingerprint(windows, found)
+        self._differing[chosen].add_((self._found[chosen] != self._known[chosen]).sum(1))
+
+    # --- steps -------------------------------------------------------------------------------------------------------
 
     def _reset(self, poison: Poison = POISONS[0]) -> None:
         if self._sets_priorities:
@@ -165,16 +214,9 @@ class Program:
                 demote(scratch.unsqueeze(0))
         self.memory.poison_owned(poison)
         for i, kept in self._pristine.items():
-            assign(self.memory.windows(self.plan.inputs[i]), kept.expand(self.copies, *kept.shape))
+            assign(self.memory.windows(self.plan.inputs[i]), kept)
         for scratch in self._scratch.values():
             fill_bytes(scratch, POISONS[0].floating)
-
-    def _sum(self) -> None:
-        for slot, whole in enumerate(map(words_of, self._outputs)):
-            torch.sum(whole, dtype=torch.int64, dim=tuple(range(1, whole.dim())), out=self._sums[slot])
-        torch.ne(self._sums, self._known, out=self._differs)
-        torch.sum(self._differs, dtype=torch.int64, dim=(0, 1), out=self._count)
-        self._mismatches.add_(self._count)
 
     def _numbered(self) -> list[tuple[int, Step]]:
         """The steps, launches with their number."""

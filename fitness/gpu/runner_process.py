@@ -19,7 +19,7 @@ import torch
 
 from evo.records import Verdict
 from fitness.eager.bench import Comparison
-from fitness.gpu import bits, norms
+from fitness.gpu import bits, fingerprint, norms
 from fitness.gpu.device import Watch, device_facts, known_facts
 from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.launcher import DeviceError
@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     bits.prepare(index)  # now, for others have the GPU
+    fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     turn = Turn(Watch(index).uuid)
     facts = known_facts(index, json.loads(arguments[4]))

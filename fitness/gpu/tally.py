@@ -10,7 +10,7 @@ from fitness.task import Task
 FRESH = 3  # replays on different inputs for every case
 
 
-def replays(task: Task, case: Case, key: int) -> list[tuple[str, int]]:
+def replays(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
     """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last.
 
     `key` says on which one: no candidate can know.
@@ -18,7 +18,7 @@ def replays(task: Task, case: Case, key: int) -> list[tuple[str, int]]:
     stress = [v for v in oracle.variants(task) if v != "normal"]
     mine = task.cases.index(case)
     chosen = [v for i, v in enumerate(stress) if (i + key) % len(task.cases) == mine]
-    return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(FRESH)]
+    return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(fresh)]
 
 
 class Tally:

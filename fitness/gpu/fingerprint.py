@@ -1,0 +1,100 @@
+"""Whether memory holds what it held: one number for each copy of a window, read in one pass.
+
+Every 64-bit word is mixed with its place and with a key that only this process knows, and the results are added up,
+modulo 2^64.  A plain sum of the words would be the same for a result whose elements lie in other places, and a kernel
+that knew the key could make up for what it changed.  The mixing is that of SplitMix64 (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from typing import Any
+
+import torch
+
+from fitness.gpu.bits import bits
+from fitness.gpu.own_kernels import ALIGNED, PROGRAMS_PER_MULTIPROCESSOR, compiled
+from fitness.plan import TensorRef
+
+BLOCK = 1024
+SOURCE = """import triton
+import triton.language as tl
+
+@triton.jit
+def fingerprint(words, out, n, pitch, key, BLOCK: tl.constexpr):
+    copy = tl.program_id(1).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.uint64)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    for first in range(start, n, tl.num_programs(0).to(tl.int64) * BLOCK):
+        i = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        x = tl.load(words + copy * pitch + i, mask=i < n, other=0)
+        x = (x ^ (i * -7046029254386353131 + key)).to(tl.uint64, bitcast=True)
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+        total += tl.where(i < n, x ^ (x >> 31), 0)
+    tl.store(out + copy * tl.num_programs(0) + tl.program_id(0), tl.sum(total, 0).to(tl.int64, bitcast=True))
+"""
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+
+_KEY = secrets.randbits(62)
+
+
+def fingerprint(windows: torch.Tensor, out: torch.Tensor) -> None:
+    """Enqueues: `out[i]` becomes the number of copy `i`.  windows: (copies, *shape); out: (copies,), int64."""
+    words = _words(windows)
+    kernel = _kernel(words.device.index) if words.is_cuda else None
+    parts = _mixed(words) if kernel is None else _parts(kernel, words)
+    torch.sum(parts, dim=1, dtype=torch.int64, out=out)
+
+
+def prepare(index: int) -> None:
+    """Loads the kernel on CUDA device `index`, which takes tenths of a second."""
+    _kernel(index)
+
+
+def _words(windows: torch.Tensor) -> torch.Tensor:
+    """The bits of each copy as 64-bit integers, each row contiguous: (copies, words)."""
+    size = windows.dtype.itemsize
+    inner = windows[0]
+    whole = inner.is_contiguous() and inner.nbytes % 8 == 0 and inner.data_ptr() % ALIGNED == 0
+    if whole and windows.stride(0) * size % ALIGNED == 0:
+        flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
+        return flat.view(torch.int64)
+    return bits(windows).reshape(len(windows), -1).to(torch.int64)
+
+
+def _parts(kernel: Any, words: torch.Tensor) -> torch.Tensor:
+    """Sums over parts of each row: (copies, programs)."""
+    copies, n = words.shape
+    most = PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(words.device).multi_processor_count
+    programs = max(min(-(-n // BLOCK), -(-most // copies)), 1)
+    parts = torch.empty((copies, programs), dtype=torch.int64, device=words.device)
+    args = {"words": words.data_ptr(), "out": parts.data_ptr(), "n": n, "pitch": words.stride(0), "key": _KEY}
+    scratch = [0] * len(kernel.scratch((1, 1, 1)))
+    stream = torch.cuda.current_stream(words.device).cuda_stream
+    kernel.launch((programs, copies, 1), {**args, "BLOCK": BLOCK}, scratch, stream)
+    return parts
+
+
+def _mixed(words: torch.Tensor) -> torch.Tensor:
+    """What the kernel adds up, for other devices."""
+    x = words ^ (torch.arange(words.shape[1], device=words.device) * _STEP + _KEY)
+    for shift, factor in _ROUNDS:
+        x = (x ^ _shifted(x, shift)) * factor
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+    """`x >> by` as of a number without a sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+@functools.cache
+def _kernel(index: int) -> Any:
+    """The loaded kernel on CUDA device `index`; None for a GPU that is no target."""
+    tensor, count = TensorRef(0, "int64", (1,), (1,)), 2**40 + 1
+    args = {"words": tensor, "out": tensor, "pitch": count, "key": count, "BLOCK": BLOCK}
+    return compiled(SOURCE, "fingerprint", args, index)

@@ -1,0 +1,98 @@
+"""A program on the CPU, with functions for kernels: what is looked at while it is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fitness.gpu import replay
+from fitness.gpu.replay import Program
+from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+
+COPIES = 3
+X, Y = TensorRef(0, "float32", (4,), (1,)), TensorRef(1, "float32", (4,), (1,))
+
+
+@pytest.fixture
+def program(monkeypatch) -> Program:
+    """y = 2 x, which has its results remembered."""
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None))
+    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    single, several = made(1), made(COPIES)
+    right = [single.fingerprints_on(arguments(copy)) for copy in range(COPIES)]
+    several.remember(torch.stack(right, dim=1))
+    return several
+
+
+def arguments(copy: int) -> list[torch.Tensor]:
+    return [torch.arange(4.0) + 10 * copy]
+
+
+def made(copies: int) -> Program:
+    plan = LaunchPlan(
+        (Buffer(16, 0), Buffer(16)), (X,), (Y,), "tensor", (Launch("k", (Config((1, 1, 1), {}, {}),), 3),)
+    )
+    count = iter(range(10**6))
+
+    def launch(*_: object) -> None:
+        copy = next(count) % copies
+        program.memory.window(Y, copy).copy_(program.memory.window(X, copy) * 2)
+
+    kernel = SimpleNamespace(scratch=lambda grid: [], launch=launch, sets_priorities=False)
+    program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=copies)  # type: ignore[list-item]
+    for copy in range(copies):
+        program.write_inputs(arguments(copy), copy)
+    program.build()
+    return program
+
+
+def replayed(program: Program, meddle: Callable[[], object] = lambda: None) -> None:
+    program.reset()
+    program.replay()
+    meddle()
+    program.look()
+
+
+def test_each_copy_has_inputs_and_results_of_its_own(program):
+    for _ in range(3):
+        replayed(program)
+    assert [program.outputs(copy)[0].tolist() for copy in range(COPIES)] == [
+        (2 * arguments(copy)[0]).tolist() for copy in range(COPIES)
+    ]
+    assert [a.tolist() for (a,) in program.inputs()] == [arguments(copy)[0].tolist() for copy in range(COPIES)]
+    assert not program.differing_outputs()
+    assert program.differing_inputs() == program.broken_guards() == []
+
+
+@pytest.mark.parametrize("copy", range(COPIES))
+def test_an_output_that_was_wrong_once_is_known(program, copy):
+    replayed(program, lambda: program.outputs(copy)[0].copy_(program.outputs(copy)[0].flip(0)))
+    replayed(program)
+    assert program.differing_outputs()
+    assert program.differing_inputs() == program.broken_guards() == []
+
+
+def test_an_argument_that_was_put_back_is_known(program):
+    (x,) = list(program.inputs())[1]
+    replayed(program, lambda: x.neg_())
+    replayed(program, lambda: x.neg_())
+    assert program.differing_inputs() == [0]
+    assert program.broken_guards() == []
+
+
+def test_a_guard_zone_that_was_put_back_is_known(program):
+    zone = program.memory._whole[2, 100:200]
+    replayed(program, lambda: zone.bitwise_xor_(1))
+    replayed(program, lambda: zone.bitwise_xor_(1))
+    assert program.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
+    assert program.differing_inputs() == []
+
+
+def test_nothing_is_left_by_a_reset(program):
+    replayed(program)
+    program.reset()
+    assert all(program.outputs(copy)[0].isnan().all() for copy in range(COPIES))
