@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,3 +196,26 @@ def test_a_store_into_the_memory_of_the_kernel_beside_it_is_wrong(lab, bench, mo
         bench.evaluate(lab.work(source(WORK)), "4")
     monkeypatch.undo()
     assert bench.evaluate(lab.work(source(WORK)), "4").verdict is Verdict.OK, "the next one is not accused"
+
+
+def test_while_something_else_uses_the_gpu_pairs_are_taken_again_and_count_for_less(lab, bench, monkeypatch):
+    work, pairs = lab.work(source(WORK)), bench._pairs
+    busy: Iterator[float]
+
+    def disturbed(program: Any, baseline: Any, count: int) -> Any:
+        own, seed = pairs(program, baseline, count)
+        factor = next(busy)
+        return own, [factor * us for us in seed]
+
+    monkeypatch.setattr(bench, "_pairs", disturbed)
+    busy = iter([1.5, 1.0])
+    (timing,) = bench.evaluate(work, "5").timings
+    assert timing.terms["blocks_retaken"] == 1
+    assert timing.terms["baseline_drift"] < 1.1
+    assert timing.ratio == pytest.approx(1, abs=0.1)
+    busy = itertools.repeat(1.5)
+    (timing,) = bench.evaluate(work, "6").timings
+    assert timing.terms["blocks_retaken"] == 2
+    assert timing.ratio == pytest.approx(1.5, abs=0.15)
+    assert timing.terms["noise_floor"] > timing.terms["baseline_drift"] > 1.35
+    assert not timing.terms["counts"]

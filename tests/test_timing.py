@@ -7,6 +7,7 @@ import pytest
 
 from fitness.gpu.timing import (
     LOOKS,
+    Alone,
     Ratio,
     Stopping,
     counts,
@@ -125,3 +126,11 @@ def test_bad_samples_are_refused():
         noise_floor([])
     with pytest.raises(ValueError, match="every case"):
         geometric_mean([[]], np.random.default_rng(0))
+
+
+def test_where_the_baseline_drifted_its_drift_is_in_the_noise_floor():
+    alone = Alone(1.01, 100.0)
+    assert (alone.drift(105.0), alone.floor_at(1.05)) == (1.05, 1.01)
+    assert alone.floor_at(alone.drift(124.0)) == pytest.approx(1.24 * 1.01)
+    assert alone.drift(80.0) == 1.0, "it was slow before"
+    assert alone.drift(100.0) == 1.25

@@ -16,6 +16,7 @@ import dataclasses
 import math
 import random
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from fitness.gpu.launcher import DeviceError, Kernel
 from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
 from fitness.gpu.tally import FRESH, Tally, replays
-from fitness.gpu.timing import EQUAL, Ratio, Stopping, counts, noise_floor
+from fitness.gpu.timing import DRIFT, EQUAL, Alone, Ratio, Stopping, counts, noise_floor
 from fitness.memory import POISONS, Poison
 from fitness.plan import PlanError
 from fitness.stages import Stop
@@ -54,6 +55,7 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
 FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
 RETAKES = 2  # of a block of pairs that was disturbed
+PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
@@ -79,7 +81,7 @@ class Bench:
         """Forgets the seed kernel and what was measured beside it."""
         self._seed: Loaded | None = None
         self._baselines: dict[tuple[str, int], Program] = {}
-        self._floors: dict[tuple[str, int], float] = {}
+        self._alone: dict[tuple[str, int], Alone] = {}
         self._seed_us: dict[str, float] = {}  # time of the seed on each case
         self._seed_copies: dict[str, int] = {}
 
@@ -349,9 +351,9 @@ class Bench:
         copies = self._copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
         right = [verified.fingerprints_on(self._inputs(case, key)) for key in keys]
-        verified.reset()  # the results do not stay where a kernel might find them
         program = verified
         if copies > 1:
+            verified.reset()  # the results do not stay where a kernel might find them
             program = self._program(loaded, case, (self._inputs(case, key) for key in keys), copies)
         program.remember(torch.stack(right, dim=1))
         return program, keys
@@ -370,14 +372,16 @@ class Bench:
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
         baseline = self._baseline(case, program.inputs(), program.copies)
-        floor = self._floor(case, baseline)
-        ratio, own_us, seed_us, retaken = self._against(program, baseline)
+        alone = self._seed_alone(case, baseline)
+        ratio, own_us, seed_us, retaken = self._against(program, baseline, alone.us)
         self._check_timed(case, program, keys, tally)
         if baseline.broken_guards():
             self._baselines.clear()  # its guard zones would accuse the next one too
             raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into the memory of the kernel timed beside it")
         self.check_roofline(case, statistics.median(own_us))
-        terms = self._terms(case, ratio, floor, program.copies, statistics.median(own_us), retaken)
+        drift = alone.drift(statistics.median(seed_us))
+        terms = self._terms(case, ratio, alone.floor_at(drift), program.copies, statistics.median(own_us), retaken)
+        terms["baseline_drift"] = drift
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
         return Timing(
@@ -390,13 +394,20 @@ class Bench:
             terms=terms,
         )
 
-    def _against(self, program: Program, baseline: Program | Call) -> tuple[Ratio, list[float], list[float], int]:
-        """(baseline over program, times of both, blocks thrown away), of as many pairs as decide it."""
+    def _against(
+        self, program: Program, baseline: Program | Call, usual_us: float = math.inf
+    ) -> tuple[Ratio, list[float], list[float], int]:
+        """(baseline over program, times of both, blocks thrown away), of as many pairs as decide it.
+
+        usual_us: of the baseline, where that is known.
+        """
+        program.reset()
+        baseline.reset()
         own_us: list[float] = []
         seed_us: list[float] = []
         retaken = 0
         for look in self._stopping.looks:
-            own, seed, again = self._block(program, baseline, look - len(own_us))
+            own, seed, again = self._block(program, baseline, look - len(own_us), usual_us)
             own_us += own
             seed_us += seed
             retaken += again
@@ -424,21 +435,27 @@ class Bench:
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 
-    def _block(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float], int]:
+    def _block(
+        self, program: Program, baseline: Program | Call, pairs: int, usual_us: float = math.inf
+    ) -> tuple[list[float], list[float], int]:
         """(times of the candidate, of the baseline, blocks thrown away), taken between equal states of the clocks."""
         retaken = 0
         while True:
             before = self._watch.read()
             own, seed = self._pairs(program, baseline, pairs)
-            if retaken == RETAKES or disturbance(before, self._watch.read()) is None:
+            drifted = statistics.median(seed) > DRIFT * usual_us
+            if retaken == RETAKES or not (drifted or disturbance(before, self._watch.read())):
                 return own, seed, retaken
             retaken += 1
+            if drifted:
+                time.sleep(PAUSE_S)
 
     def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
-        """Microseconds of one execution of the plan, for `pairs` pairs in alternating order."""
+        """Microseconds of one execution of the plan, for `pairs` pairs in alternating order.
+
+        Both are as after a reset, before and afterwards.
+        """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
-        program.reset()
-        baseline.reset()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -457,21 +474,25 @@ class Bench:
         )
         return own, seed
 
-    def _floor(self, case: Case, baseline: Program) -> float:
-        """The measured noise floor of a case: the seed's graph against another one of the same plan."""
+    def _seed_alone(self, case: Case, baseline: Program) -> Alone:
+        """What the seed's graph of a case is beside another one of the same plan."""
         key = (case.name, baseline.copies)
-        if key not in self._floors:
+        if key not in self._alone:
             assert self._seed is not None
             twins: list[Program] = []
-            ratios = []
+            ratios, medians = [], []
+            baseline.reset()
             for _ in range(FLOOR_COMPARISONS):
                 twins.append(self._program(self._seed, case, baseline.inputs(), baseline.copies))
+                twins[-1].reset()
                 twin_us, seed_us, _ = self._block(twins[-1], baseline, FLOOR_PAIRS)
                 ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
+                medians.append(statistics.median(seed_us))
                 if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
                     twins.clear()
-            self._floors[key] = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
-        return self._floors[key]
+            floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
+            self._alone[key] = Alone(floor, statistics.median(medians))
+        return self._alone[key]
 
     def _check_timed(self, case: Case, program: Program, keys: Sequence[int], tally: Tally) -> None:
         """What was timed computed right results, every time, and nothing else was written.
@@ -479,7 +500,7 @@ class Bench:
         Of many copies some are compared with what is expected, nobody knows which; all did what the verified graph did.
         """
         where = f"case {case.name}: a timed replay"
-        self._reset_cold(program)
+        self._evict_all()
         program.replay()
         program.look()
         if program.broken_guards():

@@ -170,7 +170,6 @@ class Program:
 
     def remember(self, fingerprints: torch.Tensor) -> None:
         """Takes these, (outputs and read arguments, copies), for the right ones."""
-        self.look()  # makes the graphs
         self._known.copy_(fingerprints)
         self._differing.zero_()
 

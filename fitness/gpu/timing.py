@@ -23,6 +23,10 @@ ALPHA = 0.05  # chance that an interval misses the true median, over all looks o
 LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop
 EQUAL = 0.005  # an interval within 1 +- EQUAL says "no difference that matters"; measuring on would be waste
 
+# The baseline taking that much longer than beside itself: another process uses the GPU, by turns of milliseconds, which
+# hit long samples more than short ones.
+DRIFT = 1.1
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -100,6 +104,23 @@ def noise_floor(same_against_same: Sequence[float]) -> float:
     if not len(same_against_same):
         raise ValueError("the noise floor needs at least one comparison of a kernel with itself")
     return float(np.exp(np.max(np.abs(np.log(np.asarray(same_against_same, dtype=float))))))
+
+
+@dataclass
+class Alone:
+    """A baseline beside itself: the noise floor (a factor), and the least that it took in microseconds."""
+
+    floor: float
+    us: float
+
+    def drift(self, us: float) -> float:
+        """How many times as long as that it took beside a candidate: on its inputs, with whatever else there was."""
+        self.us = min(self.us, us)
+        return us / self.us
+
+    def floor_at(self, drift: float) -> float:
+        """Where the baseline drifted, all of it may have been the baseline's alone."""
+        return drift * self.floor if drift > DRIFT else self.floor
 
 
 def counts(ratio: Ratio, floor: float) -> bool:
