@@ -154,7 +154,7 @@ def test_while_one_is_timed_the_results_of_the_other_are_gone(lab, bench, monkey
     monkeypatch.setattr(bench, "_pairs", watched)
     monkeypatch.setattr(Program, "replay", looked_at)
     assert bench.evaluate(work, "2").verdict is Verdict.OK
-    assert len(seen) == 2 * 2 * 10 and all(seen)
+    assert len(seen) >= 2 * 2 * 10 and all(seen)  # more where looking takes so long that pairs are taken again
 
 
 def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, monkeypatch):
@@ -174,9 +174,12 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
     against = bench._against
     monkeypatch.setattr(oracle, "make_inputs", make)
     monkeypatch.setattr(oracle, "expect_for", expect)
-    monkeypatch.setattr(
-        bench, "_against", lambda p, b: timed_from.append((len(compared_at), p.copies)) or against(p, b)
-    )
+
+    def noted(program: Any, *rest: Any) -> Any:
+        timed_from.append((len(compared_at), program.copies))
+        return against(program, *rest)
+
+    monkeypatch.setattr(bench, "_against", noted)
     assert bench.evaluate(lab.work(source(WORK)), "3").verdict is Verdict.OK
     ((before, copies),) = timed_from
     on_copies = {seed for seed, _ in drawn} - set(compared_at[:before])
@@ -187,9 +190,9 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
 def test_a_store_into_the_memory_of_the_kernel_beside_it_is_wrong(lab, bench, monkeypatch):
     against = bench._against
 
-    def meddled(program: Any, baseline: Any) -> Any:
+    def meddled(program: Any, baseline: Any, *rest: Any) -> Any:
         baseline.memory._whole[-1, 3] ^= 1
-        return against(program, baseline)
+        return against(program, baseline, *rest)
 
     monkeypatch.setattr(bench, "_against", meddled)
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
