@@ -1,224 +1,256 @@
-"""What is timed on a GPU: on inputs of its own, with nothing to copy from, looked at every time."""
+"""What a candidate may try while it is verified and timed; kernels are Python functions (`tests/bench_on_cpu.py`)."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from evo.records import Verdict
-from fitness import oracle
-from fitness.gpu.timing import Stopping
-from fitness.plan import TensorRef
+from fitness.gpu.buffers import DeviceMemory
 from fitness.stages import Stop
-from tests.gpu_lab import Lab
+from tests.bench_on_cpu import CpuBench, Function, at, doubling, plan_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
-
-TASK = '''"""x times the numbers below 512, added up; small enough to be timed as several copies."""
-import torch
-from fitness import Case
-
-entry = "entry"
-stress = False
-cases = [Case("one", {"N": 1 << 14}, cpu_axes={"N": 128})]
-
-def inputs(case, generator):
-    return (torch.randint(1, 100, (case.axes["N"],), generator=generator, device=generator.device, dtype=torch.int32),)
-
-def reference(x):
-    return x * (512 * 511 // 2) % 1021
-'''
-KERNEL = """import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x_ptr, y_ptr, APART: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + i)
-{body}
-
-def entry(x):
-    y = torch.empty_like(x)
-    kernel[(x.numel() // 128,)](x, y, APART={apart}, BLOCK=128, num_warps=4)
-    return y
-"""
-WORK = """
-total = tl.zeros([BLOCK], tl.int32)
-for k in range(512):
-    total = (total + x * k) % 1021
-tl.store(y_ptr + i, total)
-"""
-WORK_WITHIN = "\n".join("    " + line for line in WORK.strip().split("\n"))
-# Arguments lie between 1 and 99, and nothing else is likely to.  (The first copy begins where an allocation does.)
-BESIDE = """
-after = tl.load(x_ptr + i + APART)
-beside = (tl.min(after, 0) > 0) & (tl.max(after, 0) < 100)
-first = (x_ptr.to(tl.int64) - 65536 - 1048576) % 2097152 == 0
-"""
-# Of the copy before it, where that has the same input.
-STOLEN = f"""{BESIDE}
-apart = tl.where(beside & (not first), APART, 0)
-before = tl.load(x_ptr + i - apart)
-if (apart > 0) & (tl.sum((before == x).to(tl.int32), 0) == BLOCK):
-    tl.store(y_ptr + i, tl.load(y_ptr + i - apart))
-else:
-{WORK_WITHIN}
-"""
-# Beside other copies every other replay keeps its result in the upper half of its argument, and the next one takes it
-# out again.
-KEPT = f"""{BESIDE}
-if tl.min(x, 0) > 65535:
-    tl.store(y_ptr + i, (x >> 16) - 1)
-    tl.store(x_ptr + i, x & 65535)
-else:
-{WORK_WITHIN}
-    if beside:
-        tl.store(x_ptr + i, x | ((total + 1) << 16))
-"""
-
-
-def source(body: str, apart: int = 0) -> str:
-    lines = "\n".join("    " + line for line in body.strip().split("\n"))
-    return KERNEL.format(body=lines, apart=apart)
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("lab"), TASK, source(WORK))
-    assert lab.baseline.verdict is Verdict.OK, lab.baseline.message
-    assert lab.baseline.timings[0].terms["launches_per_sample"] > 2
-    yield lab
-    lab.close()
-
-
-def apart(lab: Lab) -> int:
-    """How many elements lie between an element and the same one of the next copy."""
-    from fitness.gpu.buffers import DeviceMemory
-
-    plan = lab.work(source(WORK)).plans["one"]
-    memory = DeviceMemory(plan, torch.device("cpu"), 2)
-    assert isinstance(plan.inputs[0], TensorRef)
-    assert memory.address(plan.inputs[0], 0) - memory._whole.data_ptr() == 65536 + 1048576
-    return (memory.address(plan.outputs[0], 1) - memory.address(plan.outputs[0], 0)) // 4
-
-
-def test_results_of_the_copy_before_are_of_no_use(lab):
-    report = lab.evaluate(source(STOLEN, apart(lab)))
-    assert report.verdict is Verdict.OK, report.message
-    assert report.timings[0].ratio < 1.1
-
-
-def test_what_a_replay_keeps_in_an_argument_for_the_next_is_seen(lab):
-    report = lab.evaluate(source(KEPT, apart(lab)))
-    assert report.verdict is Verdict.WRONG, report
-    assert report.message == "case one: a timed replay modified argument 0; copy it instead"
-
-
-# --- in this process -------------------------------------------------------------------------------------------------
+SHORT, LONG = 20.0, 200.0  # microseconds: of what is timed as several copies, and as one
+POISONED = (0xFFFFFFFF, 0x7B7B7B7B, 0xFBFBFBFB)
 
 
 @pytest.fixture
-def bench(lab) -> Iterator[Any]:
-    from fitness.gpu.device import device_facts
-    from fitness.gpu.measure import Bench
-
-    bench = Bench(lab.task, 0, device_facts(0), Stopping((10,)))
-    with torch.no_grad(), torch.cuda.stream(bench.stream):
-        assert bench.prepare(lab.work(source(WORK))).verdict is Verdict.OK
-        yield bench
+def made(monkeypatch, tmp_path) -> Callable[..., CpuBench]:
+    return lambda us, **task: CpuBench(monkeypatch, tmp_path, doubling(us), **task)
 
 
-def test_while_one_is_timed_the_results_of_the_other_are_gone(lab, bench, monkeypatch):
-    from fitness.gpu.replay import Program
+def apart() -> int:
+    plan = plan_of(1024)
+    memory = DeviceMemory(plan, torch.device("cpu"), 2)
+    return memory.address(plan.outputs[0], 1) - memory.address(plan.outputs[0], 0)
 
-    work, others, seen = lab.work(source(WORK)), [], []
-    pairs, replay = bench._pairs, Program.replay
 
-    def watched(program: Program, baseline: Program, count: int) -> Any:
-        others[:] = [program, baseline]
+@pytest.mark.parametrize(("us", "copies"), [(SHORT, 16), (LONG, 1)])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("stress", [True, False])
+def test_a_right_kernel_is_ok_and_has_its_speed(made, us, copies, deterministic, stress):
+    lab = made(us, deterministic=deterministic, stress=stress)
+    assert lab.prepared.verdict is Verdict.OK
+    report = lab.evaluate(doubling(us / 2))
+    (timing,) = report.timings
+    assert timing.ratio == pytest.approx(2) and timing.terms["counts"] == 1
+    assert timing.terms["launches_per_sample"] == copies
+    assert report.check.cases >= 6 + (5 if stress else 0)
+
+
+@pytest.mark.parametrize("us", [SHORT, LONG])
+def test_a_wrong_kernel_is_wrong(made, us):
+    def wrong(x: int, y: int, n: int) -> float:
+        at(y, n)[:] = 2.001 * at(x, n)
+        return us
+
+    with pytest.raises(Stop, match="output is wrong"):
+        made(us).evaluate(wrong)
+
+
+def ends_of(lab: CpuBench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the memory of the youngest program ends: what a kernel finds out by looking beside its own."""
+    from fitness.gpu import replay
+
+    ends: list[int] = []
+    build = replay.Program.build
+
+    def noted(program: Any) -> None:
+        ends.append(program.memory._whole.data_ptr() + program.memory._whole.numel())
+        build(program)
+
+    monkeypatch.setattr(replay.Program, "build", noted)
+    return ends
+
+
+def test_one_launch_cannot_do_the_work_of_all_copies(made, monkeypatch):
+    lab = made(SHORT)
+    ends, step = ends_of(lab, monkeypatch), apart()
+
+    def batched(x: int, y: int, n: int) -> float:
+        if at(y, n, np.uint32)[0] not in POISONED:
+            return 2.0
+        for there in range(0, ends[-1] - y, step):
+            with np.errstate(all="ignore"):  # beyond the last copy
+                at(y + there, n)[:] = 2 * at(x + there, n)
+        return SHORT
+
+    with pytest.raises(Stop, match="stored into memory of another launch"):
+        lab.evaluate(batched)
+
+
+def flipped(x: int, i: int) -> bool:
+    """Whether bit 30 of a normal number is not what it was: it is far too large or too small."""
+    return not 60 <= (int(at(x, i + 1, np.uint32)[i]) >> 23) & 255 <= 180
+
+
+def keep(x: int, count: int) -> None:
+    for i in range(5):
+        if count >> i & 1:
+            at(x, 5, np.uint32)[i] ^= np.uint32(1 << 30)
+
+
+def take(x: int) -> int:
+    count = sum(flipped(x, i) << i for i in range(5))
+    keep(x, count)
+    return count
+
+
+def counting(lasts: int, work: Callable[[int, int, int, int], float]) -> Function:
+    """A kernel that counts in its argument the replays that begin as timed ones once all did, and cleans up."""
+
+    def function(x: int, y: int, n: int) -> float:
+        first = int(at(y, n, np.uint32)[0]) == POISONED[0]
+        count = take(x)
+        us = work(count, x, y, n)
+        if first and n == 1024 and count < lasts:
+            keep(x, count + 1)
+        return us
+
+    return function
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_results_kept_in_an_argument_by_a_single_copy_are_seen(made, seed):
+    def work(count: int, x: int, y: int, n: int) -> float:
+        at(y, n)[:] = 2 * at(x, n)
+        return LONG if count <= 1 else SHORT
+
+    with pytest.raises(Stop, match="modified"):
+        made(LONG).evaluate(counting(21, work), seed)
+
+
+def test_what_is_in_an_argument_between_timed_replays_alone_is_seen(made):
+    """By looks that nobody can foresee, of which each misses it half the time."""
+    lab, timed = made(LONG), []
+    pairs = lab.bench._pairs
+
+    def watched(*args: Any) -> Any:
+        timed.append(True)
+        try:
+            return pairs(*args)
+        finally:
+            timed.clear()
+
+    def keeping(x: int, y: int, n: int) -> float:
+        take(x)
+        at(y, n)[:] = 2 * at(x, n)
+        if timed:
+            keep(x, len(timed) % 2)
+            timed.append(True)
+        return LONG
+
+    lab.bench._pairs = watched
+    seen = []
+    for seed in range(6):
+        try:
+            lab.evaluate(keeping, str(seed))
+        except Stop as stop:
+            seen.append(stop.message)
+    assert len(seen) > 1
+    assert set(seen) == {"case one: a timed replay modified argument 0; copy it instead"}
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_work_that_is_skipped_where_results_may_differ_is_seen(made, seed):
+    def work(count: int, x: int, y: int, n: int) -> float:
+        if count > 1:
+            return SHORT
+        at(y, n)[:] = 2 * at(x, n)
+        return LONG
+
+    with pytest.raises(Stop):
+        made(LONG, deterministic=False).evaluate(counting(21, work), seed)
+
+
+def test_work_that_is_skipped_now_and_then_where_results_may_differ_is_found(made):
+    """Of outputs that are not equal to the bit some are kept and compared: nobody knows which."""
+    lab, timed = made(LONG, deterministic=False), []
+    pairs = lab.bench._pairs
+
+    def skipping(x: int, y: int, n: int) -> float:
+        if timed:
+            return SHORT
+        return doubling(LONG)(x, y, n)
+
+    def watched(program: Any, baseline: Any, count: int) -> Any:
+        timed.append(program)
         try:
             return pairs(program, baseline, count)
         finally:
-            others.clear()
+            timed.clear()
 
-    def looked_at(program: Program) -> None:
-        for other in others:
-            seen.append(bool((other.memory.windows(other.outputs_of_plan[0]) == -0x5A5A5A5B).all()))
-        replay(program)
-
-    monkeypatch.setattr(bench, "_pairs", watched)
-    monkeypatch.setattr(Program, "replay", looked_at)
-    assert bench.evaluate(work, "2").verdict is Verdict.OK
-    assert len(seen) >= 2 * 2 * 10 and all(seen)  # more where looking takes so long that pairs are taken again
+    lab.bench._pairs = watched
+    with pytest.raises(Stop, match="timed inputs"):
+        lab.evaluate(skipping)
 
 
-def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, monkeypatch):
-    drawn: list[tuple[int, str]] = []
-    make_inputs, expect_for = oracle.make_inputs, oracle.expect_for
-    compared_at: list[int] = []
+def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_next(made):
+    lab = made(SHORT)
+    (baseline,) = (b for (name, copies), b in lab.bench._baselines.items() if copies > 1)
 
-    def make(task: Any, case: Any, seed: int, variant: str = "normal", **kwargs: Any) -> tuple[Any, ...]:
-        drawn.append((seed, variant))
-        return make_inputs(task, case, seed, variant, **kwargs)
+    def stray(x: int, y: int, n: int) -> float:
+        at(x - 4, 1, np.uint32)[0] ^= 1
+        baseline.memory._whole[0, 100] += 1
+        return doubling(SHORT)(x, y, n)
 
-    def expect(*args: Any) -> Any:
-        compared_at.append(drawn[-1][0])
-        return expect_for(*args)
-
-    timed_from = []
-    against = bench._against
-    monkeypatch.setattr(oracle, "make_inputs", make)
-    monkeypatch.setattr(oracle, "expect_for", expect)
-
-    def noted(program: Any, *rest: Any) -> Any:
-        timed_from.append((len(compared_at), program.copies))
-        return against(program, *rest)
-
-    monkeypatch.setattr(bench, "_against", noted)
-    assert bench.evaluate(lab.work(source(WORK)), "3").verdict is Verdict.OK
-    ((before, copies),) = timed_from
-    on_copies = {seed for seed, _ in drawn} - set(compared_at[:before])
-    assert len(on_copies) == copies > 2
-    assert set(compared_at[before:]) < on_copies and len(compared_at) - before == 3
+    with pytest.raises(Stop, match="out of bounds"):
+        lab.evaluate(stray)
+    assert lab.evaluate(doubling(SHORT)).verdict is Verdict.OK
 
 
-def test_a_store_into_the_memory_of_the_kernel_beside_it_is_wrong(lab, bench, monkeypatch):
-    against = bench._against
+@pytest.mark.parametrize("us", [SHORT, LONG])
+@pytest.mark.parametrize("where", ["guard zone", "argument"])
+def test_who_stores_into_the_seeds_memory_while_it_is_timed_is_wrong(made, us, where):
+    lab = made(us)
+    baselines = [b for (name, _), b in lab.bench._baselines.items() if name == "one"]
+    pairs, timed = lab.bench._pairs, []
 
-    def meddled(program: Any, baseline: Any, *rest: Any) -> Any:
-        baseline.memory._whole[-1, 3] ^= 1
-        return against(program, baseline, *rest)
+    def watched(*args: Any) -> Any:
+        timed.append(True)
+        return pairs(*args)
 
-    monkeypatch.setattr(bench, "_against", meddled)
+    def stray(x: int, y: int, n: int) -> float:
+        for baseline in baselines if timed else ():
+            zone = (
+                baseline.memory._whole[0, :8] if where == "guard zone" else baseline.memory.window(plan_of(n).inputs[0])
+            )
+            zone[0] = zone[0] + 1
+        return doubling(us)(x, y, n)
+
+    lab.bench._pairs = watched
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
-        bench.evaluate(lab.work(source(WORK)), "4")
-    monkeypatch.undo()
-    assert bench.evaluate(lab.work(source(WORK)), "4").verdict is Verdict.OK, "the next one is not accused"
+        lab.evaluate(stray)
 
 
-def test_while_something_else_uses_the_gpu_pairs_are_taken_again_and_count_for_less(lab, bench, monkeypatch):
-    work, pairs = lab.work(source(WORK)), bench._pairs
-    busy: Iterator[float]
+def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
+    lab = made(SHORT)
+    pairs = lab.bench._pairs
+    slow = [3.0]
 
     def disturbed(program: Any, baseline: Any, count: int) -> Any:
         own, seed = pairs(program, baseline, count)
-        factor = next(busy)
+        factor = slow[0] if len(slow) == 1 else slow.pop(0)
         return own, [factor * us for us in seed]
 
-    monkeypatch.setattr(bench, "_pairs", disturbed)
-    busy = iter([1.5, 1.0])
-    (timing,) = bench.evaluate(work, "5").timings
+    lab.bench._pairs = disturbed
+    (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
+    assert timing.terms["blocks_retaken"] >= 2
+    assert timing.terms["baseline_drift"] == pytest.approx(3)
+    assert timing.ratio == pytest.approx(1.2) and timing.ci95[1] == pytest.approx(1.2)
+    slow[:] = [3.0, 1.0]
+    (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
     assert timing.terms["blocks_retaken"] == 1
-    assert timing.terms["baseline_drift"] < 1.1
-    assert timing.ratio == pytest.approx(1, abs=0.1)
-    busy = itertools.repeat(1.5)
-    (timing,) = bench.evaluate(work, "6").timings
-    assert timing.terms["blocks_retaken"] == 2
-    assert timing.ratio == pytest.approx(1.5, abs=0.15)
-    assert timing.terms["noise_floor"] > timing.terms["baseline_drift"] > 1.35
-    assert not timing.terms["counts"]
+    assert timing.terms["baseline_drift"] == 1
+    assert timing.ratio == pytest.approx(1.2)
+
+
+def test_inputs_of_which_there_are_few_are_not_timed_side_by_side(made):
+    few = "torch.randint(0, 6, (1,), generator=generator, device=generator.device)"
+    lab = made(SHORT, draw=f'torch.arange(1.0, case.axes["N"] + 1, device=generator.device) + {few}')
+    assert lab.prepared.timings[0].terms["launches_per_sample"] == 1
+    assert lab.evaluate(doubling(SHORT / 2)).timings[0].ratio == pytest.approx(2)

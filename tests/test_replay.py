@@ -10,6 +10,7 @@ import torch
 
 from fitness.gpu import replay
 from fitness.gpu.replay import Program
+from fitness.memory import assign
 from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
 
 COPIES = 3
@@ -55,6 +56,11 @@ def replayed(program: Program, meddle: Callable[[], object] = lambda: None) -> N
     program.replay()
     meddle()
     program.look()
+    program.look_around()
+
+
+def x_of(program: Program, copy: int) -> torch.Tensor:
+    return program.memory.window(X, copy)
 
 
 def test_each_copy_has_inputs_and_results_of_its_own(program):
@@ -63,7 +69,9 @@ def test_each_copy_has_inputs_and_results_of_its_own(program):
     assert [program.outputs(copy)[0].tolist() for copy in range(COPIES)] == [
         (2 * arguments(copy)[0]).tolist() for copy in range(COPIES)
     ]
-    assert [a.tolist() for (a,) in program.inputs()] == [arguments(copy)[0].tolist() for copy in range(COPIES)]
+    assert [x_of(program, copy).tolist() for copy in range(COPIES)] == [
+        arguments(copy)[0].tolist() for copy in range(COPIES)
+    ]
     assert not program.differing_outputs()
     assert program.differing_inputs() == program.broken_guards() == []
 
@@ -77,7 +85,7 @@ def test_an_output_that_was_wrong_once_is_known(program, copy):
 
 
 def test_an_argument_that_was_put_back_is_known(program):
-    (x,) = list(program.inputs())[1]
+    x = x_of(program, 1)
     replayed(program, lambda: x.neg_())
     replayed(program, lambda: x.neg_())
     assert program.differing_inputs() == [0]
@@ -96,3 +104,38 @@ def test_nothing_is_left_by_a_reset(program):
     replayed(program)
     program.reset()
     assert all(program.outputs(copy)[0].isnan().all() for copy in range(COPIES))
+
+
+@pytest.mark.parametrize("strides", [(8, 1), (0, 1), (1, 3)], ids=["padded", "expanded", "transposed"])
+def test_written_arguments_are_restored_on_every_copy(monkeypatch, strides):
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None))
+    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    ref = TensorRef(0, "float32", (3, 5), strides)
+    plan = LaunchPlan((Buffer(ref.last_byte(), 0),), (ref,), (), "none", (Launch("k", (Config((1, 1, 1), {}, {}),)),))
+    kernel = SimpleNamespace(scratch=lambda grid: [], launch=lambda *_: None, sets_priorities=False)
+    program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=2, written=[0])  # type: ignore[list-item]
+    given = [torch.empty_strided((3, 5), strides) for _ in range(2)]
+    for copy, x in enumerate(given):
+        assign(x, torch.arange(5.0).expand(3, 5) + copy)
+        program.write_inputs([x], copy)
+    program.build()
+    for copy in range(2):
+        assign(program.outputs(copy)[0], torch.full((3, 5), -1.0))
+    program.reset()
+    assert all(torch.equal(program.outputs(copy)[0], given[copy]) for copy in range(2))
+    before = program.fingerprints_on([given[0]])
+    assert torch.equal(program.fingerprints_on([given[0]]), before)
+    assert not torch.equal(program.fingerprints_on([given[1]]), before)
+
+
+def test_an_output_that_a_launch_leaves_in_a_later_copy_is_known(program):
+    assert not program.reaches_later_copies()
+    step = program._step
+
+    def further(what, number, copy, stream):
+        step(what, number, copy, stream)
+        program.outputs(2)[0][3] = 0.0
+
+    program._step = further
+    assert program.reaches_later_copies()

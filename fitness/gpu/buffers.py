@@ -114,6 +114,15 @@ class DeviceMemory(Layout):
             elif b in self._between_rows:
                 zone.masked_fill_(self._between_rows[b], value)
 
+    def is_touched(self, first: int) -> torch.Tensor:
+        """Whether any of the plan's own buffers is not as `poison_owned` left it, on copy `first` or a later one."""
+        found = [torch.zeros((), dtype=torch.bool, device=self._whole.device)]
+        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            if buffer.input is None:
+                value = POISONS[0].floating if b in self._floats else POISONS[0].other
+                found.append((self._whole[first:, EDGE + start : EDGE + start + buffer.nbytes] != value).any())
+        return torch.stack(found).any()
+
     def look_at_guards(self) -> None:
         """Enqueues a comparison that `overwritten` tells of."""
         self._changed |= (torch.cat(self._guards(), dim=1) != self._pattern).any(dim=1)

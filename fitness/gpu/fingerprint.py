@@ -44,10 +44,14 @@ _KEY = secrets.randbits(62)
 
 def fingerprint(windows: torch.Tensor, out: torch.Tensor) -> None:
     """Enqueues: `out[i]` becomes the number of copy `i`.  windows: (copies, *shape); out: (copies,), int64."""
-    words = _words(windows)
+    words, rest = _words(windows)
     kernel = _kernel(words.device.index) if words.is_cuda else None
     parts = _mixed(words) if kernel is None else _parts(kernel, words)
     torch.sum(parts, dim=1, dtype=torch.int64, out=out)
+    if rest is not None:
+        out += _mixed(rest, words.shape[1]).sum(dim=1, dtype=torch.int64)
+    if words.untyped_storage().data_ptr() != windows.untyped_storage().data_ptr():
+        words.zero_()  # results do not stay where a kernel might find them
 
 
 def prepare(index: int) -> None:
@@ -55,15 +59,20 @@ def prepare(index: int) -> None:
     _kernel(index)
 
 
-def _words(windows: torch.Tensor) -> torch.Tensor:
-    """The bits of each copy as 64-bit integers, each row contiguous: (copies, words)."""
-    size = windows.dtype.itemsize
-    inner = windows[0]
-    whole = inner.is_contiguous() and inner.nbytes % 8 == 0 and inner.data_ptr() % ALIGNED == 0
-    if whole and windows.stride(0) * size % ALIGNED == 0:
-        flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
-        return flat.view(torch.int64)
-    return bits(windows).reshape(len(windows), -1).to(torch.int64)
+def _words(windows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The bits of each copy as 64-bit integers, each row contiguous, (copies, words); and the last elements, where
+    they make up no word.  What shares its memory (`expand`) counts once.
+    """
+    for dim in range(1, windows.dim()):
+        windows = windows.narrow(dim, 0, 1) if windows.stride(dim) == 0 and windows.shape[dim] else windows
+    size, inner = windows.dtype.itemsize, windows[0]
+    aligned = inner.data_ptr() % ALIGNED == 0 and windows.stride(0) * size % ALIGNED == 0
+    if not (inner.is_contiguous() and aligned):
+        return bits(windows).reshape(len(windows), -1).to(torch.int64, copy=True), None
+    flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
+    whole = inner.nbytes // 8 * 8 // size
+    rest = bits(flat[:, whole:]).to(torch.int64) if whole < inner.numel() else None
+    return flat[:, :whole].view(torch.int64), rest
 
 
 def _parts(kernel: Any, words: torch.Tensor) -> torch.Tensor:
@@ -79,9 +88,9 @@ def _parts(kernel: Any, words: torch.Tensor) -> torch.Tensor:
     return parts
 
 
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """What the kernel adds up, for other devices."""
-    x = words ^ (torch.arange(words.shape[1], device=words.device) * _STEP + _KEY)
+def _mixed(words: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """What the kernel adds up, for other devices; of words whose places begin with `first`."""
+    x = words ^ ((torch.arange(words.shape[1], device=words.device) + first) * _STEP + _KEY)
     for shift, factor in _ROUNDS:
         x = (x ^ _shifted(x, shift)) * factor
     return x ^ _shifted(x, 31)

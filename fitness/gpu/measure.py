@@ -1,12 +1,12 @@
 """Verifies plans on the GPU and times what was verified.  Lives in the runner process; no candidate Python here.
 
 For each case: inputs never seen before are written into new, poisoned memory, the plan's CUDA graph is replayed, and
-only then is the expectation computed, by the reference in float64, from inputs drawn once more.  The very same graph is
-then timed against the graph of the seed kernel, in pairs of alternating order, from cold caches and poisoned outputs.
-What is too short to be timed alone is timed as several copies, each on inputs of its own, which must all do what the
-verified one does there.
+only then is the expectation computed, by the reference in float64, from inputs drawn once more.  That graph is then
+timed against the graph of the seed kernel, in pairs of alternating order, from cold caches and poisoned outputs.  What
+is too short to be timed alone is timed as several copies, each on inputs of its own, which must all do what the
+verified graph does there.
 
-Nobody could copy a result while it is timed: there is none.  The inputs are new again, what the verified graph and the
+While a kernel is timed its results do not lie in memory of evo's: inputs are new again, what the verified graph and the
 seed kernel make of them is poisoned as soon as it was looked at, and the expectation is computed when all is timed.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
+import secrets
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +36,7 @@ from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import DRIFT, EQUAL, Alone, Ratio, Stopping, counts, noise_floor
 from fitness.memory import POISONS, Poison
 from fitness.plan import PlanError
+from fitness.sandbox.jobs import JobError
 from fitness.stages import Stop
 from fitness.task import Task
 from fitness.verification.delegation import Share, check_share, needs_proof
@@ -139,6 +140,13 @@ class Bench:
         loaded = self._load(work)
         try:
             return self._measure(loaded, seed)
+        except (Stop, JobError):
+            # Whatever it did to the kernels beside it is not held against the next one.
+            self._baselines = {key: b for key, b in self._baselines.items() if not b.broken_guards()}
+            raise
+        except Exception:
+            self._baselines.clear()
+            raise
         finally:
             loaded.close()
 
@@ -234,6 +242,10 @@ class Bench:
         program.reset()
         self._evict_all()
 
+    def _any_poison(self) -> Poison:
+        """What a replay begins from says nothing about what it is for."""
+        return by_seed.poison(self.task, secrets.randbelow(len(POISONS)))
+
     def _evict_all(self) -> None:
         torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
 
@@ -257,10 +269,14 @@ class Bench:
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(oracle.make_inputs(self.task, case, key, variant, device=self.device))
         repeats = SAME if variant == "normal" and not tally.knows(case) else 1
+        if repeats > 1:
+            program.remember_inputs()
         first: list[torch.Tensor] = []
         for repeat in range(repeats):
             program.reset(by_seed.poison(self.task, poison + repeat))
             program.replay()
+            if repeats > 1:
+                program.look_around()
             if not self.task.deterministic:
                 continue
             if repeat == 0:
@@ -272,7 +288,7 @@ class Bench:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
         # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
         again = oracle.make_inputs(self.task, case, key, variant, device=self.device)
-        changed = program.modified_inputs(again)
+        changed = program.modified_inputs(again) or (program.differing_inputs() if repeats > 1 else [])
         if changed:
             raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
         expected = self._expect(case, key, variant, again)
@@ -299,9 +315,17 @@ class Bench:
     def _expect_again(self, case: Case, key: int) -> oracle.Expected | None:
         return self._expect(case, key, "normal", self._inputs(case, key))
 
-    def _compare(self, program: Program, expected: oracle.Expected, where: str, tally: Tally, copy: int = 0) -> None:
+    def _compare(
+        self,
+        program: Program,
+        expected: oracle.Expected,
+        where: str,
+        tally: Tally,
+        outputs: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`outputs`: others than those of the first copy as they are."""
         strides = [ref.strides for ref in program.outputs_of_plan]
-        outputs = program.outputs(copy)
+        outputs = program.outputs() if outputs is None else outputs
         for output in outputs:
             if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
                 raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
@@ -350,12 +374,22 @@ class Bench:
         """
         copies = self._copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
-        right = [verified.fingerprints_on(self._inputs(case, key)) for key in keys]
-        program = verified
-        if copies > 1:
-            verified.reset()  # the results do not stay where a kernel might find them
-            program = self._program(loaded, case, (self._inputs(case, key) for key in keys), copies)
-        program.remember(torch.stack(right, dim=1))
+        right = torch.stack([verified.fingerprints_on(self._inputs(case, key)) for key in keys], dim=1)
+        if copies > 1 and verified.saw_equal_inputs(right):  # of a task that draws nothing
+            copies, keys = 1, keys[:1]
+            right = verified.fingerprints_on(self._inputs(case, keys[0])).unsqueeze(1)
+        if copies == 1:
+            verified.remember(right)
+            return verified, keys
+        verified.reset()  # the results do not stay where a kernel might find them
+        program = self._program(loaded, case, (self._inputs(case, key) for key in keys), copies)
+        program.remember(right)
+        if program.reaches_later_copies():
+            raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into memory of another launch")
+        program.reset()
+        program.replay()  # what a first replay takes longer for is not timed
+        program.look()
+        program.look_around()
         return program, keys
 
     def _baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
@@ -371,16 +405,21 @@ class Bench:
 
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
-        baseline = self._baseline(case, program.inputs(), program.copies)
-        alone = self._seed_alone(case, baseline)
+        # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
+        baseline = self._baseline(case, (self._inputs(case, key) for key in keys), program.copies)
+        alone = self._seed_alone(case, baseline, keys)
+        baseline.remember_inputs()
         ratio, own_us, seed_us, retaken = self._against(program, baseline, alone.us)
+        meddled = baseline.broken_guards() or baseline.differing_inputs()
         self._check_timed(case, program, keys, tally)
-        if baseline.broken_guards():
-            self._baselines.clear()  # its guard zones would accuse the next one too
+        if meddled:
             raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into the memory of the kernel timed beside it")
         self.check_roofline(case, statistics.median(own_us))
-        drift = alone.drift(statistics.median(seed_us))
-        terms = self._terms(case, ratio, alone.floor_at(drift), program.copies, statistics.median(own_us), retaken)
+        drift = alone.drift(seed_us)
+        if drift > 1:  # all of it may have been the seed's alone
+            seed_us = [us / drift for us in seed_us]
+            ratio = self._stopping.ratio(own_us, seed_us)
+        terms = self._terms(case, ratio, alone.floor, program.copies, statistics.median(own_us), retaken)
         terms["baseline_drift"] = drift
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
@@ -401,7 +440,7 @@ class Bench:
 
         usual_us: of the baseline, where that is known.
         """
-        program.reset()
+        program.reset(self._any_poison())
         baseline.reset()
         own_us: list[float] = []
         seed_us: list[float] = []
@@ -453,9 +492,12 @@ class Bench:
     def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Microseconds of one execution of the plan, for `pairs` pairs in alternating order.
 
-        Both are as after a reset, before and afterwards.
+        Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at, and
+        which outputs of a task with several right ones are kept, is decided when they are done; beside other copies a
+        kernel can tell that it is timed, and is looked at always.
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
+        kept = -1 if self.task.deterministic else secrets.randbelow(pairs)
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -466,7 +508,13 @@ class Bench:
                 end.record()
                 if is_candidate:
                     program.look()
-                chosen.reset()  # now: the other one will not find its results
+                    if program.copies > 1 or secrets.randbits(1):
+                        program.look_around()
+                    if pair == kept:
+                        program.keep_outputs()
+                    program.reset(self._any_poison())
+                else:
+                    baseline.reset()  # now, not later: the candidate will not find its results
                 events[is_candidate].append((begin, end))
         self.stream.synchronize()
         own, seed = (
@@ -474,7 +522,7 @@ class Bench:
         )
         return own, seed
 
-    def _seed_alone(self, case: Case, baseline: Program) -> Alone:
+    def _seed_alone(self, case: Case, baseline: Program, keys: Sequence[int]) -> Alone:
         """What the seed's graph of a case is beside another one of the same plan."""
         key = (case.name, baseline.copies)
         if key not in self._alone:
@@ -483,7 +531,8 @@ class Bench:
             ratios, medians = [], []
             baseline.reset()
             for _ in range(FLOOR_COMPARISONS):
-                twins.append(self._program(self._seed, case, baseline.inputs(), baseline.copies))
+                inputs = (self._inputs(case, key) for key in keys)
+                twins.append(self._program(self._seed, case, inputs, baseline.copies))
                 twins[-1].reset()
                 twin_us, seed_us, _ = self._block(twins[-1], baseline, FLOOR_PAIRS)
                 ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
@@ -491,7 +540,7 @@ class Bench:
                 if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
                     twins.clear()
             floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
-            self._alone[key] = Alone(floor, statistics.median(medians))
+            self._alone[key] = Alone(floor, min(medians))
         return self._alone[key]
 
     def _check_timed(self, case: Case, program: Program, keys: Sequence[int], tally: Tally) -> None:
@@ -503,6 +552,7 @@ class Bench:
         self._evict_all()
         program.replay()
         program.look()
+        program.look_around()
         if program.broken_guards():
             raise Stop("time", Verdict.WRONG, f"{where} stored out of bounds")
         if modified := program.differing_inputs():
@@ -511,11 +561,13 @@ class Bench:
         if self.task.deterministic:
             if program.differing_outputs():
                 raise Stop("time", Verdict.WRONG, f"{where} gave other outputs than the verified one: {UNSTEADY}")
-            chosen = random.Random(keys[0]).sample(chosen, min(len(chosen), FRESH))
+            chosen = secrets.SystemRandom().sample(chosen, min(len(chosen), FRESH))
         for copy in chosen:
             expected = self._expect_again(case, keys[copy])
-            if expected is not None:
-                self._compare(program, expected, f"{case.name} ({case.role}), timed inputs", tally, copy)
+            if expected is None:
+                continue
+            for outputs in (program.outputs(copy), *program.kept(copy)):
+                self._compare(program, expected, f"{case.name} ({case.role}), timed inputs", tally, outputs)
 
     def check_roofline(self, case: Case, time_us: float) -> None:
         """Raises Stop(REJECTED) where the time is impossible."""

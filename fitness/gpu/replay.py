@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ class Program:
         # Fingerprints of each copy of each output, then of each argument that is only read.
         watched = len(self._outputs) + len(self._read)
         self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
+        self._kept: list[list[torch.Tensor]] = []
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
 
     @property
@@ -80,12 +81,6 @@ class Program:
         self.memory.write(arguments, copy)
         for i, kept in self._pristine.items():
             kept[copy].copy_(arguments[i])
-
-    def inputs(self) -> Iterator[list[Any]]:
-        """The entry's arguments as they were written last, copy by copy."""
-        tensors = {**self._read, **self._pristine}
-        for copy in range(self.copies):
-            yield [tensors[i][copy] if i in tensors else value for i, value in enumerate(self.plan.inputs)]
 
     def outputs(self, copy: int = 0) -> list[torch.Tensor]:
         """What is compared: returned tensors in order, then written arguments; windows on the memory."""
@@ -173,23 +168,58 @@ class Program:
         self._known.copy_(fingerprints)
         self._differing.zero_()
 
-    def look(self) -> None:
-        """Enqueues a comparison with what is remembered.
+    def remember_inputs(self) -> None:
+        """Takes the read arguments as they are for the right ones."""
+        self._look_at_inputs()
+        self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
+        self._differing.zero_()
 
-        Of several copies inputs and guard zones are looked at each time, not at the end alone: beside others a kernel
-        knows that it is timed, and what one replay left there for the next might be gone at the end.
-        """
+    def look(self) -> None:
+        """Enqueues a comparison of the outputs with what is remembered."""
         self._output_graph.replay()
-        if self.copies > 1:
-            self._look_at_inputs()
-            self._guard_graph.replay()
+
+    def look_around(self) -> None:
+        """Enqueues a comparison of read arguments and guard zones: what one replay leaves there for the next is seen
+        now, and might be gone at the end.
+        """
+        self._look_at_inputs()
+        self._guard_graph.replay()
+
+    def keep_outputs(self) -> None:
+        """Copies the outputs of all copies as they are: `kept`."""
+        self._kept.append([windows.clone() for windows in self._outputs])
+
+    def kept(self, copy: int) -> list[list[torch.Tensor]]:
+        """The outputs of a copy, of each time they were kept."""
+        return [[windows[copy] for windows in outputs] for outputs in self._kept]
+
+    def saw_equal_inputs(self, fingerprints: torch.Tensor) -> bool:
+        """Whether two columns, of `fingerprints_on`, are of the same arguments."""
+        read = fingerprints[len(self._outputs) :] if self._read else fingerprints
+        return len(read.unique(dim=1).T) < fingerprints.shape[1]
+
+    def reaches_later_copies(self) -> bool:
+        """Executes copy after copy, as a replay does; whether one left anything in memory of a copy that comes later.
+
+        Where there are few programs of a kernel, one launch could do the work of all.
+        """
+        self.reset()
+        stream = torch.cuda.current_stream().cuda_stream
+        found = torch.zeros(max(self.copies - 1, 1), dtype=torch.bool, device=self._device)
+        for copy in range(self.copies - 1):
+            for number, step in self._numbered():
+                self._step(step, number, copy, stream)
+            later = (s for (at, _), s in self._scratch.items() if at > copy)
+            touched = [(s != POISONS[0].floating).any() for s in later]
+            found[copy] = torch.stack([*touched, self.memory.is_touched(copy + 1)]).any()
+        return bool(found.any())
 
     def differing_outputs(self) -> bool:
         """Whether an output of any copy was another one at any look."""
         return bool(self._differing[: len(self._outputs)].any())
 
     def differing_inputs(self) -> list[int]:
-        """Positions of arguments, not declared as written, that are or at any look were others than remembered."""
+        """Positions of arguments, not declared as written, that are others than remembered, or were at some look."""
         self._look_at_inputs()
         counts = self._differing[len(self._outputs) :].tolist()
         return [i for i, count in zip(self._read, counts, strict=True) if count]

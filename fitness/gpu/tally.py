@@ -13,7 +13,7 @@ FRESH = 3  # replays on different inputs for every case
 def replays(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
     """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last.
 
-    `key` says on which one: no candidate can know.
+    `key` says on which one: no kernel can see it.
     """
     stress = [v for v in oracle.variants(task) if v != "normal"]
     mine = task.cases.index(case)

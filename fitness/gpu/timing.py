@@ -106,21 +106,17 @@ def noise_floor(same_against_same: Sequence[float]) -> float:
     return float(np.exp(np.max(np.abs(np.log(np.asarray(same_against_same, dtype=float))))))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Alone:
-    """A baseline beside itself: the noise floor (a factor), and the least that it took in microseconds."""
+    """A baseline beside itself: the noise floor (a factor), and the least that it took, in microseconds."""
 
     floor: float
     us: float
 
-    def drift(self, us: float) -> float:
-        """How many times as long as that it took beside a candidate: on its inputs, with whatever else there was."""
-        self.us = min(self.us, us)
-        return us / self.us
-
-    def floor_at(self, drift: float) -> float:
-        """Where the baseline drifted, all of it may have been the baseline's alone."""
-        return drift * self.floor if drift > DRIFT else self.floor
+    def drift(self, baseline_us: Sequence[float]) -> float:
+        """How many times as long it took beside a candidate, in the median: 1 up to DRIFT, which inputs may cause."""
+        drift = float(np.median(baseline_us)) / self.us
+        return drift if drift > DRIFT else 1.0
 
 
 def counts(ratio: Ratio, floor: float) -> bool:

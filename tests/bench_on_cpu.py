@@ -1,0 +1,138 @@
+"""The bench of a runner without a GPU: kernels are Python functions on addresses, and say how long they take.
+
+Everything else is as on a GPU: memory, copies, poison, fingerprints, what is timed and compared, and when.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fitness.gpu.runner import Report
+from fitness.gpu.timing import Stopping
+from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from fitness.task import load_task
+
+N = {"one": 1024, "two": 512}
+
+TASK = '''"""Twice as much."""
+import torch
+from fitness import Case
+
+entry = "entry"
+stress = {stress}
+deterministic = {deterministic}
+cases = [
+    Case("one", {{"N": 1024}}, cpu_axes={{"N": 128}}),
+    Case("two", {{"N": 512}}, cpu_axes={{"N": 128}}, role="holdout"),
+]
+
+def inputs(case, generator):
+    return ({draw},)
+
+def reference(x):
+    return x * 2
+'''
+DRAWN = 'torch.randn(case.axes["N"], generator=generator, device=generator.device)'
+SEED = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y):
+    tl.store(y, tl.load(x))
+
+def entry(x):
+    return x
+"""
+
+Function = Callable[[int, int, int], float]  # of the addresses of x and y and of their size; returns microseconds
+
+
+def at(address: int, n: int, dtype: Any = np.float32) -> np.ndarray:
+    """The memory there."""
+    return np.ctypeslib.as_array((ctypes.c_char * (n * np.dtype(dtype).itemsize)).from_address(address)).view(dtype)
+
+
+def doubling(us: float) -> Function:
+    """What is right."""
+
+    def function(x: int, y: int, n: int) -> float:
+        at(y, n)[:] = 2 * at(x, n)
+        return us
+
+    return function
+
+
+def plan_of(n: int) -> LaunchPlan:
+    x, y = (TensorRef(b, "float32", (n,), (1,)) for b in (0, 1))
+    launch = Launch("kernel", (Config((1, 1, 1), {"x": x, "y": y, "n": n}, {}),), 3)
+    return LaunchPlan((Buffer(4 * n, 0), Buffer(4 * n)), (x,), (y,), "tensor", (launch,))
+
+
+class CpuBench:
+    """`fitness.gpu.measure.Bench` on the CPU, with a seed kernel prepared."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
+        for name in ("cuda.bindings", "pynvml"):
+            pytest.importorskip(name)
+        from fitness.gpu import buffers, measure, replay
+
+        (folder / "task.py").write_text(TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, **task}))
+        (folder / "kernel.py").write_text(SEED)
+        clock = SimpleNamespace(us=0.0)
+
+        class Event:
+            def __init__(self, **_: Any) -> None: ...
+            def synchronize(self) -> None: ...
+            def record(self) -> None:
+                self.us = clock.us
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.us - self.us) / 1e3
+
+        class OnCpu(measure.Bench):
+            def __init__(self) -> None:
+                self.task, self.device = load_task(folder), torch.device("cpu")
+                rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
+                self.facts = SimpleNamespace(l2_bytes=0, name="CPU", **rates)  # type: ignore[assignment]
+                self.stream = SimpleNamespace(synchronize=lambda: None)  # type: ignore[assignment]
+                self._watch = SimpleNamespace(read=lambda: None)  # type: ignore[assignment]
+                self._stopping = Stopping()
+                self._evict, self._evicted = torch.zeros(1, dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+                self._start_over()
+
+            def _load(self, work: Any) -> Any:
+                return loaded(work)
+
+        def loaded(function: Function) -> Any:
+            def launch(grid: Any, args: Any, scratch: Any, stream: Any) -> None:
+                clock.us += function(args["x"], args["y"], args["n"])
+
+            kernel = SimpleNamespace(scratch=lambda _: [], launch=launch, sets_priorities=False)
+            found = measure.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
+            found.work.plans = {name: plan_of(n) for name, n in N.items()}
+            monkeypatch.setattr(found, "kernels", lambda case: [kernel])
+            return found
+
+        stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+        monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
+        monkeypatch.setattr(measure, "FLOOR_COMPARISONS", 2)
+        monkeypatch.setattr(measure, "disturbance", lambda *_: None)
+        monkeypatch.setattr(measure, "PAUSE_S", 0)
+        self.bench = OnCpu()
+        self.prepared = self.bench.prepare(seed)  # type: ignore[arg-type]
+
+    def evaluate(self, function: Function, seed: str = "1") -> Report:
+        """Raises Stop."""
+        return self.bench.evaluate(function, seed)  # type: ignore[arg-type]
