@@ -200,6 +200,7 @@ def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_nex
 
     with pytest.raises(Stop, match="out of bounds"):
         lab.evaluate(stray)
+    assert baseline.broken_guards()
     assert lab.evaluate(doubling(SHORT)).verdict is Verdict.OK
 
 

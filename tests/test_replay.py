@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -138,4 +139,26 @@ def test_an_output_that_a_launch_leaves_in_a_later_copy_is_known(program):
         program.outputs(2)[0][3] = 0.0
 
     program._step = further
+    assert program.reaches_later_copies()
+
+
+def test_an_argument_that_a_launch_writes_to_for_a_later_copy_is_known(monkeypatch):
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None))
+    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    plan = LaunchPlan((Buffer(16, 0),), (X,), (), "none", (Launch("k", (Config((1, 1, 1), {}, {}),)),))
+    copies, reaches = itertools.cycle(range(COPIES)), 0
+
+    def launch(*_: object) -> None:
+        copy = next(copies)
+        for written in range(copy, min(copy + reaches, COPIES - 1) + 1):
+            program.memory.window(X, written).neg_()
+
+    kernel = SimpleNamespace(scratch=lambda grid: [], launch=launch, sets_priorities=False)
+    program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=COPIES, written=[0])  # type: ignore[list-item]
+    for copy in range(COPIES):
+        program.write_inputs(arguments(copy), copy)
+    program.build()
+    assert not program.reaches_later_copies()
+    copies, reaches = itertools.cycle(range(COPIES)), 1
     assert program.reaches_later_copies()

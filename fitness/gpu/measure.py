@@ -36,7 +36,6 @@ from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import DRIFT, EQUAL, Alone, Ratio, Stopping, counts, noise_floor
 from fitness.memory import POISONS, Poison
 from fitness.plan import PlanError
-from fitness.sandbox.jobs import JobError
 from fitness.stages import Stop
 from fitness.task import Task
 from fitness.verification.delegation import Share, check_share, needs_proof
@@ -140,13 +139,6 @@ class Bench:
         loaded = self._load(work)
         try:
             return self._measure(loaded, seed)
-        except (Stop, JobError):
-            # Whatever it did to the kernels beside it is not held against the next one.
-            self._baselines = {key: b for key, b in self._baselines.items() if not b.broken_guards()}
-            raise
-        except Exception:
-            self._baselines.clear()
-            raise
         finally:
             loaded.close()
 
@@ -393,10 +385,13 @@ class Bench:
         return program, keys
 
     def _baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
-        """The seed's program for a case, on these inputs."""
+        """The seed's program for a case, on these inputs.
+
+        What somebody stored into its memory is not held against the next one.
+        """
         assert self._seed is not None
         known = self._baselines.get((case.name, copies))
-        if known is None:
+        if known is None or known.broken_guards():
             known = self._baselines[case.name, copies] = self._program(self._seed, case, inputs, copies)
         else:
             for copy, arguments in enumerate(inputs):

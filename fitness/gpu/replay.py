@@ -16,7 +16,7 @@ import torch
 
 from evo.records import Verdict
 from fitness import aten
-from fitness.gpu.bits import same_bits
+from fitness.gpu.bits import bits, same_bits
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import demote
 from fitness.gpu.fingerprint import fingerprint
@@ -209,10 +209,17 @@ class Program:
         for copy in range(self.copies - 1):
             for number, step in self._numbered():
                 self._step(step, number, copy, stream)
-            later = (s for (at, _), s in self._scratch.items() if at > copy)
-            touched = [(s != POISONS[0].floating).any() for s in later]
-            found[copy] = torch.stack([*touched, self.memory.is_touched(copy + 1)]).any()
+            found[copy] = self._is_touched(copy + 1)
         return bool(found.any())
+
+    def _is_touched(self, first: int) -> torch.Tensor:
+        """Whether memory that a kernel may write to is not as a reset leaves it, on copy `first` or a later one."""
+        found = [self.memory.is_touched(first)]
+        found += [(s != POISONS[0].floating).any() for (copy, _), s in self._scratch.items() if copy >= first]
+        for i, kept in self._pristine.items():
+            windows = self.memory.windows(self.plan.inputs[i])
+            found.append((bits(windows[first:]) != bits(kept[first:])).any())
+        return torch.stack(found).any()
 
     def differing_outputs(self) -> bool:
         """Whether an output of any copy was another one at any look."""
