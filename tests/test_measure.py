@@ -250,6 +250,24 @@ def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
     assert timing.ratio == pytest.approx(1.2)
 
 
+def test_a_seed_that_is_slow_on_some_inputs_has_not_drifted(made, monkeypatch, tmp_path):
+    def ragged(factor: float) -> Function:
+        def function(x: int, y: int, n: int) -> float:
+            doubling(0)(x, y, n)
+            return factor * LONG * (1.0 if float(at(x, n).mean()) > 0 else 1.5)
+
+        return function
+
+    lab = CpuBench(monkeypatch, tmp_path, ragged(1.0))
+    slow = set()
+    for seed in range(6):
+        (timing,) = lab.evaluate(ragged(0.8), str(seed)).timings
+        assert timing.ratio == pytest.approx(1.25) and timing.terms["counts"] == 1
+        assert timing.terms["baseline_drift"] == 1 and timing.terms["blocks_retaken"] == 0
+        slow.add(timing.baseline_us[0])
+    assert len(slow) == 2
+
+
 def test_inputs_of_which_there_are_few_are_not_timed_side_by_side(made):
     few = "torch.randint(0, 6, (1,), generator=generator, device=generator.device)"
     lab = made(SHORT, draw=f'torch.arange(1.0, case.axes["N"] + 1, device=generator.device) + {few}')

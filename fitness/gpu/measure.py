@@ -33,7 +33,7 @@ from fitness.gpu.launcher import DeviceError, Kernel
 from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
 from fitness.gpu.tally import FRESH, Tally, replays
-from fitness.gpu.timing import DRIFT, EQUAL, Alone, Ratio, Stopping, counts, noise_floor
+from fitness.gpu.timing import EQUAL, Alone, Ratio, Stopping, counts, noise_floor
 from fitness.memory import POISONS, Poison
 from fitness.plan import PlanError
 from fitness.stages import Stop
@@ -56,6 +56,7 @@ FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
 FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
 RETAKES = 2  # of a block of pairs that was disturbed
 PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
+ALONE_SAMPLES = 10  # of a baseline that was slow, to see whether its inputs are why
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
@@ -128,7 +129,7 @@ class Bench:
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises where the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        ratio, seed_us, us, _ = self._against(program, call)
+        ratio, seed_us, us, *_ = self._against(program, call)
         medians = statistics.median(us), statistics.median(seed_us)
         return Baseline(name, case.name, *medians, ratio.ratio, (ratio.low, ratio.high))
 
@@ -404,13 +405,12 @@ class Bench:
         baseline = self._baseline(case, (self._inputs(case, key) for key in keys), program.copies)
         alone = self._seed_alone(case, baseline, keys)
         baseline.remember_inputs()
-        ratio, own_us, seed_us, retaken = self._against(program, baseline, alone.us)
+        ratio, own_us, seed_us, retaken, drift = self._against(program, baseline, alone)
         meddled = baseline.broken_guards() or baseline.differing_inputs()
         self._check_timed(case, program, keys, tally)
         if meddled:
             raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into the memory of the kernel timed beside it")
         self.check_roofline(case, statistics.median(own_us))
-        drift = alone.drift(seed_us)
         if drift > 1:  # all of it may have been the seed's alone
             seed_us = [us / drift for us in seed_us]
             ratio = self._stopping.ratio(own_us, seed_us)
@@ -429,11 +429,11 @@ class Bench:
         )
 
     def _against(
-        self, program: Program, baseline: Program | Call, usual_us: float = math.inf
-    ) -> tuple[Ratio, list[float], list[float], int]:
-        """(baseline over program, times of both, blocks thrown away), of as many pairs as decide it.
+        self, program: Program, baseline: Program | Call, alone: Alone | None = None
+    ) -> tuple[Ratio, list[float], list[float], int, float]:
+        """(baseline over program, times of both, blocks thrown away, drift), of as many pairs as decide it.
 
-        usual_us: of the baseline, where that is known.
+        alone: the baseline beside itself, on other inputs.
         """
         program.reset(self._any_poison())
         baseline.reset()
@@ -441,14 +441,14 @@ class Bench:
         seed_us: list[float] = []
         retaken = 0
         for look in self._stopping.looks:
-            own, seed, again = self._block(program, baseline, look - len(own_us), usual_us)
+            own, seed, again, alone = self._block(program, baseline, look - len(own_us), alone)
             own_us += own
             seed_us += seed
             retaken += again
             ratio = self._stopping.ratio(own_us, seed_us)
             if self._stopping.decided(ratio):
                 break
-        return ratio, own_us, seed_us, retaken
+        return ratio, own_us, seed_us, retaken, 1.0 if alone is None else alone.drift(seed_us)
 
     def _own_time(self, case: Case, program: Program) -> float:
         """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
@@ -470,19 +470,39 @@ class Bench:
         return own
 
     def _block(
-        self, program: Program, baseline: Program | Call, pairs: int, usual_us: float = math.inf
-    ) -> tuple[list[float], list[float], int]:
-        """(times of the candidate, of the baseline, blocks thrown away), taken between equal states of the clocks."""
+        self, program: Program, baseline: Program | Call, pairs: int, alone: Alone | None = None
+    ) -> tuple[list[float], list[float], int, Alone | None]:
+        """(times of the candidate, of the baseline, blocks thrown away, `alone`, on these inputs where that mattered).
+
+        They are taken between equal states of the clocks.
+        """
         retaken = 0
         while True:
             before = self._watch.read()
             own, seed = self._pairs(program, baseline, pairs)
-            drifted = statistics.median(seed) > DRIFT * usual_us
-            if retaken == RETAKES or not (drifted or disturbance(before, self._watch.read())):
-                return own, seed, retaken
+            disturbed = disturbance(before, self._watch.read()) is not None
+            if alone is not None and alone.drift(seed) > 1:  # on these inputs, or beside something else?
+                alone = dataclasses.replace(alone, us=max(alone.us, self._median_us(baseline)))
+            drifted = alone is not None and alone.drift(seed) > 1
+            if retaken == RETAKES or not (drifted or disturbed):
+                return own, seed, retaken, alone
             retaken += 1
             if drifted:
                 time.sleep(PAUSE_S)
+
+    def _median_us(self, baseline: Program | Call) -> float:
+        """Microseconds of one execution, with nothing in between; as after a reset, before and afterwards."""
+        times = []
+        for _ in range(ALONE_SAMPLES):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._evict_all()
+            begin.record()
+            baseline.replay()
+            end.record()
+            baseline.reset()
+            times.append((begin, end))
+        self.stream.synchronize()
+        return statistics.median(1e3 * begin.elapsed_time(end) / baseline.copies for begin, end in times)
 
     def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Microseconds of one execution of the plan, for `pairs` pairs in alternating order.
@@ -529,7 +549,7 @@ class Bench:
                 inputs = (self._inputs(case, key) for key in keys)
                 twins.append(self._program(self._seed, case, inputs, baseline.copies))
                 twins[-1].reset()
-                twin_us, seed_us, _ = self._block(twins[-1], baseline, FLOOR_PAIRS)
+                twin_us, seed_us, *_ = self._block(twins[-1], baseline, FLOOR_PAIRS)
                 ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
                 medians.append(statistics.median(seed_us))
                 if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
