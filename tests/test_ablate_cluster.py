@@ -18,7 +18,7 @@ tasks = ["vector_sin", "rms_norm"]
 seeds = 1
 arms = ["full", "hillclimb"]
 [budget]
-trials = 4
+trials = 2
 [run]
 screen_budget = 0
 """
