@@ -77,13 +77,23 @@ def plan_of(n: int) -> LaunchPlan:
     return LaunchPlan((Buffer(4 * n, 0), Buffer(4 * n)), (x,), (y,), "tensor", (launch,))
 
 
+def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is its work, done anew at every replay; there is one stream, and nothing to wait for."""
+    pytest.importorskip("cuda.bindings")
+    from fitness.gpu import replay
+
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+
+
 class CpuBench:
     """`fitness.gpu.measure.Bench` on the CPU, with a seed kernel prepared."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
             pytest.importorskip(name)
-        from fitness.gpu import buffers, measure, replay
+        from fitness.gpu import buffers, measure
 
         (folder / "task.py").write_text(TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, **task}))
         (folder / "kernel.py").write_text(SEED)
@@ -122,10 +132,8 @@ class CpuBench:
             monkeypatch.setattr(found, "kernels", lambda case: [kernel])
             return found
 
-        stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+        without_graphs(monkeypatch)
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
         monkeypatch.setattr(measure, "FLOOR_COMPARISONS", 2)
         monkeypatch.setattr(measure, "disturbance", lambda *_: None)

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fitness.gpu import replay
 from fitness.gpu.replay import Program
 from fitness.memory import assign
 from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from tests.bench_on_cpu import without_graphs
 
 COPIES = 3
 X, Y = TensorRef(0, "float32", (4,), (1,)), TensorRef(1, "float32", (4,), (1,))
@@ -21,9 +21,7 @@ X, Y = TensorRef(0, "float32", (4,), (1,)), TensorRef(1, "float32", (4,), (1,))
 @pytest.fixture
 def program(monkeypatch) -> Program:
     """y = 2 x, which has its results remembered."""
-    pytest.importorskip("cuda.bindings")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None))
-    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    without_graphs(monkeypatch)
     single, several = made(1), made(COPIES)
     right = [single.fingerprints_on(arguments(copy)) for copy in range(COPIES)]
     several.remember(torch.stack(right, dim=1))
@@ -109,9 +107,7 @@ def test_nothing_is_left_by_a_reset(program):
 
 @pytest.mark.parametrize("strides", [(8, 1), (0, 1), (1, 3)], ids=["padded", "expanded", "transposed"])
 def test_written_arguments_are_restored_on_every_copy(monkeypatch, strides):
-    pytest.importorskip("cuda.bindings")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None))
-    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    without_graphs(monkeypatch)
     ref = TensorRef(0, "float32", (3, 5), strides)
     plan = LaunchPlan((Buffer(ref.last_byte(), 0),), (ref,), (), "none", (Launch("k", (Config((1, 1, 1), {}, {}),)),))
     kernel = SimpleNamespace(scratch=lambda grid: [], launch=lambda *_: None, sets_priorities=False)
@@ -143,9 +139,7 @@ def test_an_output_that_a_launch_leaves_in_a_later_copy_is_known(program):
 
 
 def test_an_argument_that_a_launch_writes_to_for_a_later_copy_is_known(monkeypatch):
-    pytest.importorskip("cuda.bindings")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None))
-    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    without_graphs(monkeypatch)
     plan = LaunchPlan((Buffer(16, 0),), (X,), (), "none", (Launch("k", (Config((1, 1, 1), {}, {}),)),))
     copies, reaches = itertools.cycle(range(COPIES)), 0
 

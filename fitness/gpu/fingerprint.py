@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fitness.gpu.bits import bits
-from fitness.gpu.own_kernels import ALIGNED, PROGRAMS_PER_MULTIPROCESSOR, compiled
+from fitness.gpu.own_kernels import ALIGNED, compiled, enqueue, programs_of
 from fitness.plan import TensorRef
 
 BLOCK = 1024
@@ -78,13 +78,10 @@ def _words(windows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
 def _parts(kernel: Any, words: torch.Tensor) -> torch.Tensor:
     """Sums over parts of each row: (copies, programs)."""
     copies, n = words.shape
-    most = PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(words.device).multi_processor_count
-    programs = max(min(-(-n // BLOCK), -(-most // copies)), 1)
+    programs = max(min(-(-n // BLOCK), -(-programs_of(words.device) // copies)), 1)
     parts = torch.empty((copies, programs), dtype=torch.int64, device=words.device)
     args = {"words": words.data_ptr(), "out": parts.data_ptr(), "n": n, "pitch": words.stride(0), "key": _KEY}
-    scratch = [0] * len(kernel.scratch((1, 1, 1)))
-    stream = torch.cuda.current_stream(words.device).cuda_stream
-    kernel.launch((programs, copies, 1), {**args, "BLOCK": BLOCK}, scratch, stream)
+    enqueue(kernel, words.device, (programs, copies, 1), {**args, "BLOCK": BLOCK})
     return parts
 
 

@@ -349,6 +349,10 @@ class Bench:
 
     def _sample(self, program: Program, samples: int) -> float:
         """Least microseconds of one execution of the plan, from cold caches."""
+        return max(min(self._cold_us(program, samples)), 1e-3)
+
+    def _cold_us(self, program: Program | Call, samples: int) -> list[float]:
+        """Microseconds of one execution each time, with nothing else in between."""
         times = []
         for _ in range(samples):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -358,7 +362,7 @@ class Bench:
             end.record()
             end.synchronize()
             times.append(1e3 * begin.elapsed_time(end) / program.copies)
-        return max(min(times), 1e-3)
+        return times
 
     def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
         """What is timed of a verified program, and the keys of the inputs of its copies.
@@ -368,7 +372,7 @@ class Bench:
         copies = self._copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
         right = torch.stack([verified.fingerprints_on(self._inputs(case, key)) for key in keys], dim=1)
-        if copies > 1 and verified.saw_equal_inputs(right):  # of a task that draws nothing
+        if copies > 1 and verified.saw_equal_inputs(right):  # of which the task has few
             copies, keys = 1, keys[:1]
             right = verified.fingerprints_on(self._inputs(case, keys[0])).unsqueeze(1)
         if copies == 1:
@@ -482,27 +486,15 @@ class Bench:
             own, seed = self._pairs(program, baseline, pairs)
             disturbed = disturbance(before, self._watch.read()) is not None
             if alone is not None and alone.drift(seed) > 1:  # on these inputs, or beside something else?
-                alone = dataclasses.replace(alone, us=max(alone.us, self._median_us(baseline)))
+                now_us = statistics.median(self._cold_us(baseline, ALONE_SAMPLES))
+                baseline.reset()
+                alone = dataclasses.replace(alone, us=max(alone.us, now_us))
             drifted = alone is not None and alone.drift(seed) > 1
             if retaken == RETAKES or not (drifted or disturbed):
                 return own, seed, retaken, alone
             retaken += 1
             if drifted:
                 time.sleep(PAUSE_S)
-
-    def _median_us(self, baseline: Program | Call) -> float:
-        """Microseconds of one execution, with nothing in between; as after a reset, before and afterwards."""
-        times = []
-        for _ in range(ALONE_SAMPLES):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._evict_all()
-            begin.record()
-            baseline.replay()
-            end.record()
-            baseline.reset()
-            times.append((begin, end))
-        self.stream.synchronize()
-        return statistics.median(1e3 * begin.elapsed_time(end) / baseline.copies for begin, end in times)
 
     def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Microseconds of one execution of the plan, for `pairs` pairs in alternating order.
@@ -567,7 +559,6 @@ class Bench:
         self._evict_all()
         program.replay()
         program.look()
-        program.look_around()
         if program.broken_guards():
             raise Stop("time", Verdict.WRONG, f"{where} stored out of bounds")
         if modified := program.differing_inputs():

@@ -46,9 +46,17 @@ def suits(*tensors: torch.Tensor) -> bool:
 
 def launched(kernel: Kernel, device: torch.device, args: Mapping[str, Any], results: int) -> torch.Tensor:
     """What `kernel` writes to its parameter `out`, `results` numbers a program: (programs, results), on the CPU."""
-    programs = PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
-    out = torch.empty((programs, results), dtype=torch.float64, device=device)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    scratch = [0] * len(kernel.scratch((1, 1, 1)))
-    kernel.launch((programs, 1, 1), {**args, "out": out.data_ptr()}, scratch, stream)
+    out = torch.empty((programs_of(device), results), dtype=torch.float64, device=device)
+    enqueue(kernel, device, (len(out), 1, 1), {**args, "out": out.data_ptr()})
     return out.cpu()
+
+
+def programs_of(device: torch.device) -> int:
+    """As many as fill the device."""
+    return PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def enqueue(kernel: Kernel, device: torch.device, grid: tuple[int, int, int], args: Mapping[str, Any]) -> None:
+    """One launch on the current stream."""
+    scratch = [0] * len(kernel.scratch((1, 1, 1)))
+    kernel.launch(grid, args, scratch, torch.cuda.current_stream(device).cuda_stream)
