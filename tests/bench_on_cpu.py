@@ -93,7 +93,7 @@ class CpuBench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
             pytest.importorskip(name)
-        from fitness.gpu import buffers, measure
+        from fitness.gpu import buffers, measure, stopwatch
 
         (folder / "task.py").write_text(TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, **task}))
         (folder / "kernel.py").write_text(SEED)
@@ -113,10 +113,9 @@ class CpuBench:
                 self.task, self.device = load_task(folder), torch.device("cpu")
                 rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
                 self.facts = SimpleNamespace(l2_bytes=0, name="CPU", **rates)  # type: ignore[assignment]
-                self.stream = SimpleNamespace(synchronize=lambda: None)  # type: ignore[assignment]
-                self._watch = SimpleNamespace(read=lambda: None)  # type: ignore[assignment]
-                self._stopping = Stopping()
-                self._evict, self._evicted = torch.zeros(1, dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+                stream: Any = SimpleNamespace(synchronize=lambda: None, device=self.device)
+                watch: Any = SimpleNamespace(read=lambda: None)
+                self.stopwatch = stopwatch.Stopwatch(self.task, stream, watch, 8, Stopping())
                 self._start_over()
 
             def _load(self, work: Any) -> Any:
@@ -136,8 +135,8 @@ class CpuBench:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
         monkeypatch.setattr(measure, "FLOOR_COMPARISONS", 2)
-        monkeypatch.setattr(measure, "disturbance", lambda *_: None)
-        monkeypatch.setattr(measure, "PAUSE_S", 0)
+        monkeypatch.setattr(stopwatch, "disturbance", lambda *_: None)
+        monkeypatch.setattr(stopwatch, "PAUSE_S", 0)
         self.bench = OnCpu()
         self.prepared = self.bench.prepare(seed)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,35 +53,104 @@ def test_a_wrong_kernel_is_wrong(made, us):
         made(us).evaluate(wrong)
 
 
-def ends_of(lab: CpuBench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Where the memory of the youngest program ends: what a kernel finds out by looking beside its own."""
+def around(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[int, int]]:
+    """Where the memory of the program begins and ends that an address belongs to: what a kernel finds by looking."""
     from fitness.gpu import replay
 
-    ends: list[int] = []
+    known: list[tuple[int, int]] = []
     build = replay.Program.build
 
     def noted(program: Any) -> None:
-        ends.append(program.memory._whole.data_ptr() + program.memory._whole.numel())
+        start = program.memory._whole.data_ptr()
+        known.append((start, start + program.memory._whole.numel()))
         build(program)
 
     monkeypatch.setattr(replay.Program, "build", noted)
-    return ends
+    return lambda address: next((a, b) for a, b in reversed(known) if a <= address < b)
 
 
-def test_one_launch_cannot_do_the_work_of_all_copies(made, monkeypatch):
-    lab = made(SHORT)
-    ends, step = ends_of(lab, monkeypatch), apart()
+def double_all(x: int, y: int, n: int, offsets: range) -> None:
+    for offset in offsets:
+        with np.errstate(all="ignore"):  # beyond the last copy
+            at(y + offset, n)[:] = 2 * at(x + offset, n)
 
-    def batched(x: int, y: int, n: int) -> float:
+
+def first_does_all(bounds: Callable[[int], tuple[int, int]]) -> Function:
+    step = apart()
+
+    def function(x: int, y: int, n: int) -> float:
         if at(y, n, np.uint32)[0] not in POISONED:
             return 2.0
-        for there in range(0, ends[-1] - y, step):
-            with np.errstate(all="ignore"):  # beyond the last copy
-                at(y + there, n)[:] = 2 * at(x + there, n)
+        double_all(x, y, n, range(0, bounds(y)[1] - y, step))
         return SHORT
 
-    with pytest.raises(Stop, match="stored into memory of another launch"):
-        lab.evaluate(batched)
+    return function
+
+
+def last_does_all(bounds: Callable[[int], tuple[int, int]]) -> Function:
+    step = apart()
+
+    def function(x: int, y: int, n: int) -> float:
+        begin, end = bounds(y)
+        if y + step < end:
+            return 2.0
+        double_all(x, y, n, range(0, begin - y, -step))
+        return SHORT
+
+    return function
+
+
+def every_other_does_two(bounds: Callable[[int], tuple[int, int]]) -> Function:
+    """And keeps the second in the guard zone after it, mixed with what belongs there, until that launch comes."""
+    step = apart()
+
+    def function(x: int, y: int, n: int) -> float:
+        begin, end = bounds(y)
+        zone = at(y + 4 * n, n, np.uint32)
+        if (y - begin) // step % 2 == 0:
+            doubling(0)(x, y, n)
+            if y + step < end:
+                with np.errstate(all="ignore"):
+                    zone ^= (2 * at(x + step, n)).view(np.uint32)
+            return SHORT
+        before = at(y - step + 4 * n, n, np.uint32)
+        at(y, n, np.uint32)[:] = before ^ zone
+        before[:] = zone
+        return 2.0
+
+    return function
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("cheat", [first_does_all, last_does_all])
+def test_one_launch_cannot_do_the_work_of_all_copies(made, monkeypatch, cheat, deterministic):
+    lab = made(SHORT, deterministic=deterministic)
+    with pytest.raises(Stop, match="did not do the work of its own copy alone"):
+        lab.evaluate(cheat(around(monkeypatch)))
+
+
+def test_work_done_ahead_in_a_guard_zone_is_seen(made, monkeypatch):
+    """One look sees it half the time, and there are several."""
+    from fitness.gpu import replay
+
+    lab, bounds = made(SHORT), around(monkeypatch)
+    monkeypatch.setattr(replay, "LOOKS_BETWEEN", 16)
+    with pytest.raises(Stop, match="stored out of bounds"):
+        lab.evaluate(every_other_does_two(bounds))
+
+
+def test_beside_others_every_replay_begins_from_one_poison(made, monkeypatch):
+    """Or another one would say that it is timed."""
+    lab, bounds = made(SHORT), around(monkeypatch)
+    cheat = first_does_all(bounds)
+
+    def honest_at_first(x: int, y: int, n: int) -> float:
+        begin, end = bounds(y)
+        is_first = at(y, n, np.uint32)[0] == POISONED[0] or end - begin < 2 * apart()
+        return (doubling(SHORT) if is_first else cheat)(x, y, n)
+
+    (timing,) = lab.evaluate(honest_at_first).timings
+    assert set(timing.samples_us) == {SHORT}
 
 
 def flipped(x: int, i: int) -> bool:
@@ -127,7 +197,7 @@ def test_results_kept_in_an_argument_by_a_single_copy_are_seen(made, seed):
 def test_what_is_in_an_argument_between_timed_replays_alone_is_seen(made):
     """By looks that nobody can foresee, of which each misses it half the time."""
     lab, timed = made(LONG), []
-    pairs = lab.bench._pairs
+    pairs = lab.bench.stopwatch.pairs
 
     def watched(*args: Any) -> Any:
         timed.append(True)
@@ -144,7 +214,7 @@ def test_what_is_in_an_argument_between_timed_replays_alone_is_seen(made):
             timed.append(True)
         return LONG
 
-    lab.bench._pairs = watched
+    lab.bench.stopwatch.pairs = watched
     seen = []
     for seed in range(6):
         try:
@@ -170,7 +240,7 @@ def test_work_that_is_skipped_where_results_may_differ_is_seen(made, seed):
 def test_work_that_is_skipped_now_and_then_where_results_may_differ_is_found(made):
     """Of outputs that are not equal to the bit some are kept and compared: nobody knows which."""
     lab, timed = made(LONG, deterministic=False), []
-    pairs = lab.bench._pairs
+    pairs = lab.bench.stopwatch.pairs
 
     def skipping(x: int, y: int, n: int) -> float:
         if timed:
@@ -184,9 +254,121 @@ def test_work_that_is_skipped_now_and_then_where_results_may_differ_is_found(mad
         finally:
             timed.clear()
 
-    lab.bench._pairs = watched
+    lab.bench.stopwatch.pairs = watched
     with pytest.raises(Stop, match="timed inputs"):
         lab.evaluate(skipping)
+
+
+class Memo:
+    """A kernel that keeps results where nobody looks, and takes them where it sees the same inputs again.
+
+    now_and_then: takes them in that share of replays; unless_new: does nothing on inputs that it does not know, once it
+    knows as many as that.
+    """
+
+    def __init__(self, us: float, now_and_then: float = 1.0, unless_new: float = np.inf) -> None:
+        self.us, self.share, self.unless_new = us, now_and_then, unless_new
+        self.kept: dict[bytes, np.ndarray] = {}
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, x: int, y: int, n: int) -> float:
+        key = at(x, n).tobytes()
+        if key in self.kept and self.random.random() < self.share:
+            at(y, n)[:] = self.kept[key]
+            return self.us / 5
+        if len(self.kept) < self.unless_new:
+            doubling(self.us)(x, y, n)
+            self.kept[key] = at(y, n).copy()
+            return self.us
+        return self.us / 5
+
+
+@pytest.mark.parametrize("us", [SHORT, LONG])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_results_kept_where_nobody_looks_are_of_no_use(made, us, deterministic, share):
+    lab = made(us, deterministic=deterministic)
+    with pytest.raises(Stop, match=r"[25]\.[0-9]+ times as long on inputs that it was not timed on before") as stop:
+        lab.evaluate(Memo(us, share))
+    assert stop.value.verdict is Verdict.REJECTED
+    assert lab.evaluate(doubling(us)).timings[0].ratio == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("us", "known"), [(SHORT, 36), (SHORT, 37), (SHORT, 60), (LONG, 8), (LONG, 9), (LONG, 16)])
+def test_inputs_that_are_new_cannot_be_left_out(made, us, known):
+    """Neither where it is first executed on those that it is timed on, nor once it was timed."""
+    with pytest.raises(Stop, match=r"timed inputs: output is|gave other outputs than the verified one") as stop:
+        made(us).evaluate(Memo(us, unless_new=known))
+    assert stop.value.verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize("us", [SHORT, LONG])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_inputs_that_are_new_cannot_be_put_off(made, us, deterministic):
+    """Computed the second time, once it is known that nothing else is verified on them."""
+    put_off, memo = {}, Memo(us)
+
+    def function(x: int, y: int, n: int) -> float:
+        key = at(x, n).tobytes()
+        if len(memo.kept) > 4 and key not in put_off and key not in memo.kept:
+            put_off[key] = True
+            return us / 5
+        return memo(x, y, n)
+
+    with pytest.raises(Stop, match=r"timed inputs: output is|gave other outputs than the verified one"):
+        made(us, deterministic=deterministic).evaluate(function)
+
+
+def test_every_copy_has_the_results_of_the_verified_graph(made, monkeypatch):
+    """Not only those that are drawn to be compared with what is expected."""
+    lab, bounds, step = made(SHORT), around(monkeypatch), apart()
+
+    def one_is_wrong(x: int, y: int, n: int) -> float:
+        doubling(0)(x, y, n)
+        begin, end = bounds(y)
+        if end - begin >= 8 * step and (y - begin) // step == 5:
+            at(y, 1)[0] += 1
+        return SHORT
+
+    for seed in range(3):
+        with pytest.raises(Stop, match="gave other outputs than the verified one"):
+            lab.evaluate(one_is_wrong, str(seed))
+
+
+def test_few_outputs_are_kept(made, monkeypatch):
+    """The first ones and those of a replay of each block, but for blocks that were thrown away."""
+    from fitness.gpu import replay, stopwatch
+
+    lab, programs, build = made(LONG, deterministic=False), [], replay.Program.build
+    monkeypatch.setattr(stopwatch, "disturbance", lambda *_: "always")
+    monkeypatch.setattr(replay.Program, "build", lambda program: (programs.append(program), build(program))[1])
+    lab.bench._alone.clear()
+    (timing,) = lab.evaluate(doubling(LONG)).timings
+    assert timing.terms["blocks_retaken"] == 2 * timing.terms["pairs"] / 10
+    assert sorted({program.times_kept for program in programs}) == [0, 1 + timing.terms["pairs"] / 10]
+
+
+@pytest.mark.parametrize("us", [SHORT, LONG])
+def test_a_sample_on_new_inputs_that_is_disturbed_is_taken_again(made, us):
+    lab = made(us)
+    samples, alone = [], lab.bench.stopwatch.alone
+
+    def disturbed(program: Any, count: int) -> list[float]:
+        is_first = count == 1 and program not in lab.bench._baselines.values()
+        samples.extend([program] * is_first)
+        return [us * (5 if is_first and len(samples) % 4 else 1) for us in alone(program, count)]
+
+    lab.bench.stopwatch.alone = disturbed
+    assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
+    assert len(samples) == 4
+
+
+@pytest.mark.parametrize("us", [SHORT, LONG])
+def test_what_makes_the_seed_as_slow_on_new_inputs_is_nobodys_memo(made, us):
+    lab = made(us)
+    alone = lab.bench.stopwatch.alone
+    lab.bench.stopwatch.alone = lambda program, count: [us * (3 if count == 1 else 1) for us in alone(program, count)]
+    assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
 
 
 def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_next(made):
@@ -209,7 +391,7 @@ def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_nex
 def test_who_stores_into_the_seeds_memory_while_it_is_timed_is_wrong(made, us, where):
     lab = made(us)
     baselines = [b for (name, _), b in lab.bench._baselines.items() if name == "one"]
-    pairs, timed = lab.bench._pairs, []
+    pairs, timed = lab.bench.stopwatch.pairs, []
 
     def watched(*args: Any) -> Any:
         timed.append(True)
@@ -223,14 +405,14 @@ def test_who_stores_into_the_seeds_memory_while_it_is_timed_is_wrong(made, us, w
             zone[0] = zone[0] + 1
         return doubling(us)(x, y, n)
 
-    lab.bench._pairs = watched
+    lab.bench.stopwatch.pairs = watched
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
         lab.evaluate(stray)
 
 
 def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
     lab = made(SHORT)
-    pairs = lab.bench._pairs
+    pairs = lab.bench.stopwatch.pairs
     slow = [3.0]
 
     def disturbed(program: Any, baseline: Any, count: int) -> Any:
@@ -238,7 +420,7 @@ def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
         factor = slow[0] if len(slow) == 1 else slow.pop(0)
         return own, [factor * us for us in seed]
 
-    lab.bench._pairs = disturbed
+    lab.bench.stopwatch.pairs = disturbed
     (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
     assert timing.terms["blocks_retaken"] >= 2
     assert timing.terms["baseline_drift"] == pytest.approx(3)
@@ -248,6 +430,41 @@ def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
     assert timing.terms["blocks_retaken"] == 1
     assert timing.terms["baseline_drift"] == 1
     assert timing.ratio == pytest.approx(1.2)
+
+
+def test_what_makes_the_seed_slow_all_the_time_is_no_speedup(made):
+    """Not alone either, on whatever inputs: beside another process, or what a candidate left in the cache."""
+    lab = made(SHORT)
+    (baseline,) = (b for (name, copies), b in lab.bench._baselines.items() if copies > 1)
+    (kernel,) = baseline._kernels
+    launch, count = kernel.launch, itertools.count()
+
+    def slow(*args: Any) -> None:
+        for _ in range(1 + next(count) % 2):
+            launch(*args)
+
+    kernel.launch = slow
+    (timing,) = lab.evaluate(doubling(SHORT)).timings
+    assert timing.ratio == pytest.approx(1) and timing.terms["baseline_drift"] == pytest.approx(1.5)
+    assert timing.terms["blocks_retaken"] == 2 and not timing.terms["counts"]
+
+
+def test_a_store_into_the_seeds_memory_is_seen_where_it_slows_it(made):
+    """Though its inputs are written anew, to see whether they are why."""
+    lab = made(SHORT)
+    (baseline,) = (b for (name, copies), b in lab.bench._baselines.items() if copies > 1)
+    pairs = lab.bench.stopwatch.pairs
+
+    blocks = itertools.count()
+
+    def slowed(*args: Any) -> Any:
+        own, seed = pairs(*args)
+        baseline.memory.window(plan_of(1024).inputs[0], 2)[0] += next(blocks) == 0
+        return own, [3 * us for us in seed]
+
+    lab.bench.stopwatch.pairs = slowed
+    with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
+        lab.evaluate(doubling(SHORT))
 
 
 def test_a_seed_that_is_slow_on_some_inputs_has_not_drifted(made, monkeypatch, tmp_path):

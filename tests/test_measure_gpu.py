@@ -79,6 +79,16 @@ else:
     if beside:
         tl.store(x_ptr + i, x | ((total + 1) << 16))
 """
+# Where it finds the same input again, it takes the result that it kept beside it, in memory after its own.
+MEMO = f"""
+kept = tl.load(y_ptr + i + APART)
+if tl.sum((kept == x).to(tl.int32), 0) == BLOCK:
+    tl.store(y_ptr + i, tl.load(y_ptr + i + 2 * APART))
+else:
+{WORK_WITHIN}
+    tl.store(y_ptr + i + APART, x)
+    tl.store(y_ptr + i + 2 * APART, total)
+"""
 
 
 def source(body: str, apart: int = 0) -> str:
@@ -124,7 +134,7 @@ def test_results_of_the_copy_before_are_of_no_use(lab, bench, monkeypatch):
     inputs = bench._inputs
     equal = {}
     monkeypatch.setattr(bench, "_inputs", lambda case, key: inputs(case, equal.setdefault(case.name, key)))
-    monkeypatch.setattr("fitness.gpu.replay.Program.saw_equal_inputs", lambda *_: False)
+    monkeypatch.setattr("fitness.gpu.replay.Program.inputs_are_equal", lambda *_: False)
     (timing,) = bench.evaluate(lab.work(source(STOLEN, apart(lab))), "1").timings
     assert timing.ratio > 1.5, "it would be of use where inputs are equal"
 
@@ -135,11 +145,22 @@ def test_what_a_replay_keeps_in_an_argument_for_the_next_is_seen(lab):
     assert report.message == "case one: a timed replay modified argument 0; copy it instead"
 
 
+def test_results_kept_where_nobody_looks_are_of_no_use(lab, bench, monkeypatch):
+    work = lab.work(source(MEMO, 1 << 15))
+    with pytest.raises(Stop, match="out of bounds"):
+        bench.evaluate(work, "5")
+    monkeypatch.setattr("fitness.gpu.buffers.DeviceMemory.overwritten", lambda memory: [])
+    with pytest.raises(Stop, match="times as long on inputs that it was not timed on before"):
+        bench.evaluate(work, "5")
+    monkeypatch.setattr(bench, "_check_new", lambda *_: None)
+    assert bench.evaluate(work, "5").timings[0].ratio > 1.5, "it would be of use"
+
+
 def test_while_one_is_timed_the_results_of_the_other_are_gone(lab, bench, monkeypatch):
     from fitness.gpu.replay import Program
 
     work, others, seen = lab.work(source(WORK)), [], []
-    pairs, replay = bench._pairs, Program.replay
+    pairs, replay = bench.stopwatch.pairs, Program.replay
 
     def watched(program: Program, baseline: Program, count: int) -> Any:
         others[:] = [program, baseline]
@@ -154,7 +175,7 @@ def test_while_one_is_timed_the_results_of_the_other_are_gone(lab, bench, monkey
             seen.append(left in ({0xA5}, {0x7A}))
         replay(program)
 
-    monkeypatch.setattr(bench, "_pairs", watched)
+    monkeypatch.setattr(bench.stopwatch, "pairs", watched)
     monkeypatch.setattr(Program, "replay", looked_at)
     assert bench.evaluate(work, "2").verdict is Verdict.OK
     assert len(seen) >= 2 * 2 * 10 and all(seen)  # more where looking takes so long that pairs are taken again
@@ -174,7 +195,7 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
         return expect_for(*args)
 
     timed_from = []
-    against = bench._against
+    against = bench.stopwatch.compare
     monkeypatch.setattr(oracle, "make_inputs", make)
     monkeypatch.setattr(oracle, "expect_for", expect)
 
@@ -182,7 +203,8 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
         timed_from.append((len(compared_at), program.copies))
         return against(program, *rest)
 
-    monkeypatch.setattr(bench, "_against", noted)
+    monkeypatch.setattr(bench.stopwatch, "compare", noted)
+    monkeypatch.setattr(bench, "_check_new", lambda *_: None)  # draws more where the first sample was disturbed
     assert bench.evaluate(lab.work(source(WORK)), "3").verdict is Verdict.OK
     ((before, copies),) = timed_from
     on_copies = {seed for seed, _ in drawn} - set(compared_at[:before])
@@ -191,13 +213,13 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
 
 
 def test_a_store_into_the_memory_of_the_kernel_beside_it_is_wrong(lab, bench, monkeypatch):
-    against = bench._against
+    against = bench.stopwatch.compare
 
     def meddled(program: Any, baseline: Any, *rest: Any) -> Any:
         baseline.memory._whole[-1, 3] ^= 1
         return against(program, baseline, *rest)
 
-    monkeypatch.setattr(bench, "_against", meddled)
+    monkeypatch.setattr(bench.stopwatch, "compare", meddled)
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
         bench.evaluate(lab.work(source(WORK)), "4")
     monkeypatch.undo()

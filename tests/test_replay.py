@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from fitness.gpu.replay import Program
 from fitness.memory import assign
 from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
-from tests.bench_on_cpu import without_graphs
+from tests.bench_on_cpu import at, without_graphs
 
 COPIES = 3
 X, Y = TensorRef(0, "float32", (4,), (1,)), TensorRef(1, "float32", (4,), (1,))
@@ -22,9 +23,10 @@ X, Y = TensorRef(0, "float32", (4,), (1,)), TensorRef(1, "float32", (4,), (1,))
 def program(monkeypatch) -> Program:
     """y = 2 x, which has its results remembered."""
     without_graphs(monkeypatch)
-    single, several = made(1), made(COPIES)
-    right = [single.fingerprints_on(arguments(copy)) for copy in range(COPIES)]
-    several.remember(torch.stack(right, dim=1))
+    several = made(COPIES)
+    several.remember_inputs()
+    several.replay()
+    several.remember_outputs()
     return several
 
 
@@ -127,7 +129,7 @@ def test_written_arguments_are_restored_on_every_copy(monkeypatch, strides):
 
 
 def test_an_output_that_a_launch_leaves_in_a_later_copy_is_known(program):
-    assert not program.reaches_later_copies()
+    assert not program.reaches_other_copies()
     step = program._step
 
     def further(what, number, copy, stream):
@@ -135,7 +137,7 @@ def test_an_output_that_a_launch_leaves_in_a_later_copy_is_known(program):
         program.outputs(2)[0][3] = 0.0
 
     program._step = further
-    assert program.reaches_later_copies()
+    assert program.reaches_other_copies()
 
 
 def test_an_argument_that_a_launch_writes_to_for_a_later_copy_is_known(monkeypatch):
@@ -153,6 +155,36 @@ def test_an_argument_that_a_launch_writes_to_for_a_later_copy_is_known(monkeypat
     for copy in range(COPIES):
         program.write_inputs(arguments(copy), copy)
     program.build()
-    assert not program.reaches_later_copies()
+    assert not program.reaches_other_copies()
     copies, reaches = itertools.cycle(range(COPIES)), 1
-    assert program.reaches_later_copies()
+    assert program.reaches_other_copies()
+
+
+def test_each_copy_has_scratch_memory_of_its_own(monkeypatch):
+    without_graphs(monkeypatch)
+    alignment, nbytes = 256, 300
+    given: list[int] = []
+    begins: list[set[int]] = []
+    plan = LaunchPlan((Buffer(16, 0),), (X,), (), "none", (Launch("k", (Config((1, 1, 1), {}, {}),)),))
+
+    def launch(grid: object, args: object, scratch: list[int], stream: object) -> None:
+        assert scratch[1] == 0
+        given.append(scratch[0])
+        begins.append(set(at(scratch[0], nbytes, np.uint8)))
+        at(scratch[0], nbytes, np.uint8)[:] = 1
+        if reaches:
+            at(given[COPIES - 1], 1, np.uint8)[0] = 1
+
+    asked = [SimpleNamespace(nbytes=n, alignment=alignment) for n in (nbytes, 0)]
+    kernel = SimpleNamespace(scratch=lambda grid: asked, launch=launch, sets_priorities=True)
+    program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=COPIES)  # type: ignore[list-item]
+    reaches = False
+    for copy in range(COPIES):
+        program.write_inputs(arguments(copy), copy)
+    program.build()
+    assert len({*given}) == COPIES and all(address % alignment == 0 for address in given)
+    program.remember_inputs()
+    assert not program.reaches_other_copies()
+    assert begins[COPIES:] == COPIES * [{0xFF}]
+    reaches = True
+    assert program.reaches_other_copies()

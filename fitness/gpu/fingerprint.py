@@ -50,8 +50,9 @@ def fingerprint(windows: torch.Tensor, out: torch.Tensor) -> None:
     torch.sum(parts, dim=1, dtype=torch.int64, out=out)
     if rest is not None:
         out += _mixed(rest, words.shape[1]).sum(dim=1, dtype=torch.int64)
+        rest.zero_()  # results do not stay where a kernel might find them
     if words.untyped_storage().data_ptr() != windows.untyped_storage().data_ptr():
-        words.zero_()  # results do not stay where a kernel might find them
+        words.zero_()
 
 
 def prepare(index: int) -> None:
@@ -68,10 +69,11 @@ def _words(windows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     size, inner = windows.dtype.itemsize, windows[0]
     aligned = inner.data_ptr() % ALIGNED == 0 and windows.stride(0) * size % ALIGNED == 0
     if not (inner.is_contiguous() and aligned):
-        return bits(windows).reshape(len(windows), -1).to(torch.int64, copy=True), None
+        words = torch.empty(windows.shape, dtype=torch.int64, device=windows.device).copy_(bits(windows))
+        return words.view(len(windows), -1), None
     flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
     whole = inner.nbytes // 8 * 8 // size
-    rest = bits(flat[:, whole:]).to(torch.int64) if whole < inner.numel() else None
+    rest = bits(flat[:, whole:]).to(torch.int64, copy=True) if whole < inner.numel() else None
     return flat[:, :whole].view(torch.int64), rest
 
 

@@ -13,10 +13,10 @@ seed kernel make of them is poisoned as soon as it was looked at, and the expect
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import secrets
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,15 @@ import torch
 from evo.records import Case, Timing, Verdict
 from fitness import by_seed, oracle, roofline
 from fitness.certification.judge import Match, Planned, draw, judge
+from fitness.gpu import bits, fingerprint
 from fitness.gpu.baselines import NAMES, Baseline, Call
-from fitness.gpu.bits import bits
-from fitness.gpu.device import DeviceFacts, Watch, disturbance
+from fitness.gpu.device import DeviceFacts, Watch
 from fitness.gpu.launcher import DeviceError, Kernel
 from fitness.gpu.replay import Program
 from fitness.gpu.runner import Report, Work
+from fitness.gpu.stopwatch import Comparison, Stopwatch
 from fitness.gpu.tally import FRESH, Tally, replays
-from fitness.gpu.timing import EQUAL, Alone, Ratio, Stopping, counts, noise_floor
+from fitness.gpu.timing import EQUAL, Alone, Stopping, counts, noise_floor
 from fitness.memory import POISONS, Poison
 from fitness.plan import PlanError
 from fitness.stages import Stop
@@ -45,6 +46,8 @@ UNSTEADY = (
     "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
 )
 
+OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
+
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
 SAMPLE_US, MAX_COPIES = 100.0, 32
 LONGEST_SAMPLE_US = 3000.0  # of the baseline, where it is much slower than the candidate
@@ -54,9 +57,10 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 # slower, for as long as they lie there.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
 FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
-RETAKES = 2  # of a block of pairs that was disturbed
-PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
-ALONE_SAMPLES = 10  # of a baseline that was slow, to see whether its inputs are why
+ALONE_SAMPLES = 10  # of a baseline that was slow, on each of two inputs, to see whether they are why
+
+# Where it takes that much longer than it was timed, each time, on inputs that it was not executed on before.
+NEW, NEW_SAMPLES = 1.1, 8
 RACE_SAMPLES = 5  # replays of each configuration of an autotuned kernel
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
@@ -70,12 +74,10 @@ class Bench:
     def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
         self.task, self.facts = task, facts
         self.device = torch.device("cuda", index)
+        for own in (bits, fingerprint):
+            own.prepare(index)  # what loads its kernels cannot be captured
         self.stream = torch.cuda.Stream(self.device)
-        self._watch = Watch(index)
-        self._stopping = stopping
-        # Read, not written: what a read evicts needs no write-back while the next kernel runs.
-        self._evict = torch.zeros(2 * facts.l2_bytes // 8, dtype=torch.int64, device=self.device)
-        self._evicted = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.stopwatch = Stopwatch(task, self.stream, Watch(index), facts.l2_bytes, stopping)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -83,6 +85,7 @@ class Bench:
         self._seed: Loaded | None = None
         self._baselines: dict[tuple[str, int], Program] = {}
         self._alone: dict[tuple[str, int], Alone] = {}
+        self._alone_on: dict[tuple[str, int], Sequence[int]] = {}  # the keys of its inputs
         self._seed_us: dict[str, float] = {}  # time of the seed on each case
         self._seed_copies: dict[str, int] = {}
 
@@ -129,9 +132,9 @@ class Bench:
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises where the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        ratio, seed_us, us, *_ = self._against(program, call)
-        medians = statistics.median(us), statistics.median(seed_us)
-        return Baseline(name, case.name, *medians, ratio.ratio, (ratio.low, ratio.high))
+        found = self.stopwatch.compare(program, call)
+        medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
+        return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))
 
     def evaluate(self, work: Work, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
@@ -230,18 +233,6 @@ class Bench:
     def _inputs(self, case: Case, key: int) -> tuple[Any, ...]:
         return oracle.make_inputs(self.task, case, key, device=self.device)
 
-    def _reset_cold(self, program: Program | Call) -> None:
-        """Enqueues: the program's memory as before its first replay, the caches full of something else."""
-        program.reset()
-        self._evict_all()
-
-    def _any_poison(self) -> Poison:
-        """What a replay begins from says nothing about what it is for."""
-        return by_seed.poison(self.task, secrets.randbelow(len(POISONS)))
-
-    def _evict_all(self) -> None:
-        torch.sum(self._evict, dim=0, dtype=torch.int64, out=self._evicted)
-
     def _verified(self, loaded: Loaded, case: Case, key: int, tally: Tally, fresh: int = FRESH) -> Program:
         """The program of a case, its graph verified, on `fresh` plain inputs among others."""
         program = self._program(loaded, case, [self._inputs(case, key)])
@@ -320,7 +311,7 @@ class Bench:
         strides = [ref.strides for ref in program.outputs_of_plan]
         outputs = program.outputs() if outputs is None else outputs
         for output in outputs:
-            if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
+            if output.dtype == torch.bool and output.numel() and int(bits.bits(output).max()) > 1:
                 raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
         ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
         if message is not None:
@@ -337,7 +328,7 @@ class Bench:
 
     def _copies(self, case: Case, program: Program) -> int:
         """How many launches a sample takes: a power of two, so that few graphs of the baseline are needed."""
-        time_us = self._sample(program, 2)
+        time_us = self.stopwatch.least(program, 2)
         seed_us = self._seed_us.setdefault(case.name, time_us)  # the seed is the first
         most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
         copies = 1
@@ -347,47 +338,25 @@ class Bench:
         known = self._seed_copies.setdefault(case.name, copies)
         return known if copies <= known <= min(most, 2 * copies) else copies
 
-    def _sample(self, program: Program, samples: int) -> float:
-        """Least microseconds of one execution of the plan, from cold caches."""
-        return max(min(self._cold_us(program, samples)), 1e-3)
-
-    def _cold_us(self, program: Program | Call, samples: int) -> list[float]:
-        """Microseconds of one execution each time, with nothing else in between."""
-        times = []
-        for _ in range(samples):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._reset_cold(program)
-            begin.record()
-            program.replay()
-            end.record()
-            end.synchronize()
-            times.append(1e3 * begin.elapsed_time(end) / program.copies)
-        return times
-
     def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
-        """What is timed of a verified program, and the keys of the inputs of its copies.
+        """What is timed of a verified program, and the keys of its inputs, on which it was not executed yet.
 
         Inputs are other ones on each copy, or a kernel could take the results of the copy before it.
         """
         copies = self._copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
-        right = torch.stack([verified.fingerprints_on(self._inputs(case, key)) for key in keys], dim=1)
-        if copies > 1 and verified.saw_equal_inputs(right):  # of which the task has few
-            copies, keys = 1, keys[:1]
-            right = verified.fingerprints_on(self._inputs(case, keys[0])).unsqueeze(1)
-        if copies == 1:
-            verified.remember(right)
-            return verified, keys
-        verified.reset()  # the results do not stay where a kernel might find them
-        program = self._program(loaded, case, (self._inputs(case, key) for key in keys), copies)
-        program.remember(right)
-        if program.reaches_later_copies():
-            raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into memory of another launch")
-        program.reset()
-        program.replay()  # what a first replay takes longer for is not timed
-        program.look()
-        program.look_around()
-        return program, keys
+        if copies > 1:
+            program = self._program(loaded, case, [self._inputs(case, key)] * copies, copies)
+            program.replay()  # what a first replay takes longer for is not timed
+            self._write(case, program, keys)
+            if not program.inputs_are_equal():  # of which some tasks have few
+                return program, keys
+        self._write(case, verified, keys[:1])
+        return verified, keys[:1]
+
+    def _write(self, case: Case, program: Program, keys: Sequence[int]) -> None:
+        for copy, key in enumerate(keys):
+            program.write_inputs(self._inputs(case, key), copy)
 
     def _baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
         """The seed's program for a case, on these inputs.
@@ -404,133 +373,119 @@ class Bench:
         return known
 
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:
-        program, keys = self._for_timing(loaded, case, verified, key)
-        # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
-        baseline = self._baseline(case, (self._inputs(case, key) for key in keys), program.copies)
-        alone = self._seed_alone(case, baseline, keys)
-        baseline.remember_inputs()
-        ratio, own_us, seed_us, retaken, drift = self._against(program, baseline, alone)
+        contest = self._contest(loaded, case, verified, key)
+        alone = self._seed_alone(contest)
+        for given in (contest.baseline, contest.program):
+            given.remember_inputs()
+        first = self._first_us(contest)
+        self._take_outputs(contest)
+        program, baseline = contest.program, contest.baseline
+        found = self.stopwatch.compare(program, baseline, alone, functools.partial(self._harder, contest))
         meddled = baseline.broken_guards() or baseline.differing_inputs()
-        self._check_timed(case, program, keys, tally)
+        self._check_timed(contest, tally)
         if meddled:
             raise Stop("time", Verdict.WRONG, f"case {case.name}: stored into the memory of the kernel timed beside it")
-        self.check_roofline(case, statistics.median(own_us))
-        if drift > 1:  # all of it may have been the seed's alone
-            seed_us = [us / drift for us in seed_us]
-            ratio = self._stopping.ratio(own_us, seed_us)
-        terms = self._terms(case, ratio, alone.floor, program.copies, statistics.median(own_us), retaken)
-        terms["baseline_drift"] = drift
+        self.check_roofline(case, statistics.median(found.own_us))
+        self._check_new(contest, found, first, tally)
+        terms = self._terms(case, found, alone.floor, program.copies)
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
         return Timing(
             case=case.name,
-            samples_us=tuple(own_us),
-            baseline_us=tuple(seed_us),
-            ratio=ratio.ratio,
-            ci95=(ratio.low, ratio.high),
+            samples_us=tuple(found.own_us),
+            baseline_us=tuple(found.baseline_us),
+            ratio=found.ratio.ratio,
+            ci95=(found.ratio.low, found.ratio.high),
             estimated=False,
             terms=terms,
         )
 
-    def _against(
-        self, program: Program, baseline: Program | Call, alone: Alone | None = None
-    ) -> tuple[Ratio, list[float], list[float], int, float]:
-        """(baseline over program, times of both, blocks thrown away, drift), of as many pairs as decide it.
+    def _contest(self, loaded: Loaded, case: Case, verified: Program, key: int) -> Contest:
+        program, keys = self._for_timing(loaded, case, verified, key)
+        # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
+        baseline = self._baseline(case, (self._inputs(case, key) for key in keys), program.copies)
+        return Contest(case, program, verified, baseline, keys)
 
-        alone: the baseline beside itself, on other inputs.
+    def _first_us(self, contest: Contest) -> tuple[float, float]:
+        """Microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
+        (baseline_us,) = self.stopwatch.alone(contest.baseline, 1)
+        contest.baseline.reset()
+        (own_us,) = self.stopwatch.alone(contest.program, 1)
+        return own_us, baseline_us
+
+    def _take_outputs(self, contest: Contest) -> None:
+        """The outputs of its first replay on these inputs are those that it must have from now on.
+
+        Raises Stop(WRONG) where they are not those of the verified graph on the inputs of each copy.
         """
-        program.reset(self._any_poison())
-        baseline.reset()
-        own_us: list[float] = []
-        seed_us: list[float] = []
-        retaken = 0
-        for look in self._stopping.looks:
-            own, seed, again, alone = self._block(program, baseline, look - len(own_us), alone)
-            own_us += own
-            seed_us += seed
-            retaken += again
-            ratio = self._stopping.ratio(own_us, seed_us)
-            if self._stopping.decided(ratio):
-                break
-        return ratio, own_us, seed_us, retaken, 1.0 if alone is None else alone.drift(seed_us)
+        case, program, verified = contest.case, contest.program, contest.verified
+        program.remember_outputs()
+        program.look_around()
+        if not self.task.deterministic:
+            program.keep_outputs()
+        if program is verified:
+            return
+        program.reset()
+        right = torch.stack([verified.fingerprints_on(self._inputs(case, key)) for key in contest.keys], dim=1)
+        verified.reset()  # the results do not stay where a kernel might find them
+        if self.task.deterministic and not program.remembers(right):
+            raise Stop("time", Verdict.WRONG, f"case {case.name}: {OTHER_OUTPUTS}")
+        if program.reaches_other_copies():
+            raise Stop("time", Verdict.WRONG, f"case {case.name}: a launch did not do the work of its own copy alone")
+
+    def _check_new(self, contest: Contest, found: Comparison, first: tuple[float, float], tally: Tally) -> None:
+        """What was timed took no longer on inputs that it was not executed on before, else it kept results somewhere.
+
+        One sample may be disturbed, and so is taken again, on other inputs; each is held against the baseline's.
+        Raises Stop(REJECTED).
+        """
+        case, program = contest.case, contest.program
+        own_us, seed_us = statistics.median(found.own_us), statistics.median(found.baseline_us) * found.drift
+        quotient = math.inf
+        for sample in range(NEW_SAMPLES):
+            if sample:
+                contest = dataclasses.replace(contest, keys=[key + len(contest.keys) for key in contest.keys])
+                for given in (contest.baseline, program):
+                    self._write(case, given, contest.keys)
+                program.drop_outputs(0)  # on other inputs
+                first = self._first_us(contest)
+                self._compare_copies(contest, range(program.copies), tally)
+            quotient = min(quotient, first[0] / own_us / max(first[1] / seed_us, 1.0))
+            if quotient <= NEW:
+                return
+        why = "results are kept from one replay for the next"
+        message = f"case {case.name}: {quotient:.2f} times as long on inputs that it was not timed on before: {why}"
+        raise Stop("time", Verdict.REJECTED, message)
 
     def _own_time(self, case: Case, program: Program) -> float:
         """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
+
+        def before() -> None:
+            self.stopwatch.cold(program)
+            program.replay()  # a part alone needs what the others leave it
+
         times = []
         for part in program.parts():
-            samples = []
-            for _ in range(SHARE_SAMPLES):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                self._reset_cold(program)
-                program.replay()  # a part alone needs what the others leave it
-                begin.record()
-                part.replay()
-                end.record()
-                end.synchronize()
-                samples.append(begin.elapsed_time(end))
+            samples = [self.stopwatch.once(part, before) for _ in range(SHARE_SAMPLES)]
             times.append(statistics.median(samples))
         own = times[0] / sum(times)
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 
-    def _block(
-        self, program: Program, baseline: Program | Call, pairs: int, alone: Alone | None = None
-    ) -> tuple[list[float], list[float], int, Alone | None]:
-        """(times of the candidate, of the baseline, blocks thrown away, `alone`, on these inputs where that mattered).
+    def _harder(self, contest: Contest) -> float:
+        """How many times as long the seed takes on these inputs as on those that `_seed_alone` had, both now."""
+        case, baseline = contest.case, contest.baseline
+        baseline.look_around()  # what was stored there is seen before it is written anew
+        medians = []
+        for keys in (self._alone_on[case.name, baseline.copies], contest.keys):
+            self._write(case, baseline, keys)
+            medians.append(statistics.median(self.stopwatch.alone(baseline, ALONE_SAMPLES)))
+        baseline.reset()
+        return medians[1] / medians[0]
 
-        They are taken between equal states of the clocks.
-        """
-        retaken = 0
-        while True:
-            before = self._watch.read()
-            own, seed = self._pairs(program, baseline, pairs)
-            disturbed = disturbance(before, self._watch.read()) is not None
-            if alone is not None and alone.drift(seed) > 1:  # on these inputs, or beside something else?
-                now_us = statistics.median(self._cold_us(baseline, ALONE_SAMPLES))
-                baseline.reset()
-                alone = dataclasses.replace(alone, us=max(alone.us, now_us))
-            drifted = alone is not None and alone.drift(seed) > 1
-            if retaken == RETAKES or not (drifted or disturbed):
-                return own, seed, retaken, alone
-            retaken += 1
-            if drifted:
-                time.sleep(PAUSE_S)
-
-    def _pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
-        """Microseconds of one execution of the plan, for `pairs` pairs in alternating order.
-
-        Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at, and
-        which outputs of a task with several right ones are kept, is decided when they are done; beside other copies a
-        kernel can tell that it is timed, and is looked at always.
-        """
-        events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
-        kept = -1 if self.task.deterministic else secrets.randbelow(pairs)
-        for pair in range(pairs):
-            for is_candidate in (True, False) if pair % 2 else (False, True):
-                chosen: Program | Call = program if is_candidate else baseline
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                self._evict_all()
-                begin.record()
-                chosen.replay()
-                end.record()
-                if is_candidate:
-                    program.look()
-                    if program.copies > 1 or secrets.randbits(1):
-                        program.look_around()
-                    if pair == kept:
-                        program.keep_outputs()
-                    program.reset(self._any_poison())
-                else:
-                    baseline.reset()  # now, not later: the candidate will not find its results
-                events[is_candidate].append((begin, end))
-        self.stream.synchronize()
-        own, seed = (
-            [1e3 * begin.elapsed_time(end) / program.copies for begin, end in events[kind]] for kind in (True, False)
-        )
-        return own, seed
-
-    def _seed_alone(self, case: Case, baseline: Program, keys: Sequence[int]) -> Alone:
+    def _seed_alone(self, contest: Contest) -> Alone:
         """What the seed's graph of a case is beside another one of the same plan."""
+        case, baseline, keys = contest.case, contest.baseline, contest.keys
         key = (case.name, baseline.copies)
         if key not in self._alone:
             assert self._seed is not None
@@ -541,22 +496,24 @@ class Bench:
                 inputs = (self._inputs(case, key) for key in keys)
                 twins.append(self._program(self._seed, case, inputs, baseline.copies))
                 twins[-1].reset()
-                twin_us, seed_us, *_ = self._block(twins[-1], baseline, FLOOR_PAIRS)
-                ratios.append(statistics.median(s / t for s, t in zip(seed_us, twin_us, strict=True)))
-                medians.append(statistics.median(seed_us))
+                block = self.stopwatch.block(twins[-1], baseline, FLOOR_PAIRS)
+                twins[-1].drop_outputs(0)
+                ratios.append(statistics.median(s / t for s, t in zip(block.baseline_us, block.own_us, strict=True)))
+                medians.append(statistics.median(block.baseline_us))
                 if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
                     twins.clear()
             floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
-            self._alone[key] = Alone(floor, min(medians))
+            self._alone[key], self._alone_on[key] = Alone(floor, min(medians)), keys
         return self._alone[key]
 
-    def _check_timed(self, case: Case, program: Program, keys: Sequence[int], tally: Tally) -> None:
+    def _check_timed(self, contest: Contest, tally: Tally) -> None:
         """What was timed computed right results, every time, and nothing else was written.
 
         Of many copies some are compared with what is expected, nobody knows which; all did what the verified graph did.
         """
+        case, program = contest.case, contest.program
         where = f"case {case.name}: a timed replay"
-        self._evict_all()
+        self.stopwatch.evict()
         program.replay()
         program.look()
         if program.broken_guards():
@@ -566,10 +523,15 @@ class Bench:
         chosen: Sequence[int] = range(program.copies)
         if self.task.deterministic:
             if program.differing_outputs():
-                raise Stop("time", Verdict.WRONG, f"{where} gave other outputs than the verified one: {UNSTEADY}")
+                raise Stop("time", Verdict.WRONG, f"case {case.name}: {OTHER_OUTPUTS}")
             chosen = secrets.SystemRandom().sample(chosen, min(len(chosen), FRESH))
+        self._compare_copies(contest, chosen, tally)
+
+    def _compare_copies(self, contest: Contest, chosen: Sequence[int], tally: Tally) -> None:
+        """What is in the outputs of these copies, and was when they were kept, with what is expected."""
+        case, program = contest.case, contest.program
         for copy in chosen:
-            expected = self._expect_again(case, keys[copy])
+            expected = self._expect_again(case, contest.keys[copy])
             if expected is None:
                 continue
             for outputs in (program.outputs(copy), *program.kept(copy)):
@@ -587,12 +549,12 @@ class Bench:
         memory_s = max(moved - self.facts.l2_bytes, 0.0) / self.facts.dram_bytes_per_s
         return 1e6 * max(memory_s, flops / (MATMUL_HEADROOM * self.facts.matmul_flops))
 
-    def _terms(
-        self, case: Case, ratio: Ratio, floor: float, copies: int, time_us: float, retaken: int
-    ) -> dict[str, float]:
+    def _terms(self, case: Case, found: Comparison, floor: float, copies: int) -> dict[str, float]:
         """Beside the times: rates against the measured ceilings, and how the times were taken."""
-        terms = {"noise_floor": floor, "counts": float(counts(ratio, floor)), "launches_per_sample": float(copies)}
-        terms |= {"pairs": float(ratio.pairs), "blocks_retaken": float(retaken)}
+        time_us = statistics.median(found.own_us)
+        terms = {"noise_floor": floor, "counts": float(counts(found.ratio, floor))}
+        terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
+        terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
         if self.task.bytes:
             rate = self.task.bytes(case) / (time_us / 1e6)
             terms |= {"gb_per_s": rate / 1e9, "of_copy_rate": rate / self.facts.copy_bytes_per_s}
@@ -627,7 +589,8 @@ class Bench:
         contender = Loaded(trial)
         try:
             for case, arguments in track:
-                total += math.log(self._sample(self._program(contender, case, [arguments]), RACE_SAMPLES))
+                program = self._program(contender, case, [arguments])
+                total += math.log(self.stopwatch.least(program, RACE_SAMPLES))
         except DeviceError as error:
             if error.fatal:
                 raise
@@ -635,6 +598,20 @@ class Bench:
         finally:
             contender.close()
         return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """A program beside the seed's, on the same inputs: those of `keys`, one for each copy.
+
+    verified: the program of a single copy that was verified, which is the timed one where that has no more.
+    """
+
+    case: Case
+    program: Program
+    verified: Program
+    baseline: Program
+    keys: Sequence[int]
 
 
 class Loaded:

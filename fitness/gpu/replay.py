@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from evo.records import Verdict
 from fitness import aten
 from fitness.gpu.bits import bits, same_bits
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
-from fitness.gpu.cache import demote
+from fitness.gpu.cache import LINE, demote
 from fitness.gpu.fingerprint import fingerprint
 from fitness.gpu.launcher import Kernel
 from fitness.memory import POISONS, Poison, assign
@@ -27,6 +28,8 @@ from fitness.sandbox.jobs import JobError
 from fitness.verification.delegation import Authors
 
 Graph = torch.cuda.CUDAGraph
+
+LOOKS_BETWEEN = 4  # of the copies that are executed one by one, after which inputs and guard zones are looked at
 
 
 class Program:
@@ -56,7 +59,8 @@ class Program:
         self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
         self._device = device
         self.copies, self.memory = copies, memory(plan, device, copies)
-        self._scratch: dict[tuple[int, int], torch.Tensor] = {}  # (copy, launch) -> what Triton's parameters ask for
+        # (launch, which) -> memory that Triton's parameters ask for, (copies, bytes)
+        self._scratch: dict[tuple[int, int], torch.Tensor] = {}
         self._pristine = {i: self.memory.windows(plan.inputs[i]).clone() for i in written}
         self._outputs = [self.memory.windows(ref) for ref in self.outputs_of_plan]
         refs = ((i, ref) for i, ref in enumerate(plan.inputs) if isinstance(ref, TensorRef))
@@ -163,16 +167,30 @@ class Program:
         self._output_graph.replay()
         return self._found[:, 0].clone()
 
-    def remember(self, fingerprints: torch.Tensor) -> None:
-        """Takes these, (outputs and read arguments, copies), for the right ones."""
-        self._known.copy_(fingerprints)
-        self._differing.zero_()
-
     def remember_inputs(self) -> None:
-        """Takes the read arguments as they are for the right ones."""
+        """Takes the read arguments as they are for the right ones, and forgets what was seen with others."""
         self._look_at_inputs()
         self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
         self._differing.zero_()
+        self._kept = []
+
+    def remember_outputs(self) -> None:
+        """Takes the outputs as they are for the right ones."""
+        self._output_graph.replay()
+        self._known[: len(self._outputs)] = self._found[: len(self._outputs)]
+        self._differing[: len(self._outputs)].zero_()
+
+    def remembers(self, fingerprints: torch.Tensor) -> bool:
+        """Whether these, (outputs and read arguments, copies), are remembered."""
+        return torch.equal(self._known, fingerprints)
+
+    def inputs_are_equal(self) -> bool:
+        """Whether two copies have the same arguments, as far as they were not executed since they were written."""
+        self.look()
+        self._look_at_inputs()
+        given = self._found[len(self.plan.outputs) :]
+        self._differing.zero_()
+        return len(given) == 0 or given.unique(dim=1).shape[1] < self.copies
 
     def look(self) -> None:
         """Enqueues a comparison of the outputs with what is remembered."""
@@ -189,33 +207,47 @@ class Program:
         """Copies the outputs of all copies as they are: `kept`."""
         self._kept.append([windows.clone() for windows in self._outputs])
 
+    @property
+    def times_kept(self) -> int:
+        return len(self._kept)
+
+    def drop_outputs(self, since: int) -> None:
+        """Forgets what was kept, but for the first `since` times."""
+        del self._kept[since:]
+
     def kept(self, copy: int) -> list[list[torch.Tensor]]:
         """The outputs of a copy, of each time they were kept."""
         return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
-    def saw_equal_inputs(self, fingerprints: torch.Tensor) -> bool:
-        """Whether two columns, of `fingerprints_on`, are of the same arguments."""
-        read = fingerprints[len(self._outputs) :] if self._read else fingerprints
-        return len(read.unique(dim=1).T) < fingerprints.shape[1]
+    def reaches_other_copies(self) -> bool:
+        """Executes copy after copy, as a replay does; whether a launch left anything in memory of a copy that comes
+        later, or in outputs of another one.
 
-    def reaches_later_copies(self) -> bool:
-        """Executes copy after copy, as a replay does; whether one left anything in memory of a copy that comes later.
-
-        Where there are few programs of a kernel, one launch could do the work of all.
+        The first launch could do the work of all, or the last.  Inputs and guard zones are looked at here and there.
         """
         self.reset()
         stream = torch.cuda.current_stream().cuda_stream
-        found = torch.zeros(max(self.copies - 1, 1), dtype=torch.bool, device=self._device)
-        for copy in range(self.copies - 1):
+        looks = secrets.SystemRandom().sample(range(self.copies), min(self.copies, LOOKS_BETWEEN))
+        touched = torch.zeros(self.copies, dtype=torch.bool, device=self._device)
+        done, found = (self._found.new_zeros((len(self._outputs), self.copies)) for _ in range(2))
+        for copy in range(self.copies):
             for number, step in self._numbered():
                 self._step(step, number, copy, stream)
-            found[copy] = self._is_touched(copy + 1)
-        return bool(found.any())
+            if copy in looks:
+                self.look_around()
+            if copy + 1 < self.copies:
+                touched[copy] = self._is_touched(copy + 1)
+            own = slice(copy, copy + 1)
+            for windows, row in zip(self._outputs, done, strict=True):
+                fingerprint(windows[own], row[own])
+        for windows, row in zip(self._outputs, found, strict=True):
+            fingerprint(windows, row)
+        return bool(touched.any()) or not torch.equal(done, found)
 
     def _is_touched(self, first: int) -> torch.Tensor:
         """Whether memory that a kernel may write to is not as a reset leaves it, on copy `first` or a later one."""
         found = [self.memory.is_touched(first)]
-        found += [(s != POISONS[0].floating).any() for (copy, _), s in self._scratch.items() if copy >= first]
+        found += [(rows[first:] != POISONS[0].floating).any() for rows in self._scratch.values()]
         for i, kept in self._pristine.items():
             windows = self.memory.windows(self.plan.inputs[i])
             found.append((bits(windows[first:]) != bits(kept[first:])).any())
@@ -245,14 +277,13 @@ class Program:
 
     def _reset(self, poison: Poison = POISONS[0]) -> None:
         if self._sets_priorities:
-            demote(self.memory.arenas)
-            for scratch in self._scratch.values():
-                demote(scratch.unsqueeze(0))
+            for rows in (self.memory.arenas, *self._scratch.values()):
+                demote(rows)
         self.memory.poison_owned(poison)
         for i, kept in self._pristine.items():
             assign(self.memory.windows(self.plan.inputs[i]), kept)
-        for scratch in self._scratch.values():
-            fill_bytes(scratch, POISONS[0].floating)
+        for rows in self._scratch.values():
+            fill_bytes(rows, POISONS[0].floating)
 
     def _numbered(self) -> list[tuple[int, Step]]:
         """The steps, launches with their number."""
@@ -280,18 +311,24 @@ class Program:
     def _launch(self, launch: Launch, number: int, copy: int, stream: int) -> None:
         config, kernel = launch.configs[self._choice[number]], self._kernels[number]
         addresses = []
-        for position, needed in enumerate(kernel.scratch(config.grid)):
-            key = (copy, 2 * number + position)
+        for which, needed in enumerate(kernel.scratch(config.grid)):
+            key = (number, which)
             if needed.nbytes and key not in self._scratch:
-                size = needed.nbytes + needed.alignment
-                self._scratch[key] = torch.empty(size, dtype=torch.uint8, device=self._device)
-            start = self._scratch[key].data_ptr() if needed.nbytes else 0
-            addresses.append(-(-start // needed.alignment) * needed.alignment)
+                self._scratch[key] = _rows(self.copies, needed.nbytes, needed.alignment, self._device)
+            addresses.append(self._scratch[key][copy].data_ptr() if needed.nbytes else 0)
         args = {name: _address(value, self.memory, copy) for name, value in config.args.items()}
         try:
             kernel.launch(config.grid, args, addresses, stream)
         except (KeyError, ValueError) as error:  # the plan's arguments do not fit the compiled signature
             raise JobError(Verdict.RUNTIME_ERROR, f"kernel {launch.kernel}: {error}", launch.line) from error
+
+
+def _rows(rows: int, nbytes: int, alignment: int, device: torch.device) -> torch.Tensor:
+    """New memory, (rows, bytes), each row of at least as many bytes, aligned so and to lines of the cache."""
+    unit = max(alignment, LINE)
+    pitch = -(-nbytes // unit) * unit
+    whole = torch.empty(rows * pitch + unit, dtype=torch.uint8, device=device)
+    return whole[-whole.data_ptr() % unit :][: rows * pitch].view(rows, pitch)
 
 
 def _address(value: Any, memory: DeviceMemory, copy: int) -> Any:
