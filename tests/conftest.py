@@ -16,7 +16,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def evaluators() -> Iterator[Callable]:
-    """`evaluators(task_name, use_gate=True)`: a prepared CpuEvaluator, kept for the session."""
+    """`evaluators(task_name, use_gate=True, cpu_s=30)`: a prepared CpuEvaluator, kept for the session.
+
+    What is asked of one holds until it is asked for again: to prepare another would take seconds.
+    """
     from fitness.compilation.target import get_target
     from fitness.evaluator import CpuEvaluator
     from fitness.sandbox.jobs import Limits
@@ -24,16 +27,16 @@ def evaluators() -> Iterator[Callable]:
     from fitness.task import load_task
 
     zygote = Zygote("sm_90")
-    made: dict = {}
+    made: dict[str, CpuEvaluator] = {}
 
-    def get(name: str, *, use_gate: bool = True) -> CpuEvaluator:
-        if (name, use_gate) not in made:
-            limits = Limits(wall_s=20, cpu_s=8)  # enough for every honest candidate here, short for endless ones
-            task, target = load_task(name), get_target("sm_90")
-            evaluator = CpuEvaluator(task, target, limits=limits, use_gate=use_gate, zygote=zygote)
-            evaluator.prepare()
-            made[name, use_gate] = evaluator
-        return made[name, use_gate]
+    def get(name: str, *, use_gate: bool = True, cpu_s: int = 30) -> CpuEvaluator:
+        if name not in made:
+            made[name] = CpuEvaluator(load_task(name), get_target("sm_90"), zygote=zygote)
+            made[name].prepare()
+        recorder, judge = made[name]._recorder, made[name]._judge
+        recorder._use_gate = use_gate
+        recorder.limits = judge._limits = Limits(cpu_s=cpu_s, wall_s=60)
+        return made[name]
 
     yield get
     for evaluator in made.values():

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 ALPHA = 0.05  # chance that an interval misses the true median, over all looks of a sequential comparison together
 LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop
@@ -48,6 +47,8 @@ def median_interval(values: Sequence[float] | np.ndarray, alpha: float = ALPHA) 
 
     (-inf, inf) where there are too few values for any pair of order statistics (below 6 for alpha = 0.05).
     """
+    from scipy import stats  # a second of every process that imports this module, and few take times
+
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
     k = int(stats.binom.ppf(alpha / 2, n, 0.5)) if n else 0  # P(X <= k - 1) <= alpha / 2 < P(X <= k)
