@@ -37,9 +37,10 @@ cases = [
 def inputs(case, generator):
     return ({draw},)
 
-def reference(x):
-    return x * 2
+{reference}
 '''
+REFERENCE = """def reference(x):
+    return x * 2"""
 DRAWN = 'torch.randn(case.axes["N"], generator=generator, device=generator.device)'
 SEED = """import torch
 import triton
@@ -95,7 +96,9 @@ class CpuBench:
             pytest.importorskip(name)
         from fitness.gpu import buffers, measure, stopwatch
 
-        (folder / "task.py").write_text(TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, **task}))
+        (folder / "task.py").write_text(
+            TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, "reference": REFERENCE, **task})
+        )
         (folder / "kernel.py").write_text(SEED)
         clock = SimpleNamespace(us=0.0)
 

@@ -294,6 +294,17 @@ def test_results_kept_where_nobody_looks_are_of_no_use(made, us, deterministic, 
     assert lab.evaluate(doubling(us)).timings[0].ratio == pytest.approx(1)
 
 
+@pytest.mark.parametrize("us", [SHORT, LONG])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_where_the_seed_is_the_reference_it_is_the_same(made, us, deterministic):
+    """The seed's program that is timed says what is right, too."""
+    lab = made(us, deterministic=deterministic, reference='reference = "seed"')
+    assert lab.bench.task.reference is None
+    with pytest.raises(Stop, match="times as long on inputs that it was not timed on before"):
+        lab.evaluate(Memo(us))
+    assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
+
+
 @pytest.mark.parametrize(("us", "known"), [(SHORT, 36), (SHORT, 37), (SHORT, 60), (LONG, 8), (LONG, 9), (LONG, 16)])
 def test_inputs_that_are_new_cannot_be_left_out(made, us, known):
     """Neither where it is first executed on those that it is timed on, nor once it was timed."""
