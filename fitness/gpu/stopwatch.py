@@ -1,7 +1,7 @@
 """How long graphs take, from cold caches: alone, or in pairs of alternating order.
 
 What is timed is looked at every time: outputs after each replay, inputs and guard zones after some that nobody can
-foresee.  Both graphs of a pair are poisoned as soon as they are done.
+foresee.  Memory of both programs of a pair is poisoned as soon as they are done.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Stopwatch:
     def poison(self, program: Program) -> Poison:
         """What a timed replay begins from says nothing about what it is for.
 
-        It is the same always beside other copies and operators: where it is proven who does the work it is that one.
+        It is always the same beside other copies and what is no own kernel: it is proven from that one who does what.
         """
         if program.copies > 1 or needs_proof(program.plan):
             return POISONS[0]
