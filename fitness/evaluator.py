@@ -37,7 +37,7 @@ class CpuJudge:
         self, task: Task, target: Target, *, limits: Limits | None = None, zygote: Zygote | None = None
     ) -> None:
         """A `zygote` that is given is shared with others and not closed here."""
-        self._task, self._limits = task, limits or Limits()
+        self._task, self.limits = task, limits or Limits()
         self._root = scratch_root()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("interpret",))
@@ -49,7 +49,7 @@ class CpuJudge:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
         self._baseline = facts.estimates
         self._seed = self._executable(seed, facts) if self._task.reference is None else None
-        limits = replace(self._limits, cpu_s=min(self._limits.cpu_s, STRETCHED_S))
+        limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
 
         def judged(stretched: Sequence[Case]) -> Judged:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
@@ -70,7 +70,7 @@ class CpuJudge:
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        return self._judged(source, facts, key, self._stretched, self._limits)
+        return self._judged(source, facts, key, self._stretched, self.limits)
 
     def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Case], limits: Limits) -> Judged:
         """`limits`: for the stretched sizes together."""
@@ -79,7 +79,7 @@ class CpuJudge:
                 self._task,
                 self._executable(source, facts),
                 seed=key,
-                jobs=Jobs(self._zygote, scratch, self._limits),
+                jobs=Jobs(self._zygote, scratch, self.limits),
                 kernel=self._seed,
                 stretched=stretched,
                 stretched_limits=limits,
@@ -132,15 +132,12 @@ class CpuEvaluator(Evaluator):
         target: Target,
         *,
         limits: Limits | None = None,
-        use_gate: bool = True,
         zygote: Zygote | None = None,
     ) -> None:
-        """`use_gate=False` is for testing that the later stages hold without the first; a `zygote` that is given is
-        shared with others and not closed here.
-        """
+        """A `zygote` that is given is shared with others and not closed here."""
         self._own_zygote = Zygote(target.name) if zygote is None else None
         zygote = zygote or self._own_zygote
-        recorder = Recorder(task, target, measured=False, limits=limits, use_gate=use_gate, zygote=zygote)
+        recorder = Recorder(task, target, measured=False, limits=limits, zygote=zygote)
         super().__init__(task, target, recorder, CpuJudge(task, target, limits=limits, zygote=zygote))
 
     def close(self) -> None:

@@ -77,14 +77,12 @@ class Recorder:
         *,
         measured: bool,
         limits: Limits | None = None,
-        use_gate: bool = True,
         zygote: Zygote | None = None,
     ) -> None:
-        """`use_gate=False` is for testing that the later stages hold without the first; a `zygote` that is given is
-        shared with others and not closed here.
-        """
+        """A `zygote` that is given is shared with others and not closed here."""
         self.task, self.target, self.limits = task, target, limits or Limits()
-        self._measured, self._use_gate = measured, use_gate
+        self._measured = measured
+        self.use_gate = True  # switched off to test that the later stages hold without the first
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
         self._known = KnownBuilds()
@@ -143,7 +141,7 @@ class Recorder:
     # --- stages ------------------------------------------------------------------------------------------------------
 
     def _gate(self, source: str, facts: Facts, scratch: Path) -> None:
-        if not self._use_gate:
+        if not self.use_gate:
             return
         findings = self._findings(source)
         if self.task.lenient:

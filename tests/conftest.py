@@ -34,8 +34,8 @@ def evaluators() -> Iterator[Callable]:
             made[name] = CpuEvaluator(load_task(name), get_target("sm_90"), zygote=zygote)
             made[name].prepare()
         recorder, judge = made[name]._recorder, made[name]._judge
-        recorder._use_gate = use_gate
-        recorder.limits = judge._limits = Limits(cpu_s=cpu_s, wall_s=60)
+        recorder.use_gate = use_gate
+        recorder.limits = judge.limits = Limits(cpu_s=cpu_s, wall_s=60)
         return made[name]
 
     yield get

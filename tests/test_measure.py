@@ -262,12 +262,12 @@ def test_work_that_is_skipped_now_and_then_where_results_may_differ_is_found(mad
 class Memo:
     """A kernel that keeps results where nobody looks, and takes them where it sees the same inputs again.
 
-    now_and_then: takes them in that share of replays; unless_new: does nothing on inputs that it does not know, once it
+    share: takes them in that share of replays; unless_new: does nothing on inputs that it does not know, once it
     knows as many as that.
     """
 
-    def __init__(self, us: float, now_and_then: float = 1.0, unless_new: float = np.inf) -> None:
-        self.us, self.share, self.unless_new = us, now_and_then, unless_new
+    def __init__(self, us: float, share: float = 1.0, unless_new: float = np.inf) -> None:
+        self.us, self.share, self.unless_new = us, share, unless_new
         self.kept: dict[bytes, np.ndarray] = {}
         self.random = np.random.default_rng(0)
 

@@ -224,8 +224,7 @@ class Bench:
             written=self.task.written,
         )
         try:
-            for copy, arguments in enumerate(inputs):
-                program.write_inputs(arguments, copy)
+            program.write_all(inputs)
         except PlanError as error:
             raise Stop("verify", Verdict.RUNTIME_ERROR, f"case {case.name}: {error}") from error
         program.build()
@@ -356,8 +355,7 @@ class Bench:
         return verified, keys[:1]
 
     def _write(self, case: Case, program: Program, keys: Sequence[int]) -> None:
-        for copy, key in enumerate(keys):
-            program.write_inputs(self._inputs(case, key), copy)
+        program.write_all(self._inputs(case, key) for key in keys)
 
     def _baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
         """The seed's program for a case, on these inputs.
@@ -371,8 +369,7 @@ class Bench:
             known.replay()  # what a first replay takes longer for is not timed
             known.reset()
         else:
-            for copy, arguments in enumerate(inputs):
-                known.write_inputs(arguments, copy)
+            known.write_all(inputs)
         return known
 
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:

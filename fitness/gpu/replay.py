@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,11 @@ class Program:
         self.memory.write(arguments, copy)
         for i, kept in self._pristine.items():
             kept[copy].copy_(arguments[i])
+
+    def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
+        """Writes the entry's arguments for each copy.  Raises PlanError as `write_inputs`."""
+        for copy, arguments in enumerate(inputs):
+            self.write_inputs(arguments, copy)
 
     def outputs(self, copy: int = 0) -> list[torch.Tensor]:
         """What is compared: returned tensors in order, then written arguments; windows on the memory."""
