@@ -84,10 +84,19 @@ def _heavy(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.
 
 def _last_tile(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
     """The last row and column, where masks go wrong, and about eight random elements weigh eight times as much."""
-    chosen = torch.rand(x.shape, generator=generator, device=x.device) < 8 / x.numel()
+    chosen = _few(x, generator)
     for dim in range(max(x.dim() - 2, 0), x.dim()):
         chosen.select(dim, -1).fill_(True)
     return x * (7 * chosen.byte() + 1)
+
+
+def _few_heavier(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    return x * (7 * _few(x, generator).byte() + 1)
+
+
+def _few(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A mask of about eight random elements."""
+    return torch.rand(x.shape, generator=generator, device=x.device) < 8 / x.numel()
 
 
 _STRESS: dict[str, Stress] = {
@@ -124,12 +133,24 @@ def make_inputs(
     key = json.dumps([seed, case.name, sorted(case.axes.items()), case.dtype, variant])
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1  # a generator takes 63 bits
     generator = torch.Generator(device).manual_seed(number)
-    arguments = list(task.inputs(case, generator))
-    floating = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    return _all_stressed(task.inputs(case, generator), _STRESS[variant], generator)
+
+
+def with_few_changed(task: Task, arguments: Sequence[Any], generator: torch.Generator) -> tuple[Any, ...] | None:
+    """`arguments` with about eight random elements of each floating tensor eight times as large, which no look at some
+    of their elements tells from what they were.  None where the values mean something, or none is floating.
+    """
+    floating = any(isinstance(a, torch.Tensor) and a.is_floating_point() and a.numel() for a in arguments)
+    return _all_stressed(arguments, _few_heavier, generator) if task.stress and floating else None
+
+
+def _all_stressed(arguments: Sequence[Any], stress: Stress, generator: torch.Generator) -> tuple[Any, ...]:
+    found = list(arguments)
+    floating = [i for i, a in enumerate(found) if isinstance(a, torch.Tensor) and a.is_floating_point()]
     for position, i in enumerate(floating):
-        if arguments[i].numel():
-            arguments[i] = _stressed(arguments[i], _STRESS[variant], position, generator)
-    return tuple(arguments)
+        if found[i].numel():
+            found[i] = _stressed(found[i], stress, position, generator)
+    return tuple(found)
 
 
 def _stressed(x: torch.Tensor, stress: Stress, position: int, generator: torch.Generator) -> torch.Tensor:

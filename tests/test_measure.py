@@ -16,6 +16,7 @@ from fitness.stages import Stop
 from tests.bench_on_cpu import CpuBench, Function, at, doubling, plan_of
 
 SHORT, LONG = 20.0, 200.0  # microseconds: of what is timed as several copies, and as one
+SEEN_AS_WRONG = r"(timed inputs|inputs of one copy): output is|gave other outputs than the verified one"
 POISONED = (0xFFFFFFFF, 0x7B7B7B7B, 0xFBFBFBFB)
 
 
@@ -121,22 +122,62 @@ def every_other_does_two(bounds: Callable[[int], tuple[int, int]]) -> Function:
     return function
 
 
+@pytest.fixture
+def timed(monkeypatch) -> list[bool]:
+    """Not empty while samples are taken: what a kernel that counts its replays could know."""
+    from fitness.gpu import stopwatch
+
+    found: list[bool] = []
+
+    def watched(name: str) -> None:
+        method = getattr(stopwatch.Stopwatch, name)
+
+        def during(*args: Any) -> Any:
+            found.append(True)
+            try:
+                return method(*args)
+            finally:
+                found.clear()
+
+        monkeypatch.setattr(stopwatch.Stopwatch, name, during)
+
+    for name in ("pairs", "alone"):
+        watched(name)
+    return found
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("cheat", [first_does_all, last_does_all])
-def test_one_launch_cannot_do_the_work_of_all_copies(made, monkeypatch, cheat, deterministic):
+@pytest.mark.parametrize("at_first", [True, False])
+@pytest.mark.parametrize("cheat", [first_does_all, last_does_all, every_other_does_two])
+def test_one_launch_cannot_do_the_work_of_others(made, monkeypatch, timed, cheat, at_first, deterministic):
+    """Neither from the beginning nor once it is timed."""
     lab = made(SHORT, deterministic=deterministic)
+    function = cheat(around(monkeypatch))
+    seen = r"did not do the work of its own copy alone|stored out of bounds"
+    with pytest.raises(Stop, match=seen) as stop:
+        lab.evaluate(lambda x, y, n: (function if timed or at_first else doubling(SHORT))(x, y, n))
+    assert stop.value.verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("stress", "looks"), [(True, True), (True, False), (False, False)])
+def test_work_done_ahead_where_nobody_looks_is_of_no_use(made, monkeypatch, timed, stress, looks, deterministic):
+    """Even for launches that look at some of their inputs before they take it, where elements may change."""
+    lab, bounds, step = made(SHORT, stress=stress, deterministic=deterministic), around(monkeypatch), apart()
+    ahead: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def function(x: int, y: int, n: int) -> float:
+        if x in ahead and (not looks or np.array_equal(ahead[x][0], at(x, n)[::100])):
+            at(y, n)[:] = ahead.pop(x)[1]
+            return 2.0
+        doubling(0)(x, y, n)
+        for copy in range(x + step, bounds(y)[1] if timed else x, step):
+            with np.errstate(all="ignore"):
+                ahead[copy] = at(copy, n)[::100].copy(), 2 * at(copy, n)
+        return SHORT
+
     with pytest.raises(Stop, match="did not do the work of its own copy alone"):
-        lab.evaluate(cheat(around(monkeypatch)))
-
-
-def test_work_done_ahead_in_a_guard_zone_is_seen(made, monkeypatch):
-    """One look sees it half the time, and there are several."""
-    from fitness.gpu import replay
-
-    lab, bounds = made(SHORT), around(monkeypatch)
-    monkeypatch.setattr(replay, "LOOKS_BETWEEN", 16)
-    with pytest.raises(Stop, match="stored out of bounds"):
-        lab.evaluate(every_other_does_two(bounds))
+        lab.evaluate(function)
 
 
 def test_beside_others_every_replay_begins_from_one_poison(made, monkeypatch):
@@ -308,7 +349,7 @@ def test_where_the_seed_is_the_reference_it_is_the_same(made, us, deterministic)
 @pytest.mark.parametrize(("us", "known"), [(SHORT, 36), (SHORT, 37), (SHORT, 60), (LONG, 8), (LONG, 9), (LONG, 16)])
 def test_inputs_that_are_new_cannot_be_left_out(made, us, known):
     """Neither where it is first executed on those that it is timed on, nor once it was timed."""
-    with pytest.raises(Stop, match=r"timed inputs: output is|gave other outputs than the verified one") as stop:
+    with pytest.raises(Stop, match=SEEN_AS_WRONG) as stop:
         made(us).evaluate(Memo(us, unless_new=known))
     assert stop.value.verdict is Verdict.WRONG
 
@@ -326,7 +367,7 @@ def test_inputs_that_are_new_cannot_be_put_off(made, us, deterministic):
             return us / 5
         return memo(x, y, n)
 
-    with pytest.raises(Stop, match=r"timed inputs: output is|gave other outputs than the verified one"):
+    with pytest.raises(Stop, match=SEEN_AS_WRONG):
         made(us, deterministic=deterministic).evaluate(function)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evo.records import Case
-from fitness.oracle import ROUNDING_RMS, VARIANTS, Expected, compare, expect, make_inputs, variants
+from fitness.oracle import ROUNDING_RMS, VARIANTS, Expected, compare, expect, make_inputs, variants, with_few_changed
 from fitness.task import Task, load_task, run_reference, task_names
 
 TASKS = {name: load_task(name) for name in task_names()}
@@ -114,6 +114,37 @@ def test_unknown_variant_lists_the_known_ones() -> None:
 def test_a_task_without_stress_has_one_variant() -> None:
     assert variants(TASKS["softmax"]) == VARIANTS
     assert variants(dataclasses.replace(TASKS["softmax"], stress=False)) == ("normal",)
+
+
+def test_few_elements_of_floating_inputs_change() -> None:
+    task, case = TASKS["matmul"], SMALL["matmul"]
+    a, _b = given = make_inputs(task, case, 0)
+    changed = with_few_changed(task, given, torch.Generator().manual_seed(1))
+    assert changed is not None
+    for before, after in zip(given, changed, strict=True):
+        differs = before != after
+        assert 1 <= int(differs.sum()) <= 24 and torch.equal(after[differs], 8 * before[differs])
+    again, other = (with_few_changed(task, given, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    assert again is not None and other is not None
+    assert torch.equal(again[0], changed[0]) and not torch.equal(other[0], changed[0])
+    assert torch.equal(a, make_inputs(task, case, 0)[0])
+
+
+def test_where_values_mean_something_no_few_elements_change() -> None:
+    task, generator = TASKS["scatter"], torch.Generator().manual_seed(1)
+    _table, _update, slots, rate = given = make_inputs(task, SMALL["scatter"], 0)
+    changed = with_few_changed(task, given, generator)
+    assert changed is not None and changed[2] is slots and changed[3] == rate
+    assert with_few_changed(dataclasses.replace(task, stress=False), given, generator) is None
+    assert with_few_changed(task, [slots, rate], generator) is None
+    assert with_few_changed(task, [torch.ones(0)], generator) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_changed_elements_keep_strides(layout: str) -> None:
+    given = LAYOUTS[layout]
+    changed = with_few_changed(TASKS["softmax"], [given], torch.Generator().manual_seed(1))
+    assert changed is not None and changed[0].stride() == given.stride() and (changed[0] == 8).any()
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fitness.gpu.replay import Program
+from fitness.gpu.fingerprint import fingerprint
+from fitness.gpu.replay import Late, Program
 from fitness.memory import assign
 from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
 from tests.bench_on_cpu import at, without_graphs
@@ -128,36 +130,89 @@ def test_written_arguments_are_restored_on_every_copy(monkeypatch, strides):
     assert not torch.equal(program.fingerprints_on([given[1]]), before)
 
 
-def test_an_output_that_a_launch_leaves_in_a_later_copy_is_known(program):
-    assert not program.reaches_other_copies()
+def late(copy: int, right: float) -> Late:
+    """Its argument becomes 7, 8, 9, 10 and its output should be as many times that as `right` says."""
+    changed = torch.arange(7.0, 11.0)
+    outputs = torch.zeros((1, 1), dtype=torch.int64)
+    fingerprint(right * changed[None], outputs[0])
+    return Late(copy, 0, [changed], arguments(copy), outputs)
+
+
+def executed_late(program: Program, given: Late) -> bool:
+    """Whether its output was right."""
+    program.reset()
+    program.execute_late(given)
+    return not program.differing_late()
+
+
+@pytest.mark.parametrize("copy", range(COPIES))
+def test_a_copy_may_be_given_its_arguments_when_its_turn_comes(program, copy):
+    assert executed_late(program, late(copy, 2.0))
+    assert program.differing_inputs() == program.broken_guards() == []
+    replayed(program)
+    assert not program.differing_outputs()
+    assert not executed_late(program, late(copy, 3.0))
+    program.remember_inputs()
+    assert not program.differing_late()
+
+
+@pytest.mark.parametrize("does_all", [0, COPIES - 1])
+def test_outputs_that_another_launch_makes_are_not_those_of_late_arguments(program, does_all):
+    def work(what, number, copy, stream):
+        for other in range(COPIES) if copy == does_all else ():
+            program.memory.window(Y, other).copy_(program.memory.window(X, other) * 2)
+
+    program._step = work
+    replayed(program)
+    assert not program.differing_outputs()
+    assert executed_late(program, late(does_all, 2.0))
+    assert not executed_late(program, late(1, 2.0))
+
+
+def test_outputs_of_late_arguments_are_kept_where_they_may_differ(program):
+    given = dataclasses.replace(late(1, 2.0), right=None)
+    assert executed_late(program, given)
+    ((of, (output,)),) = program.kept_late
+    assert of is given and output.tolist() == [14, 16, 18, 20]
+    program.remember_inputs()
+    assert not program.kept_late
+
+
+def test_what_is_left_beside_a_copy_for_a_later_one_is_seen_meanwhile(program):
+    """Though it is cleaned up by the end."""
+    zone = program.memory._whole[0, 100:200]
     step = program._step
 
-    def further(what, number, copy, stream):
+    def meddling(what, number, copy, stream):
         step(what, number, copy, stream)
-        program.outputs(2)[0][3] = 0.0
+        if copy != 1:
+            zone.bitwise_xor_(1)
 
-    program._step = further
-    assert program.reaches_other_copies()
+    program._step = meddling
+    assert executed_late(program, late(1, 2.0))
+    assert program.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
 
 
-def test_an_argument_that_a_launch_writes_to_for_a_later_copy_is_known(monkeypatch):
+@pytest.mark.parametrize("does_all", [None, 0, COPIES - 1])
+def test_written_arguments_may_come_late(monkeypatch, does_all):
     without_graphs(monkeypatch)
     plan = LaunchPlan((Buffer(16, 0),), (X,), (), "none", (Launch("k", (Config((1, 1, 1), {}, {}),)),))
-    copies, reaches = itertools.cycle(range(COPIES)), 0
+    copies = itertools.cycle(range(COPIES))
 
     def launch(*_: object) -> None:
         copy = next(copies)
-        for written in range(copy, min(copy + reaches, COPIES - 1) + 1):
-            program.memory.window(X, written).neg_()
+        mine = [copy] if does_all is None else range(COPIES) if copy == does_all else []
+        for written in mine:
+            program.memory.window(X, written).mul_(2)
 
     kernel = SimpleNamespace(scratch=lambda grid: [], launch=launch, sets_priorities=False)
     program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=COPIES, written=[0])  # type: ignore[list-item]
-    for copy in range(COPIES):
-        program.write_inputs(arguments(copy), copy)
+    program.write_all(arguments(copy) for copy in range(COPIES))
     program.build()
-    assert not program.reaches_other_copies()
-    copies, reaches = itertools.cycle(range(COPIES)), 1
-    assert program.reaches_other_copies()
+    program.remember_inputs()
+    assert executed_late(program, late(1, 2.0)) is (does_all is None)
+    program.reset()
+    assert program.outputs(1)[0].tolist() == arguments(1)[0].tolist()
 
 
 def test_each_copy_has_scratch_memory_of_its_own(monkeypatch):
@@ -172,19 +227,13 @@ def test_each_copy_has_scratch_memory_of_its_own(monkeypatch):
         given.append(scratch[0])
         begins.append(set(at(scratch[0], nbytes, np.uint8)))
         at(scratch[0], nbytes, np.uint8)[:] = 1
-        if reaches:
-            at(given[COPIES - 1], 1, np.uint8)[0] = 1
 
     asked = [SimpleNamespace(nbytes=n, alignment=alignment) for n in (nbytes, 0)]
     kernel = SimpleNamespace(scratch=lambda grid: asked, launch=launch, sets_priorities=True)
     program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=COPIES)  # type: ignore[list-item]
-    reaches = False
-    for copy in range(COPIES):
-        program.write_inputs(arguments(copy), copy)
+    program.write_all(arguments(copy) for copy in range(COPIES))
     program.build()
     assert len({*given}) == COPIES and all(address % alignment == 0 for address in given)
-    program.remember_inputs()
-    assert not program.reaches_other_copies()
+    program.reset()
+    program.replay()
     assert begins[COPIES:] == COPIES * [{0xFF}]
-    reaches = True
-    assert program.reaches_other_copies()

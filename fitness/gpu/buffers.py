@@ -104,27 +104,15 @@ class DeviceMemory(Layout):
         for ref, tensor in self.checked_inputs(arguments):
             assign(self.window(ref, copy), tensor)
 
-    def _filled(self, poison: Poison) -> Iterator[tuple[int, torch.Tensor, int]]:
-        """(number, memory on every copy, byte that it is filled with) of each buffer."""
-        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
-            zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
-            yield b, zone, poison.floating if b in self._floats else poison.other
-
     def poison_owned(self, poison: Poison = POISONS[0]) -> None:
         """Fills the plan's own buffers with what no right answer is, and what lies between the rows of arguments."""
-        for b, zone, value in self._filled(poison):
-            if self.plan.buffers[b].input is None:
+        for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
+            zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
+            value = poison.floating if b in self._floats else poison.other
+            if buffer.input is None:
                 fill_bytes(zone, value)
             elif b in self._between_rows:
                 zone.masked_fill_(self._between_rows[b], value)
-
-    def is_touched(self, first: int) -> torch.Tensor:
-        """Whether any of the plan's own buffers is not as `poison_owned` left it, on copy `first` or a later one."""
-        found = [torch.zeros((), dtype=torch.bool, device=self._whole.device)]
-        for b, zone, value in self._filled(POISONS[0]):
-            if self.plan.buffers[b].input is None:
-                found.append((zone[first:] != value).any())
-        return torch.stack(found).any()
 
     def look_at_guards(self) -> None:
         """Enqueues a comparison that `overwritten` tells of."""

@@ -30,7 +30,7 @@ from fitness.gpu import bits, fingerprint
 from fitness.gpu.baselines import NAMES, Baseline, Call
 from fitness.gpu.device import DeviceFacts, Watch
 from fitness.gpu.launcher import DeviceError, Kernel
-from fitness.gpu.replay import Program
+from fitness.gpu.replay import Late, Program
 from fitness.gpu.runner import Report, Work
 from fitness.gpu.stopwatch import Comparison, Stopwatch
 from fitness.gpu.tally import FRESH, Tally, replays
@@ -47,6 +47,9 @@ UNSTEADY = (
 )
 
 OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
+
+NOT_ALONE = "a launch did not do the work of its own copy alone"
+LATES = 4  # copies that may be given other arguments when their turn comes
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
 SAMPLE_US, MAX_COPIES = 100.0, 32
@@ -379,6 +382,8 @@ class Bench:
             given.remember_inputs()
         first = self._first_us(contest)
         self._take_outputs(contest)
+        if contest.program is not contest.verified:
+            contest.program.lates = [self._late(contest, copy, tally) for copy in _drawn(contest.program, LATES)]
         program, baseline = contest.program, contest.baseline
         found = self.stopwatch.compare(program, baseline, alone, functools.partial(self._harder, contest))
         meddled = baseline.broken_guards() or baseline.differing_inputs()
@@ -430,8 +435,39 @@ class Bench:
         verified.reset()  # the results do not stay where a kernel might find them
         if self.task.deterministic and not program.remembers(right):
             raise Stop("time", Verdict.WRONG, f"case {case.name}: {OTHER_OUTPUTS}")
-        if program.reaches_other_copies():
-            raise Stop("time", Verdict.WRONG, f"case {case.name}: a launch did not do the work of its own copy alone")
+
+    def _late(self, contest: Contest, copy: int, tally: Tally) -> Late:
+        """Arguments that a copy is given when its turn comes, on which the verified graph is right."""
+        case, verified = contest.case, contest.verified
+        number = secrets.randbits(48)
+        arguments = self._late_arguments(contest, copy, number)
+        right = verified.fingerprints_on(arguments)[: len(verified.outputs_of_plan), None]
+        where = f"{case.name} ({case.role}), inputs of one copy"
+        self._compare_late(contest, verified, copy, number, verified.outputs(), where, tally)
+        verified.reset()
+        usual = self._inputs(case, contest.keys[copy])
+        return Late(copy, number, arguments, usual, right if self.task.deterministic else None)
+
+    def _late_arguments(self, contest: Contest, copy: int, number: int) -> tuple[Any, ...]:
+        """Those of a copy with few elements changed, where they may be: who looks at some of them does not see it."""
+        generator = torch.Generator(self.device).manual_seed(number)
+        changed = oracle.with_few_changed(self.task, self._inputs(contest.case, contest.keys[copy]), generator)
+        return self._inputs(contest.case, number) if changed is None else changed
+
+    def _compare_late(
+        self,
+        contest: Contest,
+        program: Program,
+        copy: int,
+        number: int,
+        outputs: Sequence[torch.Tensor],
+        where: str,
+        tally: Tally,
+    ) -> None:
+        arguments = self._late_arguments(contest, copy, number)
+        expected = self._expect(contest.case, contest.keys[copy], "normal", arguments)
+        if expected is not None:
+            self._compare(program, expected, where, tally, outputs)
 
     def _check_new(self, contest: Contest, found: Comparison, first: tuple[float, float], tally: Tally) -> None:
         """What was timed took no longer on inputs that it was not executed on before, else it kept results somewhere.
@@ -525,8 +561,17 @@ class Bench:
         if self.task.deterministic:
             if program.differing_outputs():
                 raise Stop("time", Verdict.WRONG, f"case {case.name}: {OTHER_OUTPUTS}")
-            chosen = secrets.SystemRandom().sample(chosen, min(len(chosen), FRESH))
+            chosen = _drawn(program, FRESH)
         self._compare_copies(contest, chosen, tally)
+        self._check_late(contest, tally)
+
+    def _check_late(self, contest: Contest, tally: Tally) -> None:
+        """Whatever was executed on late arguments was right: each launch does the work of its own copy, and alone."""
+        program, where = contest.program, f"case {contest.case.name}: {NOT_ALONE}"
+        if program.differing_late():
+            raise Stop("time", Verdict.WRONG, where)
+        for late, outputs in program.kept_late:
+            self._compare_late(contest, program, late.copy, late.number, outputs, where, tally)
 
     def _compare_copies(self, contest: Contest, chosen: Sequence[int], tally: Tally) -> None:
         """What is in the outputs of these copies, and was when they were kept, with what is expected."""
@@ -637,6 +682,11 @@ class Loaded:
         for kernel in self._kernels.values():
             kernel.close()
         self._kernels = {}
+
+
+def _drawn(program: Program, most: int) -> list[int]:
+    """Some of its copies: nobody can know which."""
+    return secrets.SystemRandom().sample(range(program.copies), min(program.copies, most))
 
 
 def _choices(work: Work, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from evo.records import Verdict
 from fitness import aten
-from fitness.gpu.bits import bits, same_bits
+from fitness.gpu.bits import same_bits
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import LINE, demote
 from fitness.gpu.fingerprint import fingerprint
@@ -29,7 +29,20 @@ from fitness.verification.delegation import Authors
 
 Graph = torch.cuda.CUDAGraph
 
-LOOKS_BETWEEN = 4  # of the copies that are executed one by one, after which inputs and guard zones are looked at
+
+@dataclass(frozen=True)
+class Late:
+    """Arguments that one copy is given just before it is executed, while the others have their usual ones.
+
+    number: what they were drawn with; usual: those that it has otherwise; right: fingerprints of the outputs on
+    `arguments`, (outputs, 1), None where outputs may differ.
+    """
+
+    copy: int
+    number: int
+    arguments: Sequence[Any]
+    usual: Sequence[Any]
+    right: torch.Tensor | None
 
 
 class Program:
@@ -72,6 +85,9 @@ class Program:
         self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
         self._kept: list[list[torch.Tensor]] = []
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
+        self.lates: Sequence[Late] = ()  # of which some are executed, nobody knows when
+        self.kept_late: list[tuple[Late, list[torch.Tensor]]] = []
+        self._differs_late = torch.zeros((), dtype=torch.bool, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +127,7 @@ class Program:
 
     def execute(self) -> None:
         """Enqueues all steps on every copy, without a graph."""
-        self._steps(self._numbered())
+        self._steps(self._numbered(), range(self.copies))
 
     def authors(self) -> Authors:
         """Executes all steps on the first copy, one by one; who wrote what."""
@@ -128,7 +144,8 @@ class Program:
         own, others = (
             [(n, s) for n, s in self._numbered() if isinstance(s, Launch) is launches] for launches in (True, False)
         )
-        return captured(lambda: self._steps(own)), captured(lambda: self._steps(others))
+        every = range(self.copies)
+        return captured(lambda: self._steps(own, every)), captured(lambda: self._steps(others, every))
 
     def build(self) -> None:
         """Executes the plan once, which finds what cannot be launched, then captures the graphs."""
@@ -164,7 +181,7 @@ class Program:
     # --- what was timed is what was verified -------------------------------------------------------------------------
 
     def fingerprints_on(self, arguments: Sequence[Any]) -> torch.Tensor:
-        """Of the outputs that one copy gives on `arguments`, and of those of them that are only read."""
+        """Of the outputs that the first copy gives on `arguments`, and of those of them that are only read."""
         self.write_inputs(arguments)
         self._look_at_inputs()
         self.reset()
@@ -177,7 +194,8 @@ class Program:
         self._look_at_inputs()
         self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
         self._differing.zero_()
-        self._kept = []
+        self._kept, self.lates, self.kept_late = [], (), []
+        self._differs_late.zero_()
 
     def remember_outputs(self) -> None:
         """Takes the outputs as they are for the right ones."""
@@ -224,39 +242,33 @@ class Program:
         """The outputs of a copy, of each time they were kept."""
         return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
-    def reaches_other_copies(self) -> bool:
-        """Executes copy after copy, as a replay does; whether a launch left anything in memory of a copy that comes
-        later, or in outputs of another one.
+    def execute_late(self, late: Late) -> None:
+        """Enqueues all steps, copy after copy, as a replay does; one copy is given its arguments just before its turn,
+        and its outputs are looked at just after.
 
-        The first launch could do the work of all, or the last.  Inputs and guard zones are looked at here and there.
+        So other launches can do nothing of its work: neither earlier ones, which know other arguments, nor later ones.
         """
-        self.reset()
-        stream = torch.cuda.current_stream().cuda_stream
-        looks = secrets.SystemRandom().sample(range(self.copies), min(self.copies, LOOKS_BETWEEN))
-        touched = torch.zeros(self.copies, dtype=torch.bool, device=self._device)
-        done, found = (self._found.new_zeros((len(self._outputs), self.copies)) for _ in range(2))
+        steps = self._numbered()
         for copy in range(self.copies):
-            for number, step in self._numbered():
-                self._step(step, number, copy, stream)
-            if copy in looks:
-                self.look_around()
-            if copy + 1 < self.copies:
-                touched[copy] = self._is_touched(copy + 1)
-            own = slice(copy, copy + 1)
-            for windows, row in zip(self._outputs, done, strict=True):
-                fingerprint(windows[own], row[own])
-        for windows, row in zip(self._outputs, found, strict=True):
-            fingerprint(windows, row)
-        return bool(touched.any()) or not torch.equal(done, found)
+            if copy != late.copy:
+                self._steps(steps, [copy])
+                continue
+            # Nothing else comes before its turn: what leaves traces in memory would tell a kernel where it is.
+            self.write_inputs(late.arguments, copy)
+            self._steps(steps, [copy])
+            if late.right is None:
+                self.kept_late.append((late, [output.clone() for output in self.outputs(copy)]))
+            else:
+                found = torch.zeros_like(late.right)
+                for windows, number in zip(self._outputs, found, strict=True):
+                    fingerprint(windows[copy : copy + 1], number)
+                self._differs_late |= (found != late.right).any()
+            self.write_inputs(late.usual, copy)
+            self.look_around()
 
-    def _is_touched(self, first: int) -> torch.Tensor:
-        """Whether memory that a kernel may write to is not as a reset leaves it, on copy `first` or a later one."""
-        found = [self.memory.is_touched(first)]
-        found += [(rows[first:] != POISONS[0].floating).any() for rows in self._scratch.values()]
-        for i, kept in self._pristine.items():
-            windows = self.memory.windows(self.plan.inputs[i])
-            found.append((bits(windows[first:]) != bits(kept[first:])).any())
-        return torch.stack(found).any()
+    def differing_late(self) -> bool:
+        """Whether an output was another one than that of arguments that came late."""
+        return bool(self._differs_late)
 
     def differing_outputs(self) -> bool:
         """Whether an output of any copy was another one at any look."""
@@ -295,9 +307,9 @@ class Program:
         count = itertools.count()
         return [(next(count) if isinstance(step, Launch) else -1, step) for step in self.plan.steps]
 
-    def _steps(self, steps: Sequence[tuple[int, Step]]) -> None:
+    def _steps(self, steps: Sequence[tuple[int, Step]], copies: Iterable[int]) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        for copy in range(self.copies):
+        for copy in copies:
             for number, step in steps:
                 self._step(step, number, copy, stream)
 

@@ -153,9 +153,9 @@ class Stopwatch:
     def pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Microseconds of the candidate and of the baseline.
 
-        Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at, and
-        which outputs of a task with several right ones are kept, is decided when they are done; beside other copies a
-        kernel can tell that it is timed, and is looked at always.
+        Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at,
+        which outputs of a task with several right ones are kept, and where one copy is given its arguments late, is
+        decided when they are done; beside other copies a kernel can tell that it is timed, and is looked at always.
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
@@ -173,6 +173,9 @@ class Stopwatch:
                         program.look_around()
                     if pair == kept:
                         program.keep_outputs()
+                    if program.lates and secrets.randbits(1):
+                        self.cold(program)
+                        program.execute_late(secrets.choice(program.lates))
                     program.reset(self.poison(program))
                 else:
                     baseline.reset()  # now, not later: the candidate will not find its results
