@@ -94,7 +94,7 @@ class CpuBench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
             pytest.importorskip(name)
-        from fitness.gpu import buffers, measure, stopwatch
+        from fitness.gpu import buffers, measure, programs, seed_times, stopwatch
 
         (folder / "task.py").write_text(
             TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, "reference": REFERENCE, **task})
@@ -113,13 +113,12 @@ class CpuBench:
 
         class OnCpu(measure.Bench):
             def __init__(self) -> None:
-                self.task, self.device = load_task(folder), torch.device("cpu")
+                task, device = load_task(folder), torch.device("cpu")
                 rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
-                self.facts = SimpleNamespace(l2_bytes=0, name="CPU", **rates)  # type: ignore[assignment]
-                stream: Any = SimpleNamespace(synchronize=lambda: None, device=self.device)
+                facts: Any = SimpleNamespace(l2_bytes=0, name="CPU", **rates)
+                stream: Any = SimpleNamespace(synchronize=lambda: None, device=device)
                 watch: Any = SimpleNamespace(read=lambda: None)
-                self.stopwatch = stopwatch.Stopwatch(self.task, stream, watch, 8, Stopping())
-                self._start_over()
+                self._set_up(task, device, facts, stopwatch.Stopwatch(task, stream, watch, 8, Stopping()))
 
             def _load(self, work: Any) -> Any:
                 return loaded(work)
@@ -129,7 +128,7 @@ class CpuBench:
                 clock.us += function(args["x"], args["y"], args["n"])
 
             kernel = SimpleNamespace(scratch=lambda _: [], launch=launch, sets_priorities=False)
-            found = measure.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
+            found = programs.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
             found.work.plans = {name: plan_of(n) for name, n in N.items()}
             monkeypatch.setattr(found, "kernels", lambda case: [kernel])
             return found
@@ -137,7 +136,7 @@ class CpuBench:
         without_graphs(monkeypatch)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
-        monkeypatch.setattr(measure, "FLOOR_COMPARISONS", 2)
+        monkeypatch.setattr(seed_times, "FLOOR_COMPARISONS", 2)
         monkeypatch.setattr(stopwatch, "disturbance", lambda *_: None)
         monkeypatch.setattr(stopwatch, "PAUSE_S", 0)
         self.bench = OnCpu()

@@ -141,7 +141,7 @@ def late(copy: int, right: float) -> Late:
 def executed_late(program: Program, given: Late) -> bool:
     """Whether its output was right."""
     program.reset()
-    program.execute_late(given)
+    program.execute_late([given])
     return not program.differing_late()
 
 
@@ -154,6 +154,15 @@ def test_a_copy_may_be_given_its_arguments_when_its_turn_comes(program, copy):
     assert not executed_late(program, late(copy, 3.0))
     program.remember_inputs()
     assert not program.differing_late()
+
+
+def test_several_copies_may(program):
+    right, wrong = [late(copy, 2.0) for copy in range(COPIES)], late(1, 3.0)
+    program.reset()
+    program.execute_late(right)
+    assert not program.differing_late()
+    program.execute_late([right[0], wrong, right[2]])
+    assert program.differing_late()
 
 
 @pytest.mark.parametrize("does_all", [0, COPIES - 1])

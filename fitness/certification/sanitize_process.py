@@ -16,7 +16,7 @@ import torch
 from fitness import oracle
 from fitness.certification.sanitize import FINISHED
 from fitness.gpu.buffers import DeviceMemory
-from fitness.gpu.measure import Loaded
+from fitness.gpu.programs import Loaded
 from fitness.gpu.replay import Program
 from fitness.memory import DTYPES, Layout
 from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef

@@ -242,15 +242,16 @@ class Program:
         """The outputs of a copy, of each time they were kept."""
         return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
-    def execute_late(self, late: Late) -> None:
-        """Enqueues all steps, copy after copy, as a replay does; one copy is given its arguments just before its turn,
-        and its outputs are looked at just after.
+    def execute_late(self, lates: Iterable[Late]) -> None:
+        """Enqueues all steps, copy after copy, as a replay does; some copies are given their arguments just before
+        their turn, and their outputs are looked at just after.
 
-        So other launches can do nothing of its work: neither earlier ones, which know other arguments, nor later ones.
+        So no other launch can do their work: neither an earlier one, which knows other arguments, nor a later one.
         """
-        steps = self._numbered()
+        steps, by_copy = self._numbered(), {late.copy: late for late in lates}
         for copy in range(self.copies):
-            if copy != late.copy:
+            late = by_copy.get(copy)
+            if late is None:
                 self._steps(steps, [copy])
                 continue
             # Nothing else comes before its turn: what leaves traces in memory would tell a kernel where it is.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fitness.memory import POISONS, Poison
 from fitness.task import Task
 from fitness.verification.delegation import needs_proof
 
+SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
 RETAKES = 2  # of a block of pairs that was disturbed
 PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
 
@@ -95,6 +97,18 @@ class Stopwatch:
         end.synchronize()
         return 1e3 * float(begin.elapsed_time(end))
 
+    def own_share(self, program: Program) -> float:
+        """The share of own kernels in the time of all steps."""
+
+        def before() -> None:
+            self.cold(program)
+            program.replay()  # a part alone needs what the others leave it
+
+        own_us, others_us = (
+            statistics.median(self.once(part, before) for _ in range(SHARE_SAMPLES)) for part in program.parts()
+        )
+        return own_us / (own_us + others_us)
+
     def compare(
         self,
         program: Program,
@@ -154,11 +168,12 @@ class Stopwatch:
         """Microseconds of the candidate and of the baseline.
 
         Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at,
-        which outputs of a task with several right ones are kept, and where one copy is given its arguments late, is
+        which outputs of a task with several right ones are kept, and where copies are given their arguments late, is
         decided when they are done; beside other copies a kernel can tell that it is timed, and is looked at always.
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
+        late = _some(pairs) if program.lates else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -173,9 +188,9 @@ class Stopwatch:
                         program.look_around()
                     if pair == kept:
                         program.keep_outputs()
-                    if program.lates and secrets.randbits(1):
+                    if pair in late:
                         self.cold(program)
-                        program.execute_late(secrets.choice(program.lates))
+                        program.execute_late(program.lates[i] for i in _some(len(program.lates)))
                     program.reset(self.poison(program))
                 else:
                     baseline.reset()  # now, not later: the candidate will not find its results
@@ -185,6 +200,12 @@ class Stopwatch:
             [1e3 * begin.elapsed_time(end) / program.copies for begin, end in events[kind]] for kind in (True, False)
         )
         return own_us, baseline_us
+
+
+def _some(n: int) -> list[int]:
+    """Each of the numbers below `n` as likely as not, but not none."""
+    chosen = secrets.randbelow((1 << n) - 1) + 1
+    return [i for i in range(n) if chosen >> i & 1]
 
 
 def _events() -> tuple[Any, Any]:

@@ -394,7 +394,7 @@ def test_few_outputs_are_kept(made, monkeypatch):
     lab, programs, build = made(LONG, deterministic=False), [], replay.Program.build
     monkeypatch.setattr(stopwatch, "disturbance", lambda *_: "always")
     monkeypatch.setattr(replay.Program, "build", lambda program: (programs.append(program), build(program))[1])
-    lab.bench._alone.clear()
+    lab.bench.seed_times.start_over()
     (timing,) = lab.evaluate(doubling(LONG)).timings
     assert timing.terms["blocks_retaken"] == 2 * timing.terms["pairs"] / 10
     assert sorted({program.times_kept for program in programs}) == [0, 1 + timing.terms["pairs"] / 10]
@@ -406,7 +406,7 @@ def test_a_sample_on_new_inputs_that_is_disturbed_is_taken_again(made, us):
     samples, alone = [], lab.bench.stopwatch.alone
 
     def disturbed(program: Any, count: int) -> list[float]:
-        is_first = count == 1 and program not in lab.bench._baselines.values()
+        is_first = count == 1 and program not in lab.bench.programs._of_seed.values()
         samples.extend([program] * is_first)
         return [us * (5 if is_first and len(samples) % 4 else 1) for us in alone(program, count)]
 
@@ -425,7 +425,7 @@ def test_what_makes_the_seed_as_slow_on_new_inputs_is_nobodys_memo(made, us):
 
 def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_next(made):
     lab = made(SHORT)
-    (baseline,) = (b for (name, copies), b in lab.bench._baselines.items() if copies > 1)
+    (baseline,) = (b for (name, copies), b in lab.bench.programs._of_seed.items() if copies > 1)
 
     def stray(x: int, y: int, n: int) -> float:
         at(x - 4, 1, np.uint32)[0] ^= 1
@@ -442,7 +442,7 @@ def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_nex
 @pytest.mark.parametrize("where", ["guard zone", "argument"])
 def test_who_stores_into_the_seeds_memory_while_it_is_timed_is_wrong(made, us, where):
     lab = made(us)
-    baselines = [b for (name, _), b in lab.bench._baselines.items() if name == "one"]
+    baselines = [b for (name, _), b in lab.bench.programs._of_seed.items() if name == "one"]
     pairs, timed = lab.bench.stopwatch.pairs, []
 
     def watched(*args: Any) -> Any:
@@ -487,7 +487,7 @@ def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
 def test_what_makes_the_seed_slow_all_the_time_is_no_speedup(made):
     """Not alone either, on whatever inputs: beside another process, or what a candidate left in the cache."""
     lab = made(SHORT)
-    (baseline,) = (b for (name, copies), b in lab.bench._baselines.items() if copies > 1)
+    (baseline,) = (b for (name, copies), b in lab.bench.programs._of_seed.items() if copies > 1)
     (kernel,) = baseline._kernels
     launch, count = kernel.launch, itertools.count()
 
@@ -504,7 +504,7 @@ def test_what_makes_the_seed_slow_all_the_time_is_no_speedup(made):
 def test_a_store_into_the_seeds_memory_is_seen_where_it_slows_it(made):
     """Though its inputs are written anew, to see whether they are why."""
     lab = made(SHORT)
-    (baseline,) = (b for (name, copies), b in lab.bench._baselines.items() if copies > 1)
+    (baseline,) = (b for (name, copies), b in lab.bench.programs._of_seed.items() if copies > 1)
     pairs = lab.bench.stopwatch.pairs
 
     blocks = itertools.count()

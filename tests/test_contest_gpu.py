@@ -131,9 +131,13 @@ def test_results_of_the_copy_before_are_of_no_use(lab, bench, monkeypatch):
     report = lab.evaluate(source(STOLEN, apart(lab)))
     assert report.verdict is Verdict.OK, report.message
     assert report.timings[0].ratio < 1.1
-    inputs = bench._inputs
+    inputs = bench.programs.inputs
     equal = {}
-    monkeypatch.setattr(bench, "_inputs", lambda case, key: inputs(case, equal.setdefault(case.name, key)))
+    monkeypatch.setattr(
+        bench.programs,
+        "inputs",
+        lambda case, key, variant="normal": inputs(case, equal.setdefault(case.name, key), variant),
+    )
     monkeypatch.setattr("fitness.gpu.replay.Program.inputs_are_equal", lambda *_: False)
     (timing,) = bench.evaluate(lab.work(source(STOLEN, apart(lab))), "1").timings
     assert timing.ratio > 1.5, "it would be of use where inputs are equal"

@@ -1,0 +1,104 @@
+"""Programs of one task on a GPU: built of what was loaded, with inputs that follow from keys; the seed's are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from evo.records import Case, Verdict
+from fitness import oracle
+from fitness.gpu.launcher import Kernel
+from fitness.gpu.replay import Program
+from fitness.gpu.runner import Work
+from fitness.plan import PlanError
+from fitness.stages import Stop
+from fitness.task import Task
+
+
+class Loaded:
+    """Work with its chosen kernels on the device."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.choices = {name: list(choice) for name, choice in work.choices.items()}
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernels(self, case: str) -> list[Kernel]:
+        """The kernel of each launch of a case, in the chosen configuration."""
+        found = []
+        for by_config, i in zip(self.work.builds[case], self.choices[case], strict=True):
+            build = by_config[i]
+            if build["key"] not in self._kernels:
+                self._kernels[build["key"]] = Kernel(self.work.cubins[build["cubin"]], build)
+            found.append(self._kernels[build["key"]])
+        return found
+
+    def close(self) -> None:
+        for kernel in self._kernels.values():
+            kernel.close()
+        self._kernels = {}
+
+
+class Programs:
+    """Use it within the stream that they are to run on."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task, self.device = task, device
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forgets the seed kernel and its programs."""
+        self.seed: Loaded | None = None
+        self._of_seed: dict[tuple[str, int], Program] = {}
+
+    def inputs(self, case: Case, key: int, variant: str = "normal") -> tuple[Any, ...]:
+        return oracle.make_inputs(self.task, case, key, variant, device=self.device)
+
+    def build(self, loaded: Loaded, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
+        """The program of a case; `inputs`: the entry's arguments for each copy.  Raises Stop where they do not fit."""
+        program = Program(
+            loaded.work.plans[case.name],
+            loaded.choices[case.name],
+            loaded.kernels(case.name),
+            device=self.device,
+            copies=copies,
+            written=self.task.written,
+        )
+        try:
+            program.write_all(inputs)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"case {case.name}: {error}") from error
+        program.build()
+        return program
+
+    def write(self, case: Case, program: Program, keys: Sequence[int]) -> None:
+        """The inputs of each key to a copy."""
+        program.write_all(self.inputs(case, key) for key in keys)
+
+    def of_seed(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
+        """The seed's program for a case, on these inputs.
+
+        What somebody stored into its memory is not held against the next one.
+        """
+        assert self.seed is not None
+        known = self._of_seed.get((case.name, copies))
+        if known is None or known.broken_guards():
+            known = self._of_seed[case.name, copies] = self.build(self.seed, case, inputs, copies)
+            known.replay()  # what a first replay takes longer for is not timed
+            known.reset()
+        else:
+            known.write_all(inputs)
+        return known
+
+    def is_of_seed(self, program: Program) -> bool:
+        return self.seed is not None and any(program.plan is plan for plan in self.seed.work.plans.values())
+
+
+def choices(work: Work, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
+    """For each case the configuration of each launch; `chosen`: that of (kernel, number of its configurations)."""
+    return {
+        name: [chosen[launch.kernel, len(launch.configs)] for launch in plan.launches]
+        for name, plan in work.plans.items()
+    }

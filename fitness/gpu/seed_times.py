@@ -1,0 +1,84 @@
+"""What is known of the seed kernel's times: how many launches make a sample, its noise floor, what it takes alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from evo.records import Case
+from fitness.gpu.contest import Contest
+from fitness.gpu.programs import Programs
+from fitness.gpu.replay import Program
+from fitness.gpu.stopwatch import Stopwatch
+from fitness.gpu.timing import EQUAL, Alone, noise_floor
+
+# A sample should last this long: the noise of one measured pair of events is about a microsecond.
+SAMPLE_US, MAX_COPIES = 100.0, 32
+LONGEST_SAMPLE_US = 3000.0  # of the baseline, where it is much slower than the candidate
+COPIES_BYTES = 2 << 30  # device memory for all copies of one case
+
+# Of the seed with itself, each time in other memory: where its buffers lie makes a kernel up to a percent faster or
+# slower, for as long as they lie there.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
+FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
+FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
+ALONE_SAMPLES = 10  # of a baseline that was slow, on each of two inputs, to see whether they are why
+
+
+class SeedTimes:
+    """Of the seed of `programs`, found where they are first needed."""
+
+    def __init__(self, programs: Programs, stopwatch: Stopwatch) -> None:
+        self._programs, self._stopwatch = programs, stopwatch
+        self.start_over()
+
+    def start_over(self) -> None:
+        self._alone: dict[tuple[str, int], Alone] = {}
+        self._alone_on: dict[tuple[str, int], Sequence[int]] = {}  # the keys of its inputs
+        self._us: dict[str, float] = {}  # of each case
+        self._copies: dict[str, int] = {}
+
+    def copies(self, case: Case, program: Program) -> int:
+        """How many launches a sample takes: a power of two, so that few graphs of the seed are needed."""
+        time_us = self._stopwatch.least(program, 2)
+        seed_us = self._us.setdefault(case.name, time_us)  # the seed is the first
+        most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
+        copies = 1
+        while copies < SAMPLE_US / time_us and 2 * copies <= most:
+            copies *= 2
+        # With as many as the seed had, or half as many, its graphs and its noise floor are there already.
+        known = self._copies.setdefault(case.name, copies)
+        return known if copies <= known <= min(most, 2 * copies) else copies
+
+    def alone(self, contest: Contest) -> Alone:
+        """What the seed's graph of a case is beside another one of the same plan."""
+        case, baseline, keys = contest.case, contest.baseline, contest.keys
+        known = (case.name, baseline.copies)
+        if known not in self._alone:
+            assert self._programs.seed is not None
+            twins: list[Program] = []
+            ratios, medians = [], []
+            baseline.reset()
+            for _ in range(FLOOR_COMPARISONS):
+                inputs = (self._programs.inputs(case, key) for key in keys)
+                twins.append(self._programs.build(self._programs.seed, case, inputs, baseline.copies))
+                twins[-1].reset()
+                block = self._stopwatch.block(twins[-1], baseline, FLOOR_PAIRS)
+                twins[-1].drop_outputs(0)
+                ratios.append(statistics.median(s / t for s, t in zip(block.baseline_us, block.own_us, strict=True)))
+                medians.append(statistics.median(block.baseline_us))
+                if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
+                    twins.clear()
+            floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
+            self._alone[known], self._alone_on[known] = Alone(floor, min(medians)), keys
+        return self._alone[known]
+
+    def harder(self, contest: Contest) -> float:
+        """How many times as long the seed takes on these inputs as on those that it had alone, both now."""
+        case, baseline = contest.case, contest.baseline
+        baseline.look_around()  # what was stored there is seen before it is written anew
+        medians = []
+        for keys in (self._alone_on[case.name, baseline.copies], contest.keys):
+            self._programs.write(case, baseline, keys)
+            medians.append(statistics.median(self._stopwatch.alone(baseline, ALONE_SAMPLES)))
+        baseline.reset()
+        return medians[1] / medians[0]

@@ -1,0 +1,55 @@
+"""Times against what a device can do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from evo.records import Verdict
+from fitness.stages import Stop
+from fitness.task import load_task
+
+pytest.importorskip("pynvml")
+
+from fitness.gpu.ceilings import check_roofline, rates
+from fitness.gpu.device import DeviceFacts
+
+GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 4e12, 3e12, 5e14)
+TASK = load_task("softmax")
+CASE = TASK.cases[0]
+
+
+def task(nbytes: float | None, flops: float | None):
+    return dataclasses.replace(
+        TASK,
+        bytes=None if nbytes is None else lambda case: nbytes,
+        flops=None if flops is None else lambda case: flops,
+    )
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "flops", "limit_us"),
+    [
+        (4e9 + 1e6, None, 1000.0),  # what fits into the L2 cache need not be moved
+        (None, 1.25e12, 1000.0),  # narrower types than the one that was measured are faster
+        (4e9 + 1e6, 2.5e12, 2000.0),
+    ],
+)
+def test_what_is_far_below_the_limit_is_rejected(nbytes, flops, limit_us):
+    check_roofline(task(nbytes, flops), CASE, GPU, 0.71 * limit_us)
+    with pytest.raises(Stop, match=f"takes {limit_us:.2f} us at least on a GPU") as stop:
+        check_roofline(task(nbytes, flops), CASE, GPU, 0.69 * limit_us)
+    assert stop.value.verdict is Verdict.REJECTED
+
+
+def test_where_a_task_does_not_say_how_much_work_it_is_any_time_may_be():
+    check_roofline(task(None, None), CASE, GPU, 1e-3)
+    check_roofline(task(1e6, None), CASE, GPU, 1e-3)
+    assert rates(task(None, None), CASE, GPU, 1.0) == {}
+
+
+def test_rates_are_of_the_work_and_of_what_was_measured():
+    assert rates(task(3e9, 1e12), CASE, GPU, 2000.0) == pytest.approx(
+        {"gb_per_s": 1500.0, "of_copy_rate": 0.5, "tflop_per_s": 500.0, "of_matmul_rate": 1.0}
+    )
