@@ -156,7 +156,7 @@ def test_results_kept_where_nobody_looks_are_of_no_use(lab, bench, monkeypatch):
     monkeypatch.setattr("fitness.gpu.buffers.DeviceMemory.overwritten", lambda memory: [])
     with pytest.raises(Stop, match="times as long on inputs that it was not timed on before"):
         bench.evaluate(work, "5")
-    monkeypatch.setattr(bench, "_check_new", lambda *_: None)
+    monkeypatch.setattr("fitness.gpu.contest.Contest._check_new", lambda *_: None)
     assert bench.evaluate(work, "5").timings[0].ratio > 1.5, "it would be of use"
 
 
@@ -208,7 +208,9 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
         return against(program, *rest)
 
     monkeypatch.setattr(bench.stopwatch, "compare", noted)
-    monkeypatch.setattr(bench, "_check_new", lambda *_: None)  # draws more where the first sample was disturbed
+    # Which draw more where something was disturbed.
+    monkeypatch.setattr("fitness.gpu.contest.Contest._check_new", lambda *_: None)
+    monkeypatch.setattr(bench.seed_times, "harder", lambda *_: 1.0)
     assert bench.evaluate(lab.work(source(WORK)), "3").verdict is Verdict.OK
     ((before, copies),) = timed_from
     on_copies = {seed for seed, _ in drawn} - set(compared_at[:before])

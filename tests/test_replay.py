@@ -181,10 +181,15 @@ def test_outputs_that_another_launch_makes_are_not_those_of_late_arguments(progr
 def test_outputs_of_late_arguments_are_kept_where_they_may_differ(program):
     given = dataclasses.replace(late(1, 2.0), right=None)
     assert executed_late(program, given)
-    ((of, (output,)),) = program.kept_late
-    assert of is given and output.tolist() == [14, 16, 18, 20]
+    ((output,),) = program.kept_late(given)
+    assert output.tolist() == [14, 16, 18, 20] and not program.kept_late(late(1, 2.0))
+    program.drop_outputs(program.times_kept)
+    assert program.times_kept == (0, 1)
+    program.drop_outputs()
+    assert not program.kept_late(given)
+    assert executed_late(program, given)
     program.remember_inputs()
-    assert not program.kept_late
+    assert not program.kept_late(given)
 
 
 def test_what_is_left_beside_a_copy_for_a_later_one_is_seen_meanwhile(program):

@@ -69,8 +69,10 @@ def _words(windows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     size, inner = windows.dtype.itemsize, windows[0]
     aligned = inner.data_ptr() % ALIGNED == 0 and windows.stride(0) * size % ALIGNED == 0
     if not (inner.is_contiguous() and aligned):
-        words = torch.empty(windows.shape, dtype=torch.int64, device=windows.device).copy_(bits(windows))
-        return words.view(len(windows), -1), None
+        pitch = -(-inner.numel() * size // ALIGNED) * ALIGNED // size
+        rows = torch.zeros((len(windows), pitch), dtype=bits(windows).dtype, device=windows.device)
+        rows[:, : inner.numel()].view(windows.shape).copy_(bits(windows))
+        return rows.view(torch.int64), None
     flat = windows.as_strided((len(windows), inner.numel()), (windows.stride(0), 1), windows.storage_offset())
     whole = inner.nbytes // 8 * 8 // size
     rest = bits(flat[:, whole:]).to(torch.int64, copy=True) if whole < inner.numel() else None

@@ -86,7 +86,7 @@ class Program:
         self._kept: list[list[torch.Tensor]] = []
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
         self.lates: Sequence[Late] = ()  # of which some are executed, nobody knows when
-        self.kept_late: list[tuple[Late, list[torch.Tensor]]] = []
+        self._kept_late: list[tuple[Late, list[torch.Tensor]]] = []
         self._differs_late = torch.zeros((), dtype=torch.bool, device=device)
 
     @property
@@ -194,7 +194,7 @@ class Program:
         self._look_at_inputs()
         self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
         self._differing.zero_()
-        self._kept, self.lates, self.kept_late = [], (), []
+        self._kept, self.lates, self._kept_late = [], (), []
         self._differs_late.zero_()
 
     def remember_outputs(self) -> None:
@@ -231,12 +231,13 @@ class Program:
         self._kept.append([windows.clone() for windows in self._outputs])
 
     @property
-    def times_kept(self) -> int:
-        return len(self._kept)
+    def times_kept(self) -> tuple[int, int]:
+        """How often the outputs of all copies were kept, and how many of copies with late arguments."""
+        return len(self._kept), len(self._kept_late)
 
-    def drop_outputs(self, since: int) -> None:
+    def drop_outputs(self, since: tuple[int, int] = (0, 0)) -> None:
         """Forgets what was kept, but for the first `since` times."""
-        del self._kept[since:]
+        del self._kept[since[0] :], self._kept_late[since[1] :]
 
     def kept(self, copy: int) -> list[list[torch.Tensor]]:
         """The outputs of a copy, of each time they were kept."""
@@ -258,7 +259,7 @@ class Program:
             self.write_inputs(late.arguments, copy)
             self._steps(steps, [copy])
             if late.right is None:
-                self.kept_late.append((late, [output.clone() for output in self.outputs(copy)]))
+                self._kept_late.append((late, [output.clone() for output in self.outputs(copy)]))
             else:
                 found = torch.zeros_like(late.right)
                 for windows, number in zip(self._outputs, found, strict=True):
@@ -266,6 +267,10 @@ class Program:
                 self._differs_late |= (found != late.right).any()
             self.write_inputs(late.usual, copy)
             self.look_around()
+
+    def kept_late(self, late: Late) -> list[list[torch.Tensor]]:
+        """The outputs of a copy on late arguments, of each time they were kept: where they may differ."""
+        return [outputs for of, outputs in self._kept_late if of is late]
 
     def differing_late(self) -> bool:
         """Whether an output was another one than that of arguments that came late."""

@@ -19,14 +19,13 @@ import torch
 
 from evo.records import Verdict
 from fitness.eager.bench import Comparison
-from fitness.gpu import bits, fingerprint, norms
+from fitness.gpu import bits, fingerprint, norms, timing
 from fitness.gpu.device import Watch, device_facts, known_facts
 from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.launcher import DeviceError
 from fitness.gpu.measure import Bench
 from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report
-from fitness.gpu.timing import Stopping
 from fitness.gpu.turn import Turn
 from fitness.sandbox.jobs import JobError
 from fitness.stages import Stop
@@ -42,7 +41,7 @@ def main(arguments: list[str]) -> None:
     connection, index = Connection(int(arguments[0])), int(arguments[2])
     task = load_task(arguments[1], tried=True)  # by the other side
     end_with(connection.fileno())
-    stopping = Stopping(tuple(int(look) for look in arguments[3].split(",")))
+    stopping = timing.Stopping(tuple(int(look) for look in arguments[3].split(",")))
     torch.cuda.set_device(index)
     # The reference at the task's precision sets the budget, so it must not be less precise than it says.
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -52,6 +51,7 @@ def main(arguments: list[str]) -> None:
     bits.prepare(index)  # now, for others have the GPU
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
+    timing.median_interval([])  # loads scipy.stats
     turn = Turn(Watch(index).uuid)
     facts = known_facts(index, json.loads(arguments[4]))
     if facts is None:

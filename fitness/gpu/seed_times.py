@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 # slower, for as long as they lie there.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
 FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
-ALONE_SAMPLES = 10  # of a baseline that was slow, on each of two inputs, to see whether they are why
+ALONE_TURNS, ALONE_SAMPLES = 2, 5  # of a baseline that was slow, on each of two inputs, to see whether they are why
 
 
 class SeedTimes:
@@ -63,7 +64,7 @@ class SeedTimes:
                 twins.append(self._programs.build(self._programs.seed, case, inputs, baseline.copies))
                 twins[-1].reset()
                 block = self._stopwatch.block(twins[-1], baseline, FLOOR_PAIRS)
-                twins[-1].drop_outputs(0)
+                twins[-1].drop_outputs()
                 ratios.append(statistics.median(s / t for s, t in zip(block.baseline_us, block.own_us, strict=True)))
                 medians.append(statistics.median(block.baseline_us))
                 if sum(t.copies * t.nbytes for t in twins) > FLOOR_BYTES:
@@ -73,12 +74,16 @@ class SeedTimes:
         return self._alone[known]
 
     def harder(self, contest: Contest) -> float:
-        """How many times as long the seed takes on these inputs as on those that it had alone, both now."""
+        """How many times as long the seed takes on these inputs as on those that it had alone, both now.
+
+        By turns, and the least of each: what disturbs one of them only is no reason.
+        """
         case, baseline = contest.case, contest.baseline
         baseline.look_around()  # what was stored there is seen before it is written anew
-        medians = []
-        for keys in (self._alone_on[case.name, baseline.copies], contest.keys):
-            self._programs.write(case, baseline, keys)
-            medians.append(statistics.median(self._stopwatch.alone(baseline, ALONE_SAMPLES)))
+        both = (self._alone_on[case.name, baseline.copies], contest.keys)
+        least = [math.inf, math.inf]
+        for turn in range(2 * ALONE_TURNS):
+            self._programs.write(case, baseline, both[turn % 2])
+            least[turn % 2] = min(least[turn % 2], *self._stopwatch.alone(baseline, ALONE_SAMPLES))
         baseline.reset()
-        return medians[1] / medians[0]
+        return least[1] / least[0]

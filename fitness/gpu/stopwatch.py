@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,9 @@ from fitness.task import Task
 from fitness.verification.delegation import needs_proof
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
+T = TypeVar("T")
+
+KEPT_LATE = 2  # late executions in a block of pairs, and copies in each, where outputs may differ and so are kept
 RETAKES = 2  # of a block of pairs that was disturbed
 PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
 
@@ -85,7 +88,12 @@ class Stopwatch:
 
     def alone(self, program: Program | Call, samples: int) -> list[float]:
         """Microseconds of one execution each time, with nothing else in between."""
-        return [self.once(program, functools.partial(self.cold, program)) / program.copies for _ in range(samples)]
+
+        def before() -> None:
+            self.cold(program)
+            self.evict()  # once more: meanwhile the host gets ahead of the device, as it is where pairs are timed
+
+        return [self.once(program, before) / program.copies for _ in range(samples)]
 
     def once(self, graph: Program | Call | Graph, before: Callable[[], None]) -> float:
         """Microseconds of a replay, after `before`."""
@@ -96,6 +104,13 @@ class Stopwatch:
         end.record()
         end.synchronize()
         return 1e3 * float(begin.elapsed_time(end))
+
+    def _some(self, items: Sequence[T]) -> list[T]:
+        """Each as likely as not, but not none; few where each costs memory and a reference."""
+        if not self._task.deterministic:
+            return secrets.SystemRandom().sample(items, min(len(items), KEPT_LATE))
+        chosen = secrets.randbelow((1 << len(items)) - 1) + 1
+        return [item for i, item in enumerate(items) if chosen >> i & 1]
 
     def own_share(self, program: Program) -> float:
         """The share of own kernels in the time of all steps."""
@@ -173,7 +188,7 @@ class Stopwatch:
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
-        late = _some(pairs) if program.lates else ()
+        late = self._some(range(pairs)) if program.lates else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -190,7 +205,8 @@ class Stopwatch:
                         program.keep_outputs()
                     if pair in late:
                         self.cold(program)
-                        program.execute_late(program.lates[i] for i in _some(len(program.lates)))
+                        program.execute_late(self._some(program.lates))
+                        self.evict()  # meanwhile the host gets ahead of the device again
                     program.reset(self.poison(program))
                 else:
                     baseline.reset()  # now, not later: the candidate will not find its results
@@ -200,12 +216,6 @@ class Stopwatch:
             [1e3 * begin.elapsed_time(end) / program.copies for begin, end in events[kind]] for kind in (True, False)
         )
         return own_us, baseline_us
-
-
-def _some(n: int) -> list[int]:
-    """Each of the numbers below `n` as likely as not, but not none."""
-    chosen = secrets.randbelow((1 << n) - 1) + 1
-    return [i for i in range(n) if chosen >> i & 1]
 
 
 def _events() -> tuple[Any, Any]:
