@@ -582,3 +582,32 @@ def test_a_disturbance_on_one_of_two_inputs_is_no_reason_for_a_slow_seed(made):
     lab.bench.seed_times.harder = asked
     (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
     assert timing.terms["baseline_drift"] == pytest.approx(3) and timing.ratio == pytest.approx(1.2)
+
+
+def test_nobody_knows_which_copies_are_given_other_arguments_nor_when(made, monkeypatch):
+    from fitness.gpu import replay
+
+    lab, counts = made(SHORT), {"replays": 0}
+    seen: list[tuple[int, tuple[int, ...]]] = []
+    execute, replays = replay.Program.execute_late, replay.Program.replay
+
+    def late(program: Any, lates: Any) -> None:
+        chosen = list(lates)
+        seen.append((counts["replays"], tuple(late.copy for late in chosen)))
+        execute(program, chosen)
+
+    def replayed(program: Any) -> None:
+        counts["replays"] += 1
+        replays(program)
+
+    monkeypatch.setattr(replay.Program, "execute_late", late)
+    monkeypatch.setattr(replay.Program, "replay", replayed)
+    found = []
+    for _ in range(3):
+        seen.clear()
+        counts["replays"] = 0
+        (timing,) = lab.evaluate(doubling(SHORT)).timings
+        assert 1 <= len(seen) <= timing.terms["pairs"]
+        assert all(0 < len(copies) <= 4 and len(set(copies)) == len(copies) for _, copies in seen)
+        found.append((tuple(at for at, _ in seen), tuple(copies for _, copies in seen)))
+    assert len({at for at, _ in found}) > 1 and len({copies for _, copies in found}) > 1
