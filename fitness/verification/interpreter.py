@@ -6,8 +6,9 @@ Triton ships an interpreter (`triton.runtime.interpreter`), which is what runs h
 - `tl.dot` and reductions run on whole blocks in the precision of the device; custom combine functions too;
 - libdevice is there (`fitness/verification/libdevice.py`);
 - helper functions, `and`/`or`/`not`, loop variables and scalar arguments mean what they mean to the compiler;
-- `tl.multiple_of` and `tl.max_constancy` are checked, as `tl.assume` is; `tl.max_contiguous` is not, because the usual
-  `% M` behind the last row breaks it harmlessly;
+- `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy` are checked, as `tl.assume` is;
+- what the device leaves open is not done as one would like it: the order in which `tl.cat` and `tl.reduce` take
+  elements;
 - patching the language happens once for any number of launches, and arguments are never copied.
 What remains missing raises NotImplementedError: a gap is an error, never a wrong number.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +39,8 @@ from evo import syntax
 from fitness.compilation.kernels import BUILTINS
 from fitness.verification.blocks import Semantic, Types, bound
 from fitness.verification.numerics import encode, numpy_dtype
-from fitness.verification.operations import BlockCondition, Builder, reduce, scan, unwrap
+from fitness.verification.operations import Builder, reduce, scan, unwrap
+from fitness.verification.rewriter import HELPERS, rewritten, truth
 
 Program = tuple[int, int, int]
 
@@ -52,16 +55,21 @@ def _scalar(value: int | bool, dtype: tl.dtype) -> tl.tensor:
     return tl.tensor(TensorHandle(np.array([value], numpy_dtype(dtype)), dtype), dtype)
 
 
-def _range(start: Any, stop: Any = None, step: Any = 1, **_: Any) -> Iterator[tl.tensor]:
-    """`range` and `tl.range`: the loop variable is a tensor, as wide as the bounds."""
+def _range(semantic: Any, start: Any, stop: Any = None, step: Any = 1, **_: Any) -> Iterator[tl.tensor]:
+    """`tl.range`: the loop variable is a tensor, of the type that all three have in common.
+
+    Raises ValueError for a computed step that is not positive: only of a constant the compiler knows the sign.
+    """
     if stop is None:
         start, stop = 0, start
     bounds = [unwrap(b) for b in (start, stop, 1 if step is None else step)]
-    wide = any(isinstance(b, tl.tensor) and b.dtype.primitive_bitwidth == 64 for b in bounds)
+    types = [semantic.to_tensor(b).dtype.scalar for b in bounds]
+    kind = functools.reduce(semantic.integer_promote_impl, types)
     numbers = [int(b.__index__()) for b in bounds]
-    wide = wide or any(not -(2**31) <= n < 2**31 for n in numbers)
+    if isinstance(bounds[2], tl.tensor) and numbers[2] <= 0:
+        raise ValueError(f"a loop whose step is computed to be {numbers[2]}; it must be positive, or a constant")
     for i in builtins.range(*numbers):
-        yield _scalar(i, tl.int64 if wide else tl.int32)
+        yield _scalar(i, kind)
 
 
 def _static_range(start: Any, stop: Any = None, step: Any = 1, **_: Any) -> range:
@@ -89,10 +97,27 @@ def _extreme(values: Sequence[Any], on_tensors: Callable[..., Any], on_numbers: 
 
 
 def _multiple_of(block: Any, values: Any) -> Any:
-    """What the compiler takes for granted: along an axis, runs begin at a multiple; the first one is looked at."""
+    """What the compiler takes for granted: along an axis, runs of consecutive numbers begin at a multiple."""
     for axis, factor in _hints(block, values):
-        if (np.take(block.handle.data.astype(np.int64), [0], axis) % factor).any():
+        data = np.moveaxis(block.handle.data, axis, -1).astype(np.int64)
+        begins = np.ones(data.shape, np.bool_)
+        begins[..., 1:] = np.diff(data) != 1
+        if (data[begins] % factor).any():
             raise ValueError(f"tl.multiple_of: not a multiple of {factor}")
+    return block
+
+
+def _max_contiguous(block: Any, values: Any) -> Any:
+    """Runs of so many elements along an axis are consecutive; they may begin anew at the least one.
+
+    That breaks what is said, harmlessly where it is the usual `% M` behind the last row.
+    """
+    for axis, length in _hints(block, values):
+        data = np.moveaxis(block.handle.data, axis, -1).astype(np.int64)
+        goes_on = (np.diff(data) == 1) | (data[..., 1:] == data.min(-1, keepdims=True))
+        goes_on |= np.arange(1, data.shape[-1]) % length == 0
+        if not goes_on.all():
+            raise ValueError(f"tl.max_contiguous: not all runs of {length} elements are consecutive")
     return block
 
 
@@ -115,100 +140,6 @@ def _hints(block: Any, values: Any) -> list[tuple[int, int]]:
     if len(numbers) != builtins.max(1, len(block.shape)):
         raise ValueError("a hint has a number for each axis")
     return [(axis, number) for axis, number in enumerate(numbers) if number > 1]
-
-
-def _and(*terms: Callable[[], Any]) -> Any:
-    return _connected(terms, stop_at=False, connect=lambda a, b: a.logical_and(b))
-
-
-def _or(*terms: Callable[[], Any]) -> Any:
-    return _connected(terms, stop_at=True, connect=lambda a, b: a.logical_or(b))
-
-
-def _connected(terms: Sequence[Callable[[], Any]], stop_at: bool, connect: Callable[[Any, Any], Any]) -> Any:
-    """`and`/`or`: constants short-circuit at compile time, tensors are combined elementwise."""
-    tensors = []
-    for term in terms:
-        value = unwrap(term())
-        if isinstance(value, tl.tensor):
-            tensors.append(value)
-        elif bool(value) is stop_at:
-            return value
-    if not tensors:
-        return value
-    result = tensors[0]
-    for other in tensors[1:]:
-        result = connect(result, other)
-    return result
-
-
-def _not(value: Any) -> Any:
-    value = unwrap(value)
-    return value.__not__() if isinstance(value, tl.tensor) else not value
-
-
-def _truth(condition: Any) -> Any:
-    """The condition of an `if`, `while` or conditional expression of a kernel."""
-    if isinstance(condition, tl.tensor) and condition.handle.data.size != 1:
-        raise BlockCondition("a condition on a block of more than one element; use tl.where")
-    return condition
-
-
-class _Rewriter(ast.NodeTransformer):
-    """A kernel's body as Python that the interpreter can run with the compiler's meaning."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.decorator_list, node.returns = [], None
-        arguments = node.args
-        for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            parameter.annotation = None
-        arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]  # bound by the caller
-        arguments.kw_defaults = [None if d is None else ast.Constant(None) for d in arguments.kw_defaults]
-        node.body = [self.visit(statement) for statement in node.body]
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        self.generic_visit(node)
-        node.value = _call("__to_tensor", node.value)
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        self.generic_visit(node)
-        if node.value is None:
-            return ast.Pass()
-        constant = "constexpr" in ast.unparse(node.annotation)
-        return ast.Assign([node.target], _call("__unwrap" if constant else "__to_tensor", node.value))
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        if not isinstance(node.target, ast.Name):
-            return node
-        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
-        return ast.Assign([node.target], _call("__to_tensor", value))
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        empty = ast.arguments([], [], None, [], [], None, [])
-        terms = [ast.Lambda(empty, value) for value in node.values]
-        return _call("__and" if isinstance(node.op, ast.And) else "__or", *terms)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        self.generic_visit(node)
-        return _call("__not", node.operand) if isinstance(node.op, ast.Not) else node
-
-    def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> ast.AST:
-        self.generic_visit(node)
-        node.test = _call("__truth", node.test)
-        return node
-
-    visit_While = visit_IfExp = visit_If
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return ast.Pass()  # as `tl.device_assert`
-
-
-def _call(name: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
 class Interpreter:
@@ -273,12 +204,13 @@ class Interpreter:
     def _patches(self) -> Iterator[tuple[Any, str, Any]]:
         """(owner, attribute, value) of what Triton's own patches leave out or get wrong."""
         for module in (tl, tl.core):
-            yield module, "range", _range
+            yield module, "range", functools.partial(_range, self.semantic)
             yield module, "static_range", _static_range
             yield module, "reduce", reduce
             yield module, "associative_scan", scan
             yield module, "static_print", lambda *args, **kwargs: None
             yield module, "multiple_of", _multiple_of
+            yield module, "max_contiguous", _max_contiguous
             yield module, "max_constancy", _max_constancy
             if hasattr(module, "condition"):
                 yield module, "condition", lambda arg, **kwargs: arg
@@ -308,12 +240,15 @@ class Interpreter:
     def _rewrite(self, kernel: JITFunction) -> Callable[..., Any]:
         fn = kernel.fn
         if fn not in self._rewritten:
-            tree = _Rewriter().visit(syntax.parse(kernel.src))
+            tree = syntax.parse(kernel.src)
+            (definition,) = tree.body
+            assert isinstance(definition, ast.FunctionDef)
+            tree.body = [rewritten(definition, fn.__globals__)]
             ast.increment_lineno(ast.fix_missing_locations(tree), fn.__code__.co_firstlineno - 1)
             code = compile(tree, fn.__code__.co_filename, "exec", dont_inherit=True)
             found: dict[str, Any] = {}
             exec(code, self._space(fn.__globals__), found)
-            function = found[tree.body[0].name]
+            function = found[definition.name]
             function.__defaults__ = tuple(map(unwrap, fn.__defaults__ or ())) or None
             function.__kwdefaults__ = {k: unwrap(v) for k, v in (fn.__kwdefaults__ or {}).items()} or None
             self._rewritten[fn] = function
@@ -323,11 +258,17 @@ class Interpreter:
         """The globals of rewritten functions: those of the original, with Triton's builtins callable as patched."""
         if id(original) not in self._spaces:
             allowed = {name: getattr(builtins, name) for name in BUILTINS}
-            allowed |= {"range": tl.range, "min": _least, "max": _greatest, "print": lambda *args, **kwargs: None}
+            counted = tl.range  # of the builtin, the compiler ignores keywords
+            allowed |= {
+                "range": lambda *bounds: counted(*bounds),
+                "min": _least,
+                "max": _greatest,
+                "print": lambda *args, **kwargs: None,
+            }
             space = {name: self._global(value) for name, value in original.items()}
             space |= {
-                "__builtins__": allowed, "__to_tensor": self._to_tensor, "__unwrap": unwrap, "__and": _and, "__or": _or,
-                "__not": _not, "__truth": _truth,
+                "__builtins__": allowed, "__to_tensor": self._to_tensor, "__unwrap": unwrap, "__either": self._either,
+                **HELPERS,
             }  # fmt: skip
             self._spaces[id(original)] = space
         return self._spaces[id(original)]
@@ -344,10 +285,16 @@ class Interpreter:
             return getattr(tl, name)
         return self._with_semantic(value) if tl.core.is_builtin(value) else value
 
+    def _either(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """A conditional expression: what a tensor chooses is a tensor."""
+        condition = unwrap(truth(condition))
+        chosen = (then if condition else otherwise)()
+        return self.semantic.to_tensor(chosen) if isinstance(condition, tl.tensor) else chosen
+
     def _to_tensor(self, value: Any) -> Any:
         """What an assignment does to a plain number."""
-        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
-            return type(value)(self._to_tensor(v) for v in value)
+        if type(value) in (tuple, list, tl.tuple):
+            return type(value)([self._to_tensor(v) for v in value])
         return self.semantic.to_tensor(value, check_type=False)
 
 
@@ -361,6 +308,8 @@ def _parameter(parameter: Any, value: Any) -> Any:
         kind = tl.str_to_ty(mangle_type(value), None)
         return tl.tensor(TensorHandle(np.array([value.data_ptr()], np.uint64), kind), kind)
     name = parameter.annotation_type
+    if not name and not parameter.do_not_specialize and mangle_type(value, specialize=True) == "constexpr":
+        return value  # 1, which is a constant to the compiler
     if not name:
         name = "u1" if isinstance(value, bool) else "fp32" if isinstance(value, float) else mangle_type(value)
     kind = tl.int1 if name in ("u1", "i1") else tl.str_to_ty(name, None)

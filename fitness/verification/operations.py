@@ -65,7 +65,25 @@ class Builder(InterpreterBuilder):
     def create_bitcast(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
         return TensorHandle(np.ascontiguousarray(src.data).view(numpy_dtype(dst_type)), dst_type.scalar)
 
-    create_int_to_ptr = create_ptr_to_int = create_bitcast
+    create_int_to_ptr = create_bitcast
+
+    def create_ptr_to_int(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
+        """Where memory lies is another thing each time, and elsewhere on the device."""
+        raise NotImplementedError("an address as a number: what is computed must not depend on where memory lies")
+
+    def create_reshape(self, arg: TensorHandle, shape: Sequence[int], allow_reorder: bool) -> TensorHandle:
+        if allow_reorder:
+            raise NotImplementedError("tl.view and can_reorder=True promise no order of the elements; use tl.reshape")
+        return TensorHandle(arg.data.reshape(shape), arg.dtype.scalar)
+
+    def create_cat(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
+        """`can_reorder=True`: in some order, so never in that of the operands."""
+        return TensorHandle(np.concatenate([lhs.data, rhs.data])[::-1].copy(), lhs.dtype.scalar)
+
+    def create_gather(self, src: TensorHandle, indices: TensorHandle, axis: int) -> TensorHandle:
+        if indices.data.size and not 0 <= int(indices.data.min()) <= int(indices.data.max()) < src.data.shape[axis]:
+            raise IndexError(f"tl.gather: an index is not below {src.data.shape[axis]}, or negative")
+        return TensorHandle(np.take_along_axis(src.data, indices.data, axis=axis), src.dtype.scalar)
 
     def _result(self, values: np.ndarray, dtype: tl.dtype) -> TensorHandle:
         """Comparisons give booleans, everything else is rounded to `dtype`."""
@@ -241,12 +259,20 @@ def _combined(combine: Callable[..., Any], left: Blocks, right: Blocks) -> Block
     return tuple(_as_type(t, like.dtype) for t, like in zip(found, left, strict=True))
 
 
-def _reduced(blocks: Blocks, axis: int, combine: Callable[..., Any]) -> Blocks:
-    """Combines neighbours along `axis`, whole blocks at a time, until one is left; the order of operands is kept."""
-    while blocks[0].handle.data.shape[axis] > 1:  # block sizes are powers of two
-        even, odd = (tuple(_take(t, axis, slice(first, None, 2)) for t in blocks) for first in (0, 1))
-        blocks = _combined(combine, even, odd)
+def _reduced(blocks: Blocks, axis: int, combine: Callable[..., Any], turned: bool) -> Blocks:
+    """Combines pairs along `axis`, whole blocks at a time, until one is left.
+
+    The device promises no order.  Neighbours are combined as they lie; turned: halves, and the second operand first.
+    """
+    while (n := blocks[0].handle.data.shape[axis]) > 1:  # block sizes are powers of two
+        parts = (slice(n // 2, None), slice(n // 2)) if turned else (slice(0, None, 2), slice(1, None, 2))
+        one, other = (tuple(_take(t, axis, part) for t in blocks) for part in parts)
+        blocks = _combined(combine, one, other)
     return blocks
+
+
+def _is_even_program() -> bool:
+    return sum(triton_interpreter.interpreter_builder.grid_idx) % 2 == 0
 
 
 def _scanned(blocks: Blocks, axis: int, combine: Callable[..., Any]) -> Blocks:
@@ -298,7 +324,7 @@ def _ufunc(block: tl.tensor, combine: Any) -> np.ufunc | None:
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:
-    """`tl.reduce`, for `tl.sum`, `tl.max` and so on too."""
+    """`tl.reduce`, for `tl.sum`, `tl.max` and so on too; custom functions in another order in every other program."""
     blocks = tuple(input) if isinstance(input, (tuple, tl.tuple)) else (input,)
     axis, keep_dims = unwrap(axis), bool(unwrap(keep_dims))
     dims = blocks[0].handle.data.ndim
@@ -312,7 +338,7 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
         reduced = function.reduce(flat[0].handle.data, axis=axis or 0, keepdims=True, dtype=flat[0].handle.data.dtype)
         results: Blocks = (make_block(reduced, flat[0].dtype),)
     else:
-        results = _reduced(flat, axis or 0, combine_fn)
+        results = _reduced(flat, axis or 0, combine_fn, turned=_is_even_program())
     found = []
     for t in results:
         data = t.handle.data

@@ -1,0 +1,27 @@
+"""task: softmax
+verdict: runtime_error|unsupported
+stage: verify|estimate
+why: the compiler is told that each of 16 rows begins at a multiple of 16; the first one of a program does
+"""
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_kernel(x_ptr, y_ptr, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    first = tl.multiple_of(rows * N, 16)
+    at = first[:, None] + columns[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=1)[:, None])
+    tl.store(y_ptr + at, e / tl.sum(e, axis=1)[:, None], mask=mask)
+
+
+def softmax(x):
+    M, N = x.shape
+    y = torch.empty_like(x)
+    softmax_kernel[(triton.cdiv(M, 16),)](x, y, M, N, ROWS=16, BLOCK=triton.next_power_of_2(N), num_warps=8)
+    return y
