@@ -1,7 +1,8 @@
 """task: vector_sin
 verdict: runtime_error|unsupported
 stage: estimate|verify
-why: the compiler is told that a permutation is consecutive, and loads vectors
+measured: ok
+why: the compiler is told that a permutation is consecutive, and may load vectors: whether it does is its own affair
 """
 import torch
 import triton
@@ -14,10 +15,12 @@ def sin_kernel(x_ptr, y_ptr, n, BLOCK_SIZE: tl.constexpr):
     mask = offsets < n
     x = tl.load(x_ptr + offsets, mask=mask)
     at = tl.arange(0, BLOCK_SIZE)
+    first = tl.program_id(0) * BLOCK_SIZE
     turned = at // 4 * 4 + (at % 4 * 2) % 3 + at % 4 // 3 * 3
-    from_there = tl.max_contiguous(tl.multiple_of(tl.program_id(0) * BLOCK_SIZE + turned, 4), 4)
+    from_there = tl.max_contiguous(tl.multiple_of(first + turned, 4), 4)
     value = tl.load(x_ptr + from_there, mask=from_there < n)
-    tl.store(y_ptr + from_there, tl.sin(value), mask=from_there < n)
+    to = first + (at & -4) + ((at & 1) << 1) + ((at & 2) >> 1)
+    tl.store(y_ptr + to, tl.sin(value), mask=to < n)
 
 
 def vector_sin(x):
