@@ -14,6 +14,7 @@ from fitness.verification.interpreter import Interpreter, programs_of
 HEADER = """
 import triton
 import triton.language as tl
+from triton.language import constexpr as fixed, static_assert as make_sure
 
 @triton.jit
 def sign(n):
@@ -70,6 +71,7 @@ def test_numbers_are_constants_where_the_compiler_has_constants(tmp_path, expres
 def test_what_is_assigned_is_a_tensor_but_for_constexprs(tmp_path):
     body = f"a: tl.constexpr = 1\nb = 1\n{value('10 * (a // -2) + b // -2')}"
     assert execute(tmp_path, body) == -10.0
+    assert execute(tmp_path, body.replace("tl.constexpr", "fixed")) == -10.0
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,7 @@ REFUSED = {
     "an assignment in an expression": value("(a := 1) // -2"),
     "identity of numbers": value("1.0 if 1024 is 1024 else 2.0"),
     "a message that does something": "tl.static_assert(B > 0, tl.store(o + i, v))",
+    "the same by another name": "make_sure(B > 0, tl.store(o + i, v))",
     "a constant that one branch hides": "if n > 0:\n    two = 5\n" + value("two"),
     "a builtin that one branch hides": "if n > 0:\n    max = 5\n" + value("max"),
     "keywords of the builtin range": "for t in range(4, step=2):\n    tl.store(o, t.to(tl.float32))",

@@ -20,6 +20,7 @@ from fitness.verification.operations import BlockCondition, unwrap
 
 # What a name may be that a kernel reads from its module; anything else the compiler refuses there.
 _READABLE = (tl.constexpr, tl.dtype, ModuleType, JITFunction)
+_STATIC_ASSERT = tl.static_assert  # which is another one while the language is patched
 _BUILTINS = {"range", "min", "max", "float", "int", "len", "print", "list"}
 
 
@@ -181,7 +182,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """The message of an assertion at compile time is evaluated where that fails."""
-        if self._resolved(node.func) is tl.static_assert:
+        if self._resolved(node.func) in (_STATIC_ASSERT, tl.static_assert):
             messages = [*node.args[1:], *(k.value for k in node.keywords)]
             if any(isinstance(part, ast.Call) for message in messages for part in ast.walk(message)):
                 raise _refuse(node, "a message of tl.static_assert that calls something")
