@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from pathlib import Path
 
-# Control characters but tab and newline, halves of surrogate pairs, and marks that turn the direction of a line.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_DOUBTFUL = re.compile("[^\t\n -~]")  # the rest is seen as itself
+# Unicode's categories of what is not: control and format characters (directions, zero widths, tags), halves of
+# surrogate pairs, private use, unassigned, and separators of lines and paragraphs.
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+# Letters and marks that show nothing, the rest of what Unicode calls "default ignorable": variation selectors, fillers.
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 MOST = 4000  # characters of a message: names in it may be of any length
 _KEPT = MOST - 50  # of a longer one, beside what is said of the rest
@@ -23,8 +28,8 @@ def short(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""`text` with what would not be seen as itself written out, as in \x1b and \u202e."""
-    return _HIDDEN.sub(lambda found: _written(ord(found[0])), text)
+    r"""`text` with what would not be seen as itself written out, as in \x1b, \u202e and \U000e0041."""
+    return _DOUBTFUL.sub(lambda found: _seen(found[0]), text)
 
 
 def quoted(path: Path | str) -> str:
@@ -37,5 +42,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _seen(character: str) -> str:
+    hidden = unicodedata.category(character) in _HIDDEN or _BLANK.match(character)
+    return _written(ord(character)) if hidden else character
+
+
 def _written(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -17,6 +17,14 @@ from evo.plain import MOST, counted, plain, quoted, short
         ("\r\x00\x7f\x9b31m", "\\x0d\\x00\\x7f\\x9b31m"),
         ("half \ud800", "half \\ud800"),
         ("\u202eright to left\u2066\u200f\u061c", "\\u202eright to left\\u2066\\u200f\\u061c"),
+        ("cafe\u0301, no\u00a0break, 😀 and \U00020000", "cafe\u0301, no\u00a0break, 😀 and \U00020000"),
+        ("tags \U000e0001\U000e0041\U000e007f", "tags \\U000e0001\\U000e0041\\U000e007f"),
+        ("widths \u200b\u200c\u200d\u2060\ufeff", "widths \\u200b\\u200c\\u200d\\u2060\\ufeff"),
+        ("operators \u2061\u2064\u180e\u00ad", "operators \\u2061\\u2064\\u180e\\xad"),
+        ("selectors \ufe00\ufe0f\U000e0100\U000e01ef", "selectors \\ufe00\\ufe0f\\U000e0100\\U000e01ef"),
+        ("fillers \u034f\u115f\u3164\uffa0", "fillers \\u034f\\u115f\\u3164\\uffa0"),
+        ("private \ue000\U000f0000 nothing \uffff\U000e0fff", "private \\ue000\\U000f0000 nothing \\uffff\\U000e0fff"),
+        ("lines\u2028\u2029", "lines\\u2028\\u2029"),
     ],
 )
 def test_what_would_not_be_seen_is_written_out(text, shown):
