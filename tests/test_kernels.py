@@ -157,9 +157,10 @@ def f(x):
 """
     import triton.runtime.interpreter
 
-    known = closures(source)["f"].text
+    known = closures(source)["f"].digest
     monkeypatch.delattr(triton.runtime, "interpreter")
-    assert closures(source)["f"].text == known and "from triton.runtime" in known
+    assert closures(source)["f"].digest == known
+    assert closures(source.replace("triton.runtime", "triton.nowhere"))["f"].digest != known
 
 
 def test_arguments(tmp_path):
@@ -179,6 +180,46 @@ def test_an_unknown_kernel_lists_the_known_ones(tmp_path):
     with pytest.raises(JobError, match="found: double, scale") as caught:
         get_kernel(kernels, "wrapped", 7)
     assert caught.value.verdict is Verdict.UNSUPPORTED and caught.value.line == 7
+
+
+CALLS = """
+import triton
+import triton.language as tl
+FACTOR = 2
+@triton.jit
+def f(x):
+    return g(x) + FACTOR
+def host():
+    return 1
+@triton.jit
+def g(x):
+    return f(h(x))
+@triton.jit
+def h(x):
+    return x
+@triton.jit
+def beside(x):
+    return h(x)
+"""
+
+
+def test_what_a_kernel_calls_is_part_of_it():
+    found = closures(CALLS)
+    assert list(found) == ["f", "g", "h", "beside"] and "host" not in found
+    assert found["f"].names == {"f", "g", "h", "x", "FACTOR", "triton"} and found["h"].names == {"x", "triton"}
+    changed = closures(CALLS.replace("    return x\n", "    return x + 1\n"))
+    assert all(changed[name].digest != found[name].digest for name in found)
+    changed = closures(CALLS.replace("return h(x)\n", "return h(x) + 1\n").replace("return 1\n", "return 2\n"))
+    assert [name for name in found if changed[name].digest != found[name].digest] == ["beside"]
+
+
+def test_of_thousands_of_functions_those_launched_are_followed():
+    """To follow each of a chain of calls as far as it goes would take minutes."""
+    chain = "".join(f"@triton.jit\ndef a{i}():a{i + 1}()\n" for i in range(5000))
+    found = closures(f"import triton\n{chain}")
+    assert len(found) == 5000 and "a4999" in found
+    assert len(found["a0"].names) == 5001 and found["a4999"].names == {"a5000", "triton"}
+    assert found["a0"] is found["a0"]
 
 
 def test_parameters_are_known_as_constexpr_by_their_annotation():

@@ -9,10 +9,11 @@ candidate.  Executing what is left defines functions and nothing more.
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -105,34 +106,63 @@ def _is_free(name: str) -> bool:
 class Closure:
     """A kernel as its source has it, with all that decides how it compiles beside its arguments."""
 
-    text: str  # its own, with what it calls and of the imports
+    digest: str  # of its own text, with what it calls and of the imports
     names: frozenset[str]  # in that text
     constexprs: frozenset[str]  # parameters annotated so: for each value of theirs there is a build
     line: int  # of its `def`
 
 
-def closures(source: str) -> dict[str, Closure]:
-    """The kernels of `source` by name; {} where it cannot be parsed."""
+def closures(source: str) -> Mapping[str, Closure]:
+    """The kernels of `source` by name, each put together when it is asked for; none where it cannot be parsed."""
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
         tree = syntax.parse(source)
     except (SyntaxError, ValueError):
         return {}
-    imports = list(_imports(tree.body))
-    names = _imported_names(imports)
-    lines, texts, mentioned, nodes = source.split("\n"), {}, {}, {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and (jit := _jit_decorator(node, names)) is not None:
-            nodes[node.name] = node
-            mentioned[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            body = lines[node.lineno - 1 : node.end_lineno]
-            texts[node.name] = "\n".join([f"@{ast.unparse(jit)}", *body])
-    head = "\n".join(map(ast.unparse, imports))
-    found = {}
-    for name, node in nodes.items():
-        text, reached = _reached(name, head, texts, mentioned)
-        found[name] = Closure(text, reached, _constexprs(node, names), node.lineno)
-    return found
+    return _Closures(tree, source.split("\n"))
+
+
+class _Closures(Mapping[str, Closure]):
+    """Of thousands of functions few are launched: only those are followed to what they call."""
+
+    def __init__(self, tree: ast.Module, lines: Sequence[str]) -> None:
+        imports = list(_imports(tree.body))
+        self._imported = _imported_names(imports)
+        self._head = "\n".join(map(ast.unparse, imports))
+        self._nodes: dict[str, ast.FunctionDef] = {}
+        self._texts: dict[str, str] = {}
+        self._mentioned: dict[str, set[str]] = {}
+        self._found: dict[str, Closure] = {}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and (jit := _jit_decorator(node, self._imported)) is not None:
+                self._nodes[node.name] = node
+                self._mentioned[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                body = lines[node.lineno - 1 : node.end_lineno]
+                self._texts[node.name] = "\n".join([f"@{ast.unparse(jit)}", *body])
+
+    def __getitem__(self, name: str) -> Closure:
+        if name not in self._found:
+            node, reached = self._nodes[name], self._reached(name)
+            text = "\n".join([self._head, *(self._texts[n] for n in self._texts if n in reached)])
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            names = frozenset(n for r in reached for n in self._mentioned[r])
+            self._found[name] = Closure(digest, names, _constexprs(node, self._imported), node.lineno)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def _reached(self, name: str) -> set[str]:
+        """The kernel and all that it calls, and what these call."""
+        reached, ahead = {name}, [name]
+        while ahead:
+            new = (self._mentioned[ahead.pop()] & self._texts.keys()) - reached
+            reached |= new
+            ahead += new
+        return reached
 
 
 def _constexprs(function: ast.FunctionDef, names: Mapping[str, str]) -> frozenset[str]:
@@ -141,17 +171,6 @@ def _constexprs(function: ast.FunctionDef, names: Mapping[str, str]) -> frozense
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     said = ((p.arg, _dotted(p.annotation, names) or ast.unparse(p.annotation)) for p in every if p.annotation)
     return frozenset(name for name, annotation in said if "constexpr" in annotation)
-
-
-def _reached(
-    name: str, head: str, texts: Mapping[str, str], mentioned: Mapping[str, set[str]]
-) -> tuple[str, frozenset[str]]:
-    reached, names, new = set(), set(), {name}
-    while new:
-        reached |= new
-        names |= set().union(*(mentioned[n] for n in new))
-        new = (names & texts.keys()) - reached
-    return "\n".join([head, *(texts[n] for n in texts if n in reached)]), frozenset(names)
 
 
 def argument(value: Any, kernels: Mapping[str, JITFunction]) -> Any:

@@ -73,7 +73,7 @@ def build_key(
     kernel = kernels[launch["kernel"]]
     used = {name: value for name, value in constants.items() if name in kernel.names}
     decisive = json.dumps(
-        [kernel.text, used, target, launch["kernel"], launch["args"], launch["options"]], sort_keys=True
+        [kernel.digest, used, target, launch["kernel"], launch["args"], launch["options"]], sort_keys=True
     )
     # A function that is passed to a kernel, or that a constant stands for, is part of neither's text.
     return "" if '"jit"' in json.dumps([used, launch["args"]]) else sha256(decisive.encode()).hexdigest()[:32]
