@@ -160,3 +160,24 @@ def test_options_that_bring_in_foreign_code_are_refused(tmp_path):
         job(payload, tmp_path)
     assert (caught.value.verdict, caught.value.line) == (Verdict.REJECTED, 9)
     assert "ir_override" in caught.value.message
+
+
+def staged(stages) -> dict:
+    a, b, c = (TensorRef(i, "float16", (64, 64), (64, 1)) for i in range(3))
+    args = {"a": a, "b": b, "c": c, "K": 64, "BM": 64, "BN": 64, "BK": 32}
+    return {**encoded(Config((1, 1, 1), args, {"num_stages": stages}), "matmul"), "line": 7}
+
+
+@pytest.mark.parametrize("stages", [-1, 17, 10**7, 2.0, "3", True])
+def test_stages_are_a_small_number(tmp_path, stages):
+    with pytest.raises(JobError, match=r"num_stages=.* is not allowed; give an integer from 0 to 16") as caught:
+        compile_launches(tmp_path, staged(stages))
+    assert (caught.value.verdict, caught.value.line) == (Verdict.REJECTED, 7)
+
+
+def test_each_stage_of_a_pipeline_has_its_own_copies(tmp_path):
+    """By which the estimate goes; two loads go through shared memory here."""
+    found = compile_launches(tmp_path, *(staged(stages) for stages in (None, 0, 1, 2, 4)))
+    copies = [build["ptx_features"]["cp_async"] for build in found]
+    loads = copies[3] // 2
+    assert loads >= 2 and copies == [3 * loads, 0, 0, 2 * loads, 4 * loads]

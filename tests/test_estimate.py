@@ -6,6 +6,7 @@ import math
 import pytest
 
 from evo.records import Build
+from fitness.compilation import screen
 from fitness.compilation.target import get_target
 from fitness.estimation import estimate as model
 from fitness.plan import Buffer, Copy, Fill, LaunchPlan, Op
@@ -34,7 +35,7 @@ def rows(source, kernel, M, N, block, tmp_path, *builds):
     return run(source, plan_of(kernel, (M,), args, ("y",)), tmp_path, *builds)
 
 
-def product(tile, num_warps, registers, shared, tmp_path, stages=3):
+def product(tile, num_warps, registers, shared, tmp_path, stages=3, source=MATMUL, copies=None):
     M = N = K = 2048
     bm, bn, bk = tile
     args = {
@@ -42,7 +43,8 @@ def product(tile, num_warps, registers, shared, tmp_path, stages=3):
         "c": tensor(2, M, N, dtype="float16"), "M": M, "N": N, "K": K, "BM": bm, "BN": bn, "BK": bk,
     }  # fmt: skip
     plan = plan_of("matmul", (M // bm * (N // bn),), args, ("c",), options={"num_stages": stages})
-    return run(MATMUL, plan, tmp_path, build(num_warps, registers, shared_bytes=shared))
+    built = dataclasses.asdict(build(num_warps, registers, shared_bytes=shared))
+    return run(source, plan, tmp_path, built | ({} if copies is None else {"ptx_features": {"cp_async": copies}}))
 
 
 # --- orderings -------------------------------------------------------------------------------------------------------
@@ -85,6 +87,40 @@ def test_large_tiles_of_a_product_are_faster(tmp_path):
     assert large.total_us > 2 * 2048**3 / H200.tensor_flops["float16"] * 1e6
     unpipelined = product((128, 128, 64), 8, 122, 32768, tmp_path, stages=1)
     assert unpipelined.total_us > 1.2 * large.total_us
+
+
+def staged(tmp_path, stages, source=MATMUL, copies=None):
+    return product((64, 64, 64), 4, 80, 16384, tmp_path, stages, source, copies).total_us
+
+
+def test_stages_that_no_pipeline_has_gain_nothing(tmp_path):
+    none, most = staged(tmp_path, 1), staged(tmp_path, screen.MOST_STAGES)
+    assert none > 1.1 * most > 0
+    assert staged(tmp_path, 0) == staged(tmp_path, -1) == staged(tmp_path, -(10**9)) == none
+    assert staged(tmp_path, 10**9) == most and staged(tmp_path, "3") == staged(tmp_path, None)
+
+
+def test_a_pipeline_has_no_more_stages_than_copies(tmp_path):
+    assert staged(tmp_path, 9, copies=0) == staged(tmp_path, 1, copies=0) == staged(tmp_path, 1)
+    assert staged(tmp_path, 9, copies=3) == staged(tmp_path, 3, copies=18) < staged(tmp_path, 2, copies=12)
+
+
+def test_a_while_loop_is_not_pipelined(tmp_path):
+    loop = "    for _ in range(0, K, BK):\n"
+    assert loop in MATMUL
+    source = MATMUL.replace(loop, "    done = 0\n    while done < K:\n        done += BK\n")
+    assert staged(tmp_path, 3, source) == staged(tmp_path, 1, source) > staged(tmp_path, 3)
+
+
+def test_stages_of_a_range_count_where_they_are_in_the_machine_code(tmp_path):
+    def taken(loop, **features):
+        built = {**dataclasses.asdict(build(4, 22, shared_bytes=16)), "ptx_features": features}
+        return rows(SOFTMAX3.replace("range(0, N, BLOCK)", loop), "softmax3", 8192, 8192, 1024, tmp_path, built)
+
+    plainly = taken("range(0, N, BLOCK)", cp_async=0).total_us
+    assert taken("tl.range(0, N, BLOCK, num_stages=1000)", cp_async=0).total_us == plainly
+    assert taken("tl.range(0, N, BLOCK, num_stages=-3)", cp_async=9).total_us == plainly
+    assert taken("tl.range(0, N, BLOCK, num_stages=3)", cp_async=9).total_us < plainly
 
 
 def test_spills_and_lost_occupancy_cost_time(tmp_path):

@@ -246,6 +246,12 @@ def test_a_configuration_that_needs_more_than_the_device_has_is_left_out(zygote,
     assert (stop.value.stage, stop.value.verdict) == ("screen", Verdict.OUT_OF_MEMORY)
 
 
+def test_stages_of_all_configurations_are_looked_at(zygote, tmp_path):
+    with pytest.raises(Stop, match="num_stages=-1 is not allowed") as stop:
+        built_of(PIPELINED.replace("STAGES", "(1, -1)"), zygote, tmp_path / "some")
+    assert (stop.value.stage, stop.value.verdict) == ("compile", Verdict.REJECTED)
+
+
 @pytest.mark.parametrize("configs", ["((64, 1), (128, 2))", "((64, 1),)"])
 def test_a_kernel_without_a_configuration_is_a_compile_error(zygote, tmp_path, configs):
     with pytest.raises(Unbuildable, match="line 10: kernel kernel: too small a block in `tl") as stop:

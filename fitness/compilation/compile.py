@@ -108,6 +108,11 @@ def _check_options(launch: Mapping[str, Any], options: Mapping[str, Any]) -> Non
     if foreign:
         message = f"launch option {', '.join(foreign)} is not allowed; allowed: {', '.join(sorted(OPTIONS))}"
         raise JobError(Verdict.REJECTED, message, launch.get("line", 0))
+    stages = options.get("num_stages")
+    if stages is not None and (type(stages) is not int or not 0 <= stages <= screen.MOST_STAGES):
+        # Triton compiles any number: below 2, and where there is nothing to pipeline, it does not matter to it.
+        message = f"num_stages={stages!r} is not allowed; give an integer from 0 to {screen.MOST_STAGES}"
+        raise JobError(Verdict.REJECTED, message, launch.get("line", 0))
 
 
 # --- Triton without a device -----------------------------------------------------------------------------------------

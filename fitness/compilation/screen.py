@@ -19,6 +19,7 @@ SHARED_UNIT = 128  # shared memory is given to a program in units of, bytes
 SHARED_RESERVED = 1024  # shared memory the system keeps for each program, bytes
 WARP = 32
 MAX_THREADS = 1024  # of one program
+MOST_STAGES = 16  # of a loop's pipeline: each holds its blocks in shared memory
 
 
 def occupancy(registers: int, shared_bytes: int, num_warps: int, target: Target) -> tuple[int, float]:

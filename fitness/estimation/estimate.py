@@ -195,7 +195,8 @@ class _Launched:
     trace: LaunchTrace
     target: Target
     warps: int  # of a program
-    stages: int
+    stages: int  # that the launch asks for
+    copies: int  # asynchronous ones in the text of the machine code: each stage of a pipeline has its own
     wgmma: bool
     registers: int  # of a thread
     spill_bytes: int  # of a thread
@@ -240,13 +241,15 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
     resident, _ = screen.occupancy(b["registers"], b["shared_bytes"], b["num_warps"], target)
     if resident == 0:
         return None
+    features = b.get("ptx_features", {})
     large = any(row[0] >= 64 for row in trace.dots) and b["num_warps"] % SCHEDULERS == 0
     on = _Launched(
         trace=trace,
         target=target,
         warps=b["num_warps"],
-        stages=int(config.options.get("num_stages") or DEFAULT_STAGES),
-        wgmma=bool(b["ptx_features"]["wgmma"]) if "ptx_features" in b else large and target.arch >= 90,
+        stages=_asked(config.options.get("num_stages")),
+        copies=features.get("cp_async", screen.MOST_STAGES) + features.get("tma", 0),
+        wgmma=bool(features["wgmma"]) if "wgmma" in features else large and target.arch >= 90,
         registers=b["registers"],
         spill_bytes=b["spill_bytes"],
         shared_bytes=b["shared_bytes"],
@@ -295,7 +298,21 @@ def _streams(on: _Launched) -> int:
     groups = max(1, on.warps // SCHEDULERS)
     if not on.trace.dots:
         return 1 if on.trace.reductions else groups
-    return groups if on.trace.reductions else groups * (1 + 2 * (on.stages - 1))
+    stages = max((_stages(on, where) for kind, where, _ in on.trace.rounds if kind == "dot"), default=1)
+    return groups if on.trace.reductions else groups * (1 + 2 * (stages - 1))
+
+
+def _asked(option: Any) -> int:
+    """Stages that a launch asks for; below 2 nothing is pipelined."""
+    return max(1, min(option, screen.MOST_STAGES)) if isinstance(option, int) else DEFAULT_STAGES
+
+
+def _stages(on: _Launched, where: str) -> int:
+    """Stages of the pipeline of a loop: those asked for, as far as there are copies for them in the machine code."""
+    if where == "straight":  # also what is in a `while`
+        return 1
+    asked = _asked(int(where.split()[1])) if where.startswith("stages") else on.stages
+    return max(1, min(asked, on.copies))
 
 
 def _on_multiprocessors(on: _Launched, clocks: float) -> float:
@@ -526,7 +543,7 @@ def _latency(on: _Launched, load_us: float) -> float:
     busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(on)) / on.clocks_us / max(1.0, rounds)
     for kind, where, count in on.trace.rounds:
         ahead = _loads_ahead(on, kind, where)
-        hidden = busy / 2 if where != "straight" and kind == "dot" and on.stages > 1 else 0.0
+        hidden = busy / 2 if kind == "dot" and _stages(on, where) > 1 else 0.0
         path += count * max(0.0, load_us / ahead - hidden)
     barrier = BARRIER_US + BARRIER_WARP_US * on.warps if on.warps > 1 else 0.0
     path += math.fsum(count * (REDUCTION_US + barrier) for *_, count in on.trace.reductions)
@@ -535,12 +552,11 @@ def _latency(on: _Launched, load_us: float) -> float:
 
 def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
     """Rounds of loads in flight at a time."""
-    if where.startswith("stages"):
-        return max(1, int(where.split()[1]) - 1)
     if where == "straight":
         return 1
-    if kind == "dot":  # Triton pipelines the loops of matrix products
-        return max(1, on.stages - 1)
+    stages = _stages(on, where)
+    if kind == "dot" or (where.startswith("stages") and stages > 1):  # what Triton pipelines
+        return max(1, stages - 1)
     return {"plain": LOADS_AHEAD, "masked": MASKED_LOADS_AHEAD}.get(kind, 1)
 
 
