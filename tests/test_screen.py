@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from evo.records import Build
-from fitness.compilation.screen import occupancy, out_of_resources, plan_hash
+from fitness.compilation.screen import not_at_once, occupancy, out_of_resources, plan_hash
 from fitness.compilation.target import get_target
 from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
 
@@ -92,3 +92,22 @@ def test_work_counts():
     hashes += [hash_of(make_plan(), sass_hash="b"), hash_of(make_plan(), num_warps=8)]
     hashes += [plan_hash({"other case": (make_plan(), [[dataclasses.asdict(BUILD)]] * 2)})]
     assert len(set(hashes)) == len(hashes)
+
+
+@pytest.mark.parametrize(
+    ("grid", "warps", "ctas", "cooperative", "room"),
+    [
+        ((132, 12, 1), 4, 1, True, None),  # 12 programs of 40 registers a thread on a multiprocessor
+        ((132, 4, 3), 4, 1, True, None),
+        ((1585, 1, 1), 4, 1, True, 1584),
+        ((1585, 1, 1), 4, 1, False, None),
+        ((1585, 1, 1), 2, 1, True, None),
+        ((792, 1, 1), 4, 2, True, None),
+        ((793, 1, 1), 4, 2, True, 1584),
+    ],
+)
+def test_all_programs_of_a_cooperative_launch_are_resident(grid, warps, ctas, cooperative, room):
+    launch = {"num_ctas": ctas, "cooperative": cooperative}
+    builds = [[{**dataclasses.asdict(BUILD), "num_warps": warps, "launch": launch}]] * 2
+    found = not_at_once(make_plan(grid=grid), builds, TARGET)
+    assert found is None if room is None else found is not None and f"holds {room} at once (12 on each of 132" in found

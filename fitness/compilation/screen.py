@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,26 @@ def out_of_resources(build: Build | Mapping[str, Any], target: Target) -> str | 
             f"needs {registers} registers ({b['registers']} for each of {threads} threads), a program has "
             f"{target.registers_per_program}; use smaller blocks or fewer num_warps"
         )
+    return None
+
+
+def not_at_once(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str, Any]]], target: Target) -> str | None:
+    """Why CUDA refuses a cooperative launch of the plan, or None: all of its programs must be resident at once.
+
+    `builds` as of `fitness.compilation.compile`, by launch and configuration.
+    """
+    for launch, by_config in zip(plan.launches, builds, strict=True):
+        for config, build in zip(launch.configs, by_config, strict=True):
+            facts = build["launch"]
+            resident, _ = occupancy(build["registers"], build["shared_bytes"], build["num_warps"], target)
+            # As CUDA counts them: each CTA of a cluster by itself.
+            programs, room = math.prod(config.grid) * facts["num_ctas"], resident * target.multiprocessors
+            if facts["cooperative"] and programs > room:
+                return (
+                    f"kernel {launch.kernel}: a cooperative launch of {programs} programs, of which "
+                    f"{target.device_name} holds {room} at once ({resident} on each of {target.multiprocessors} "
+                    "multiprocessors); launch no more and let them loop, or launch without launch_cooperative_grid"
+                )
     return None
 
 
