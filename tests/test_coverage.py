@@ -112,6 +112,31 @@ def test_programs_that_all_do_the_same_part_are_found(tmp_path):
     assert "of them; write all of the output" in found(tmp_path, 4096, source=same)
 
 
+LATER = """
+@triton.jit
+def copy(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    tl.store(y + at, v)
+    i = 0
+    while i < TURNS:
+        v = tl.sin(v)
+        i += 1
+    tl.store(y + at, v, mask=v > 2)
+"""
+
+
+def test_what_comes_after_the_end_of_the_trace_is_not_passed_over(tmp_path):
+    """All of the output is written before a loop of which nobody sees the end, and the estimate is of its beginning."""
+    n = 1 << 20
+    plan = plan_of("copy", (1024,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
+    of_seed = seen(plan, [0], traces_of(COPY, plan, tmp_path))
+    few, many = (seen(plan, [0], traces_of(LATER.replace("TURNS", t), plan, tmp_path)) for t in ("1000", "1000000"))
+    assert coverage(plan, few, plan, of_seed) is None
+    assert "go on for longer than they are followed" in coverage(plan, many, plan, of_seed)
+    assert coverage(plan, many, plan, many) is None
+
+
 ENDLESS = """
 @triton.jit
 def copy(x, y, n, BLOCK: tl.constexpr):
@@ -128,9 +153,10 @@ def test_who_goes_on_without_end_is_asked_for_what_was_seen_of_it(tmp_path):
     plan = plan_of("copy", (1024,), {"x": tensor(0, n), "y": tensor(1, n), "n": n, "BLOCK": 1024}, ("y",))
     of_seed = seen(plan, [0], traces_of(COPY, plan, tmp_path))
     whole, part = (seen(plan, [0], traces_of(ENDLESS.replace("ROWS", r), plan, tmp_path)) for r in ("1024", "512"))
-    assert whole.truncated and coverage(plan, whole, plan, of_seed) is None
     assert "write all of the output" in coverage(plan, part, plan, of_seed)
-    assert coverage(plan, part, plan, part) is None  # the seed goes on like that too
+    assert "go on for longer than they are followed" in coverage(plan, whole, plan, of_seed)
+    for other in (part, None):  # the seed goes on like that too, or nobody knows
+        assert coverage(plan, part, plan, other) is None and coverage(plan, whole, plan, other) is None
 
 
 def test_programs_that_are_far_from_each_other_and_do_the_same_are_found(tmp_path):

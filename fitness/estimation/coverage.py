@@ -35,6 +35,7 @@ class Seen:
     roles: bool = False
     met: bool = False  # as of LaunchTrace
     astray: bool = False  # the same
+    cut_off: bool = False  # the same
 
 
 def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Seen:
@@ -59,6 +60,7 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     found.roles |= trace.roles
     found.met |= trace.met
     found.astray |= trace.astray
+    found.cut_off |= trace.cut_off
     found.computed += _operations(trace)
     for t in trace.traffic:
         found.moved += t.touched
@@ -84,19 +86,25 @@ def coverage(
     It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
     sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
     part of what the seed writes; and where the task says how many bytes the problem must move, and how many operations
-    it takes, a fair part of them must be seen.  Nothing may be stored outside of all buffers.
+    it takes, a fair part of them must be seen.  Nothing may be stored outside of all buffers.  Programs must have been
+    followed to their end if the seed's were: what is estimated of others is their beginning.
     """
     if found.astray:
         return "a kernel stores outside of all its arrays; mask what lies beyond their ends"
     if wrong := _other_form(plan, seed):
         return wrong
+    endless = "its programs go on for longer than they are followed" if _is_endless(found, of_seed) else None
     if found.truncated and (of_seed is None or of_seed.truncated):  # it may be in the nature of the task
-        return None
+        return endless
     least = ROUGH_SHARE if found.roles else WRITTEN_SHARE
     uncomputed = None if plan.delegated else _uncomputed(found.computed, case_flops)
     unwritten = _unwritten(plan, found.written, least) or _unwritten(plan, found.spread, SPREAD_SHARE)
     unchanged = _unchanged(plan, found, seed, of_seed, written) if of_seed and not of_seed.truncated else None
-    return unwritten or unchanged or _unmoved(found.moved, case_bytes) or uncomputed
+    return unwritten or unchanged or _unmoved(found.moved, case_bytes) or uncomputed or endless
+
+
+def _is_endless(found: Seen, of_seed: Seen | None) -> bool:
+    return found.cut_off and of_seed is not None and not of_seed.cut_off
 
 
 def _operations(trace: LaunchTrace) -> float:

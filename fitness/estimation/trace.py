@@ -82,6 +82,7 @@ class LaunchTrace:
     busiest: operations of the busiest sampled program / operations of the mean one
     truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
         too small
+    cut_off: a program was cut off, so that all that is counted may be a small part of it
     met: a branch depended on what an atomic returned, so another program may do what is not seen here
     roles: programs differ in what they write to, so that totals are as rough as the samples are few
     astray: a program stores outside of all buffers
@@ -101,6 +102,7 @@ class LaunchTrace:
     roles: bool = False
     met: bool = False
     astray: bool = False
+    cut_off: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -305,6 +307,7 @@ def summary(
         roles=has_roles(counters),
         met=any(c.met for c in counters),
         astray=any(c.astray for c in (*counters, *near, *far)),
+        cut_off=any(c.cut_off for c in counters),
     )
 
 
