@@ -233,6 +233,79 @@ def test_pipelined_loops_are_told_apart(tmp_path):
     assert traffic(found, 0, "load").distinct == 4 * MB
 
 
+SCALED = """
+@triton.jit
+def scaled(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for q in range(0, K, BK):
+        x, y = tl.load(a + m[:, None] * K + q + k[None, :]), tl.load(b + (q + k)[:, None] * BN + n[None, :])
+        acc = PRODUCT
+    tl.store(c + m[:, None] * BN + n[None, :], acc.to(tl.bfloat16))
+"""
+
+
+def test_a_scaled_product_is_a_product(tmp_path):
+    shapes = {"a": tensor(0, 32, 512, dtype="bfloat16"), "b": tensor(1, 512, 64, dtype="bfloat16")}
+    args = {**shapes, "c": tensor(2, 32, 64, dtype="bfloat16"), "K": 512, "BM": 32, "BN": 64, "BK": 128}
+    plan = plan_of("scaled", (1,), args, ("c",))
+    ways = ("tl.dot(x, y, acc)", 'tl.dot_scaled(x, None, "bf16", y, None, "bf16", acc)')
+    plainly, found = (trace_of(SCALED.replace("PRODUCT", way), plan, tmp_path) for way in ways)
+    assert found.dots == plainly.dots == ((32, 64, 128, "bf16", "bf16", "tf32", 4.0),)
+    assert found.rounds == plainly.rounds == (("dot", "loop", 4.0),)
+
+
+WASHED = """
+@triton.jit
+def washed(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    WASH
+    tl.store(y + at, v & 7)
+"""
+
+
+@pytest.mark.parametrize(
+    "wash",
+    [
+        "v = v.to(tl.float32, bitcast=True).to(tl.int32, bitcast=True)",
+        "v, w = tl.split(tl.join(v, v))",
+        "v = tl.gather(v, tl.arange(0, BLOCK), 0)",
+    ],
+)
+def test_loaded_values_stay_loaded_whatever_they_pass_through(tmp_path, wash):
+    """Operations on them are no index arithmetic, which the compiler has its ways with."""
+    n = 1 << 16
+    args = {"x": tensor(0, n, dtype="int32"), "y": tensor(1, n, dtype="int32"), "n": n, "BLOCK": 256}
+    plan = plan_of("washed", (n // 256,), args, ("y",))
+    of_addresses = [
+        [row for row in trace_of(WASHED.replace("WASH", w), plan, tmp_path).ops if row[0].startswith("index")]
+        for w in ("pass", wash)
+    ]
+    assert of_addresses[0] == of_addresses[1] == [("index", 256, 1.0), ("index_product", 1, 1.0)]
+
+
+@pytest.mark.parametrize("way", ["v.to(tl.int64).to(y.dtype)", "y + v.to(tl.int64) - 1"])
+def test_what_is_waited_for_and_made_up_stays_so_as_an_address(tmp_path, way):
+    n = 1 << 16
+    args = {"x": tensor(0, n, dtype="int32"), "y": tensor(1, n, dtype="int32"), "n": n, "BLOCK": 256}
+    source = WASHED.replace("WASH", f"y = {way}; at = 0")
+    found = trace_of(source, plan_of("washed", (n // 256,), args, ("y",)), tmp_path)
+    assert not found.astray and found.rounds == (("plain", "straight", 1.0),)
+
+
+CLAMPED = WASHED.replace("WASH", "v = tl.clamp(v.to(tl.float32), 0.0, 6.0, HOW).to(tl.int32)")
+
+
+def test_a_clamp_is_two_operations_whatever_becomes_of_nan(tmp_path):
+    n = 1 << 16
+    args = {"x": tensor(0, n, dtype="int32"), "y": tensor(1, n, dtype="int32"), "n": n, "BLOCK": 256}
+    plan = plan_of("washed", (n // 256,), args, ("y",))
+    ways = (f"tl.PropagateNan.{way}" for way in ("NONE", "ALL"))
+    one, other = (trace_of(CLAMPED.replace("HOW", way), plan, tmp_path).ops for way in ways)
+    assert one == other and ("float", 256, 2.0) in one
+
+
 SPIN = """
 @triton.jit
 def spin(flag, y):

@@ -52,8 +52,9 @@ _CLASSES = {
 _CLASS_OF = {operation: kind for kind, operations in _CLASSES.items() for operation in operations.split()}
 _SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "frem")  # each a class of its own
 # Moves between layouts or nothing at all; loaded values pass through without being waited for.
-_VIEWS = ("splat", "unsplat", "expand_dims", "broadcast", "reshape", "trans", "bitcast")
+_VIEWS = ("splat", "unsplat", "expand_dims", "broadcast", "reshape", "trans", "bitcast", "int_to_ptr")
 _WAITS = ("join", "split", "cat", "gather", "histogram")
+_MADE_UP = ("of_atomic", "made_up")  # marks of values that are not the real ones
 
 Key = tuple[Any, ...]
 
@@ -151,11 +152,11 @@ class Counter:
         self.counts[kind, elements, results] += 1
         self.counts["ops", "float", elements] += 1
 
-    def dot(self, a: TensorHandle, b: TensorHandle, precision: Any) -> None:
+    def dot(self, result: TensorHandle, k: int, a: str, b: str, precision: str) -> None:
+        """Counts products of matrices of so many columns and rows, of these dtypes."""
         self.spend()
-        *batch, m, k = a.data.shape
-        name = str(precision).rpartition(".")[2].lower()
-        self.counts["dot", m, b.data.shape[-1], k, str(a.dtype.scalar), str(b.dtype.scalar), name] += math.prod(batch)
+        *batch, m, n = result.data.shape
+        self.counts["dot", m, n, k, a, b, precision] += math.prod(batch)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -296,9 +297,9 @@ def _buffer_of(pointers: TensorHandle) -> int:
     return (int(pointers.data.flat[0]) >> BUFFER_SHIFT) - 1
 
 
-def _inherit(result: Any, inputs: Iterable[Any]) -> None:
+def _inherit(result: Any, inputs: Iterable[Any], marks: Sequence[str] = _MADE_UP) -> None:
     """Marks the result of an operation on what is made up here as such."""
-    for name in ("of_atomic", "made_up"):
+    for name in marks:
         if any(getattr(i, name, False) for i in inputs):
             setattr(result, name, True)
 
@@ -448,7 +449,7 @@ class _CountingBuilder(Builder):
             result = method(*args, **kwargs)
             if source.data.size == 1 and result.data.size > 1:
                 result.data = np.broadcast_to(result.data.flat[0], result.data.shape)
-            for name in ("round", "loaded", "product", "of_atomic", "made_up"):
+            for name in ("round", "loaded", "product", *_MADE_UP):
                 if hasattr(source, name):
                     setattr(result, name, getattr(source, name))
             return result
@@ -462,10 +463,14 @@ class _CountingBuilder(Builder):
             self.counter.spend(max((i.data.size for i in inputs), default=0))
             result = method(*args, **kwargs)
             for output in result if isinstance(result, tuple) else (result,):
-                _inherit(output, inputs)
+                _inherit(output, inputs, ("loaded", *_MADE_UP))
             return result
 
         return create
+
+    def create_clampf(self, arg: TensorHandle, lo: TensorHandle, hi: TensorHandle, *_: Any) -> TensorHandle:
+        """Two operations, whatever becomes of NaN."""
+        return self.create_minnumf(self.create_maxnumf(arg, lo), hi)
 
     def create_extern_elementwise(
         self, lib_name: str, lib_path: str, symbol: str, args: Sequence[TensorHandle], result: tl.dtype, is_pure: bool
@@ -478,10 +483,19 @@ class _CountingBuilder(Builder):
 
     def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, precision: Any, *_: Any) -> TensorHandle:
         self.counter.wait(a, b, d, kind="dot")
-        self.counter.dot(a, b, precision)
-        result = TensorHandle(d.data, d.dtype.scalar)
-        result.loaded = result.made_up = True  # type: ignore[attr-defined]
-        return result
+        name = str(precision).rpartition(".")[2].lower()
+        self.counter.dot(d, a.data.shape[-1], str(a.dtype.scalar), str(b.dtype.scalar), name)
+        return _product(d)
+
+    def create_dot_scaled(
+        self, a: TensorHandle, a_scale: Any, a_format: Any, b: TensorHandle, b_scale: Any, b_format: Any, *rest: Any
+    ) -> TensorHandle:
+        """A product of bfloat16: Triton converts to that where the tensor cores know no scales."""
+        _, packed, _, d = rest
+        self.counter.wait(a, a_scale, b, b_scale, d, kind="dot")
+        two_a_byte = packed and a_format.name == "E2M1"
+        self.counter.dot(d, a.data.shape[-1] * (2 if two_a_byte else 1), "bf16", "bf16", "tf32")
+        return _product(d)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -538,6 +552,12 @@ def _on_one_value(method: Callable, args: tuple, kwargs: dict, inputs: list[Tens
     result = method(*ones, **kwargs)
     result.data = np.broadcast_to(result.data.flat[0], shape)
     return result, 1
+
+
+def _product(accumulator: TensorHandle) -> TensorHandle:
+    result = TensorHandle(accumulator.data, accumulator.dtype.scalar)
+    result.loaded = result.made_up = True  # type: ignore[attr-defined]
+    return result
 
 
 def _first(handle: TensorHandle) -> TensorHandle:
