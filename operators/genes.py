@@ -312,12 +312,12 @@ def _computed_values(kernel: Kernel, kind: str, near: int | None) -> tuple[int, 
 
 def _grid_literals(launch: Launch, value: int) -> tuple[cst.Integer, ...]:
     """Literals of the host that divide a size by the block: `triton.cdiv(n, 128)`, `n // 128`."""
-    found: list[cst.Integer] = []
-    for node in walk(launch.host or launch.grid):
-        piece = divisor(node)
-        if isinstance(piece, cst.Integer) and integer(piece) == value:
-            found.append(piece)
-    return tuple(found)
+    return tuple(n for n in _divisors(launch.host or launch.grid) if integer(n) == value)
+
+
+@lru_cache(maxsize=8)  # asked for each argument of each launch of a host
+def _divisors(host: cst.CSTNode) -> tuple[cst.Integer, ...]:
+    return tuple(piece for node in walk(host) if isinstance(piece := divisor(node), cst.Integer))
 
 
 def _shared_literals(source: Source, launch: Launch) -> set[int]:
@@ -329,7 +329,7 @@ def _shared_literals(source: Source, launch: Launch) -> set[int]:
         for k, a in other.arguments.items()
         if k in other.kernel.constexpr
     ]
-    numbers = {v for v in given if v is not None and _grid_literals(launch, v)}
+    numbers = {v for v in set(given) if v is not None and _grid_literals(launch, v)}
     in_host = {integer(n) for n in walk(launch.host or launch.grid)}
     return {v for v in numbers if given.count(v) > 1 or v - 1 in in_host - {0, 1}}
 

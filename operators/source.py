@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -285,8 +286,13 @@ class Source:
 
     def _closed(self, kernel: Kernel) -> bool:
         launches = self.launches_of(kernel)
-        mentions = sum(isinstance(n, cst.Name) and n.value == kernel.name for n in walk(self.module))
+        mentions = self._mentions[kernel.name]
         return bool(launches) and not any(n.opaque for n in launches) and mentions == len(launches) + 1
+
+    @cached_property
+    def _mentions(self) -> Counter[str]:
+        """How often each name stands in the module."""
+        return Counter(n.value for n in walk(self.module) if isinstance(n, cst.Name))
 
     def resolve(self, node: cst.BaseExpression, host: cst.FunctionDef | None) -> cst.BaseExpression | None:
         """The expression itself, or for a name the one expression it is bound to; None where that is not certain."""
@@ -362,7 +368,9 @@ def parameters(function: cst.FunctionDef) -> list[cst.Param]:
 
 @lru_cache(maxsize=128)
 def parse(text: str) -> Source | None:
-    """The parsed source; None where it is not Python, or nested so deep that a recursive walk could not end."""
+    """The parsed source; None where it is not Python, nested so deep that a recursive walk could not end, or of so many
+    functions or launches that what is done for each pair of them would not.
+    """
     try:
         module = cst.parse_module(text)
         compile(text, "<candidate>", "exec", dont_inherit=True)
@@ -374,11 +382,14 @@ def parse(text: str) -> Source | None:
     kernels = {f.name.value: _kernel(f) for f in functions if any(d.endswith("jit") for d in _decorators(f))}
     hosts = {f.name.value: f for f in functions if f.name.value not in kernels}
     launches = [n for f in module.body for n in _launches(f, kernels)]
+    if max(len(functions), len(launches)) > _MOST:
+        return None
     return Source(text, module, kernels, hosts, tuple(launches))
 
 
 # libcst takes about six frames a level, Python allows 1000; kernels people write are 20 to 40 levels deep.
 _MAX_DEPTH = 100
+_MOST = 200  # functions of a module, and launches: files that people write have a dozen
 
 
 def _deeper(tree: cst.CSTNode, limit: int) -> bool:

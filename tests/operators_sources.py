@@ -371,4 +371,11 @@ ODD_SOURCES = {
     + "    tl.store(x_ptr + tile, tl.load(), 1)\n\n"
     + "def f(x):\n    for BLOCK in (8, 16):\n        k[(4, 4)](x, BLOCK=BLOCK)\n"
     + "    grid = 1, 2\n    k[grid](x, BLOCK=0x10)\n    return x\n",
+    "thousands of launches": HEADER
+    + "@triton.jit\ndef k(x_ptr, n, BLOCK: tl.constexpr):\n    tl.store(x_ptr + n, 0.0)\n\ndef f(x):\n"
+    + "".join(f"    k[(x.numel() // {i},)](x, {i}, BLOCK={i})\n" for i in range(1, 2001))
+    + "    return x\n",
+    "thousands of functions": HEADER
+    + "".join(f"@triton.jit\ndef k{i}(x_ptr):\n    k{i + 1}(x_ptr)\n\n" for i in range(2000))
+    + "def f(x):\n    k0[(1,)](x)\n    return x\n",
 }

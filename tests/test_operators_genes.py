@@ -197,6 +197,13 @@ def test_genes_can_be_set_however_many_sources_were_seen_in_between() -> None:
     assert "num_warps=16" in set_genes(IN_PLACE, {"scale_kernel.num_warps": 16})
 
 
+def test_a_hundred_launches_are_looked_at() -> None:
+    kernel = "@triton.jit\ndef k(x_ptr, n, BLOCK: tl.constexpr):\n    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)\n\n"
+    launches = "".join(f"    k[(x.numel() // 64, {i})](x, {i}, BLOCK=32)\n" for i in range(100))
+    found = values(HEADER + kernel + "def f(x):\n" + launches)
+    assert sum(name.endswith(".num_warps") for name in found) == sum(name.endswith(".BLOCK") for name in found) == 100
+
+
 def test_misuse_says_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"no gene 'BLOCK'.*scale_kernel.BLOCK"):
         set_genes(IN_PLACE, {"BLOCK": 4})
