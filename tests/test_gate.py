@@ -660,7 +660,9 @@ def test_the_effort_for_long_code_grows_with_its_length(name):
     assert long < 2.2 * short
 
 
-@pytest.mark.parametrize("character", ["\x00", "\x0c", "\r", "\u2028", "\u202e", "\u200b", "\ufeff", "\ud800"])
+@pytest.mark.parametrize(
+    "character", ["\x00", "\x0c", "\r", "\u2028", "\u202e", "\u200b", "\ufeff", "\ud800", "\U000e0041"]
+)
 def test_odd_characters(character):
     assert [(f.rule, f.line) for f in check(HEAD + RUN + f"# {character}")] == [
         ("encoding", (HEAD + RUN).count("\n") + 1)

@@ -27,8 +27,10 @@ MAX_NUMBER = 2**64  # Python refuses to print numbers of more than 4300 digits
 MAX_DEPTH = 100  # levels of the syntax tree; 40 branches of an elif chain need 40
 
 # Control characters other than tab and newline, lone carriage returns, line separators that Python does not count as
-# lines, zero-width and direction marks: all can make a file read differently from what it runs.
-_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# lines, zero-width and direction marks, tags: all can make a file read differently from what it runs.
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
 # A coding line makes Python decode the file in another way than the gate read it (PEP 263: first two lines).
 _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
