@@ -30,10 +30,12 @@ def own_versions() -> dict[str, str]:
 
 
 def code_hash(root: Path, packages: Sequence[str] = _PACKAGES) -> str:
-    """12 hex digits of all modules of `packages` under `root`; built-in tasks have a hash of their own."""
+    """12 hex digits of all modules, and templates of prompts, of `packages` under `root`; built-in tasks have a hash of
+    their own.
+    """
     digest = hashlib.sha256()
     for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted(p for p in (root / package).rglob("*") if p.suffix in (".py", ".j2")):
             name = path.relative_to(root).as_posix()
             if not name.startswith("fitness/tasks/"):
                 digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
