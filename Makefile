@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
 
+# Two processes with two threads of PyTorch each would wait for each other on two cores.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
