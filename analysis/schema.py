@@ -171,7 +171,13 @@ _TABLES = (
             _CANDIDATE,
             ("verdict", _TEXT, "", "`ok`, `wrong`, `duplicate`, …"),
             _STAGE,
-            ("rank", _SMALL, "", "stage reached, from 0 (syntax) to 5 (correct)"),
+            (
+                "rank",
+                _SMALL,
+                "",
+                "how far a candidate with this verdict came; 0: infrastructure; 1: rejected; 2: compile_error, unsupported; "
+                "3: out_of_memory, runtime_error, timeout; 4: wrong; 5: duplicate, ok",
+            ),
             ("message", _TEXT, "", 'why; "" where there is nothing to say'),
             *_SPEEDUP,
             ("eager", _FLAG, "", "true: of the weaker tier, its Python was called and timed from outside"),

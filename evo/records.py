@@ -24,7 +24,7 @@ from evo import syntax
 
 
 class Verdict(enum.StrEnum):
-    """What became of a candidate.  `rank` orders them as the hierarchical reward does."""
+    """What became of a candidate."""
 
     REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels
     COMPILE_ERROR = "compile_error"  # syntax, import or Triton compilation failed
@@ -39,7 +39,11 @@ class Verdict(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 syntax < 1 rules < 2 compile < 3 launch < 4 correct (the stage reached, not a score)."""
+        """How far a candidate with this verdict came, from 0 to 5; no score.
+
+        0: infrastructure (nothing is known); 1: rejected; 2: compile_error, unsupported; 3: out_of_memory,
+        runtime_error, timeout; 4: wrong; 5: duplicate, ok.
+        """
         return _RANK[self]
 
 
