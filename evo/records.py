@@ -60,7 +60,8 @@ _RANK = {
     Verdict.OK: 5,
 }
 
-# "answer": of a language model, where it holds no new source.
+# Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU, where
+# the estimate comes before it; with one, "time" verifies and times.  Who ended behind "compile" here was compiled.
 STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
 
 

@@ -1,4 +1,5 @@
-"""From a candidate's source to a verdict: gate, record, screen, verify, estimate.
+"""From a candidate's source to a verdict: gate, record, compile, screen, then estimate and verify without a GPU, or
+verify and time on one.
 
 `from fitness import Case` is the one import a task needs.
 """
