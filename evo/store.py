@@ -308,7 +308,7 @@ class RunReader:
         return sorted((_hint_credit(*item) for item in by_name.items()), key=lambda h: (-h.trials, h.name))
 
     def events(self) -> list[tuple[str, str, float]]:
-        """(kind, text, seconds since 1970) of every start, resume and end."""
+        """(kind, text, seconds since 1970) of all events, in order; `docs/store.md` has the kinds."""
         return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
