@@ -28,7 +28,7 @@ EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--target", default="sm_90", help="GPU to compile for (default: sm_90)")
+    parser.add_argument("--target", default="sm_90", help="GPU to compile for: sm_90, an H200 (default), or h100")
     add_gpus(parser)
 
 
