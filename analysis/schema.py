@@ -119,7 +119,8 @@ _TABLES = (
                 "last_event",
                 _TEXT,
                 "",
-                "kind of the last event: `started`, `resumed`, `ended`, `refused`, `unprofiled` or `llm` (store.md, events)",
+                "kind of the last event: `started`, `resumed`, `ended`, `refused`, `unprofiled` or `llm` "
+                "(store.md, events)",
             ),
             ("last_event_text", _TEXT, "", "its text: versions, why the run ended, or what happened"),
             ("last_event_at", _TIME, "UTC", "when that was"),
@@ -180,8 +181,8 @@ _TABLES = (
                 "rank",
                 _SMALL,
                 "",
-                "how far a candidate with this verdict came; 0: infrastructure; 1: rejected; 2: compile_error, unsupported; "
-                "3: out_of_memory, runtime_error, timeout; 4: wrong; 5: duplicate, ok",
+                "how far a candidate with this verdict came; 0: infrastructure; 1: rejected; 2: compile_error, "
+                "unsupported; 3: out_of_memory, runtime_error, timeout; 4: wrong; 5: duplicate, ok",
             ),
             ("message", _TEXT, "", 'why; "" where there is nothing to say'),
             *_SPEEDUP,

@@ -60,8 +60,8 @@ _RANK = {
     Verdict.OK: 5,
 }
 
-# Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU, where
-# the estimate comes before it; with one, "time" verifies and times.  Who ended behind "compile" here was compiled.
+# Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU,
+# where the estimate comes before it; with one, "time" verifies and times.  Who ended behind "compile" here was compiled.
 STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
 
 
