@@ -61,7 +61,7 @@ _RANK = {
 }
 
 # Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU,
-# where the estimate comes before it; with one, "time" verifies and times.  Who ended behind "compile" here was compiled.
+# where the estimate comes before it; with one, "time" verifies and times.  Who ended after "compile" was compiled.
 STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
 
 
