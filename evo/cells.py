@@ -17,7 +17,9 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
+from evo import ends
 from evo.campaign import Campaign, Cell, check_run
+from evo.ends import SILENT
 from evo.engine import Engine, Llm
 from evo.errors import EvoError, StoreError
 from evo.locks import try_lock
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 FAILURE = "failure.txt"
 CLAIM = "claim.lock"
 ELSEWHERE = "elsewhere"
-SILENT = "no model answers"  # as the engine calls it
 LOOK_S = 0.5  # between looks for another task
 # Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
 MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
@@ -59,8 +60,7 @@ def came_to_end(folder: Path, cell: Cell) -> bool:
     """
     with RunReader(folder / cell.path) as run:
         check_run(folder, cell, run.info)
-        ends = [text for kind, text, _ in run.events()[-1:] if kind == "ended"]
-    return ends not in ([], ["interrupted"], [SILENT])
+        return ends.came_to_end(run)
 
 
 def finished(folder: Path, cell: Cell) -> bool:

@@ -12,7 +12,7 @@ from analysis.regression import judge, pair_up
 from evo.cli import main
 from evo.store import RunInfo, Store
 from tests.ablation_support import campaign, outcome
-from tests.engine_support import config, create, search
+from tests.engine_support import SlowEvaluator, config, create, search
 
 
 def write(folder: Path, outcomes: list[Outcome]) -> str:
@@ -115,3 +115,44 @@ def test_runs_of_different_tasks_in_folders_of_one_name_are_refused(
         Store.create(tmp_path / name, info).close()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert "mine, seed 0: these are different tasks of one name, of hash aa and bb" in capsys.readouterr().err
+
+
+def test_runs_that_did_not_come_to_their_end_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, part, none = (tmp_path / name for name in ("whole", "part", "none"))
+    with create(whole, budget=10) as store:
+        search(store)
+    evaluator = SlowEvaluator()
+    with create(part, budget=10) as store:
+        search(store, evaluator, stop=lambda: len(evaluator.evaluated) >= 4)
+    create(none, budget=10).close()
+    for a, b, at in ((whole, part, "at 4 of 10"), (part, whole, "at 4 of 10"), (none, none, "at 0 of 10")):
+        assert main(["compare", str(a), str(b)]) == 2
+        said = capsys.readouterr().err
+        assert f"{at} candidates" in said and f"`evo resume {none if none == a else part}`" in said
+        assert (f"beside {whole} at 10 of 10 candidates (budget spent)" in said) is (a != b)
+        assert said.count("evo resume") == 1
+
+
+def test_a_run_that_ended_before_its_budget_was_spent_is_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with create(tmp_path / name, operators=("mix",), budget=10) as store:
+            assert search(store).reason == "search space exhausted"
+            store.event("refused", "as by a certificate, after the end")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+
+
+def test_an_unfinished_run_without_a_partner_does_no_harm(tmp_path: Path) -> None:
+    with create(tmp_path / "a", budget=5) as store:
+        search(store)
+    with create(tmp_path / "b" / "0", budget=5) as store:
+        search(store)
+    create(tmp_path / "b" / "1", seed=1, budget=5).close()
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+
+
+def test_what_is_nothing_to_compare_names_a_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/campaign.json").write_text("{}")
+    for name, words in (("nosuch", "check the path"), ("c", f"`evo ablate {tmp_path / 'c'}` writes")):
+        assert main(["compare", str(tmp_path / name), str(tmp_path / name)]) == 2
+        assert words in capsys.readouterr().err
