@@ -137,23 +137,27 @@ class RunConfig:
         return dataclasses.replace(self, budget=budget)
 
     def with_device(self, device: str) -> RunConfig:
-        """On a GPU fewer drafts are screened: measuring one takes about as long as estimating one.  Without one there
-        are no measurements to go by.
+        """On a GPU fewer drafts are screened, unless another number was set: measuring one takes about as long as
+        estimating one.  Without one there are no measurements to go by.
 
         Raises ConfigError where GPU seconds are limited and no GPU measures.
         """
+        self.check_gpu_seconds(device)
+        unset = self.screen_budget == RunConfig.screen_budget
+        return dataclasses.replace(
+            self,
+            device=device,
+            screen_budget=GPU_SCREEN_BUDGET if device == "gpu" and unset else self.screen_budget,
+            surrogate=self.surrogate and device == "gpu",
+        )
+
+    def check_gpu_seconds(self, device: str) -> None:
+        """Raises ConfigError where GPU seconds are limited and no GPU measures."""
         if self.gpu_seconds is not None and device == "cpu":
             raise ConfigError(
                 f"a budget of {self.gpu_seconds:g} GPU seconds: expected a GPU that measures, got estimated times; run "
                 f"it where there is one (--gpus), or limit candidates alone"
             )
-        most = GPU_SCREEN_BUDGET if device == "gpu" else self.screen_budget
-        return dataclasses.replace(
-            self,
-            device=device,
-            screen_budget=min(self.screen_budget, most),
-            surrogate=self.surrogate and device == "gpu",
-        )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

@@ -39,8 +39,7 @@ def resolve(wanted: str | None, find: Callable[[], Gpus], *, unasked: str = "1",
     Raises ConfigError where GPUs are asked for that cannot be had.
     """
     asked = wanted or unasked
-    if asked not in ("all", "none"):
-        _number(asked)
+    check_gpus(asked)
     if started and wanted is not None and (wanted == "none") != (started == "cpu"):
         kind = "estimated" if started == "cpu" else "measured on a GPU"
         raise ConfigError(f"--gpus {wanted}: this run is {kind}, and keeps to it; leave it out, or start another run")
@@ -60,6 +59,24 @@ def resolve(wanted: str | None, find: Callable[[], Gpus], *, unasked: str = "1",
         raise ConfigError(f"--gpus {asked}: expected at most {gpus.count}, as many GPUs as there are; or --gpus all")
     why = "as this run was started" if started else "--gpus none estimates instead"
     return Choice(number, _measuring(number, gpus.name, f"--gpus {wanted}" if wanted else why))
+
+
+def check_gpus(wanted: str | None) -> None:
+    """Raises ConfigError where --gpus `wanted` means nothing anywhere."""
+    if wanted not in (None, "all", "none"):
+        _number(wanted)
+
+
+def check_address(address: str | None) -> None:
+    """Raises ConfigError where --ray-address `address` means nothing anywhere."""
+    if address in (None, "auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(
+            f"--ray-address {address}: expected HOST:PORT of a Ray cluster, auto or local, got {address!r}; "
+            "`ray start --head` starts one and says where"
+        )
 
 
 def choose(wanted: str | None, find: Callable[[], Gpus]) -> tuple[str, str]:

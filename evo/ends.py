@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from evo.budget import Budget
 
 if TYPE_CHECKING:
+    from evo.config import RunConfig
     from evo.store import RunReader
 
 SILENT = "no model answers"  # as the engine calls it
@@ -23,7 +24,7 @@ LEFT = (
 
 def came_to_end(run: RunReader) -> bool:
     """Whether a run spent its budget, or ended for a reason of its own."""
-    return ended(run) not in ("", *LEFT) or is_over(run)
+    return ended(run) not in ("", *LEFT) or is_over(run, run.info.config)
 
 
 def ended(run: RunReader) -> str:
@@ -32,9 +33,9 @@ def ended(run: RunReader) -> str:
     return "".join(text for kind, text in last if kind == "ended")
 
 
-def is_over(run: RunReader) -> bool:
-    """Whether a run has spent its budget."""
-    budget = Budget(run.info.config.budget, run.info.config.gpu_seconds)
+def is_over(run: RunReader, config: RunConfig) -> bool:
+    """Whether a run has spent the budget of `config`."""
+    budget = Budget(config.budget, config.gpu_seconds)
     for trial in run.trials():
         budget.spend(trial)
     return budget.over

@@ -379,7 +379,14 @@ class Store(RunReader):
 
     @classmethod
     def resume(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """The run in `folder`, to go on with.  Refuses where new trials could not be compared with the old ones."""
+        """The run in `folder`, which goes on.  Refuses where new trials could not be compared with the old ones."""
+        store = cls.open(folder, task_hash=task_hash, versions=versions)
+        store.goes_on(store.info.config, versions)
+        return store
+
+    @classmethod
+    def open(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
+        """As `resume`, but the run is as it was until `goes_on` is called: something else may be refused yet."""
         with RunReader(folder) as reader:
             _check_same(reader.info, folder, task_hash, versions)
         lock = _take_lock(folder)
@@ -388,7 +395,6 @@ class Store(RunReader):
         except BaseException:
             lock.close()
             raise
-        store.event("resumed", _in_words(versions))
         return store
 
     def proposed(self, proposal: Proposal, *, call: int | None = None, spans: Spans | None = None) -> None:
@@ -437,12 +443,22 @@ class Store(RunReader):
 
     def event(self, kind: str, text: str) -> None:
         with self._transaction():
-            self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, plain_text(text), time.time()))
+            self._insert_event(kind, text)
+
+    def _insert_event(self, kind: str, text: str) -> None:
+        self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, plain_text(text), time.time()))
 
     def set_config(self, config: RunConfig) -> None:
-        """Replaces the stored configuration (a resumed run may have another budget)."""
+        """Replaces the stored configuration (a run that is over may get another budget)."""
         with self._transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
+        self.info = _read_info(self._db, self.folder)
+
+    def goes_on(self, config: RunConfig, versions: Mapping[str, str]) -> None:
+        """Stores that the run goes on, and with which configuration."""
+        with self._transaction():
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
+            self._insert_event("resumed", _in_words(versions))
         self.info = _read_info(self._db, self.folder)
 
     def set_evaluator(self, versions: Mapping[str, str], environment: Mapping[str, Any]) -> None:

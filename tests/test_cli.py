@@ -22,8 +22,8 @@ from evo.cli import main
 from evo.commands import parts
 from evo.errors import EvoError
 from evo.records import Candidate, Certificate, Evidence, Verdict
-from evo.store import RunReader
-from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
+from evo.store import RunReader, Store
+from tests.cli_support import LOG, NO_GPU, BrokenEvaluator, CliEvaluator, install
 from tests.engine_support import create, facts, ok_trial
 
 ROOT = Path(__file__).parent.parent
@@ -280,6 +280,60 @@ def test_gpu_seconds_end_a_run_and_more_of_them_go_further(
     assert told["evaluations"] == whole["evaluations"] and told["meta"] == whole["meta"]
     assert run("run", "--gpus", "none", "--gpu-seconds", "9", "--run-dir", "estimated") == 2
     assert "9 GPU seconds: expected a GPU that measures, got estimated times" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spent", ["all", "some"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--budget 50 --gpus 1", "--gpus 1: this run is estimated, and keeps to it"),
+        ("--budget 60 --workers 0", "workers: expected an integer from 1 to 1024, got 0"),
+        ("--budget 50 --gpu-seconds 5", "5 GPU seconds: expected a GPU that measures, got estimated times"),
+        ("--budget 50 --gpus many", "--gpus: expected a number from 1, all or none, got 'many'"),
+        ("--budget 50 --ray-address head", "--ray-address head: expected HOST:PORT"),
+        ("--budget 50 --max-tokens 4", "got none; leave it out, or start another run with one"),
+        ("--budget 50 --model m@mailbox:box", "--model: expected models of the run (none), got m"),
+        ("--budget 1", "expected at least the 2 candidates spent, got 1; give more than 2 to go further, or leave it"),
+        ("--gpus 1", "--gpus 1: this run is estimated, and keeps to it"),
+        ("--workers 0", "workers: expected an integer from 1 to 1024, got 0"),
+        ("--gpu-seconds 5", "5 GPU seconds: expected a GPU that measures, got estimated times"),
+        ("--ray-address head", "--ray-address head: expected HOST:PORT"),
+    ],
+)
+def test_a_resume_that_is_refused_changes_nothing(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], options: str, words: str, spent: str
+) -> None:
+    assert run("run", "--budget", "2", "--workers", "1", "--run-dir", "out") == 0
+    if spent == "some":
+        with Store.resume(Path("out"), task_hash="hash", versions={"evo": "1"}) as store:
+            store.set_config(store.info.config.with_budget(9))
+    before = all_of("out")
+    assert run("resume", "out", *options.split()) == 2
+    assert words in capsys.readouterr().err
+    assert all_of("out") == before
+    assert len(opened) == 1
+
+
+def all_of(folder: str) -> object:
+    with RunReader(Path(folder)) as reader:
+        return reader.info, reader.events()
+
+
+def test_a_resume_whose_evaluator_fails_changes_nothing(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("run", "--budget", "2", "--run-dir", "out") == 0
+    before = all_of("out")
+    monkeypatch.setattr(parts, "open_evaluator", lambda task, target, device: BrokenEvaluator())
+    assert run("resume", "out", "--budget", "9") == 2
+    assert all_of("out") == before
+
+
+def test_where_nothing_is_left_to_do_the_last_event_stays(opened: list[CliEvaluator]) -> None:
+    assert run("run", "--budget", "2", "--run-dir", "out") == 0
+    before = all_of("out")
+    assert run("resume", "out", "--workers", "1", "--gpus", "none") == 0
+    assert all_of("out") == before
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:

@@ -216,6 +216,54 @@ def test_the_first_to_evaluate_decides_and_resume_may_be_the_first(
     assert "--gpus 1: this run is estimated, and keeps to it; leave it out" in capsys.readouterr().err
 
 
+def test_what_is_given_to_the_proposing_half_is_kept_for_the_other(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+    for name, options, expected in (
+        ("cpu", ("--gpus", "none", "--screen-budget", "3"), ("cpu", "none", 3)),
+        ("gpu", ("--screen-budget", "6"), ("gpu", None, 6)),
+        ("plain", (), ("gpu", None, 4)),
+    ):
+        assert run("softmax", "--propose-only", "2", "--budget", "6", "--run-dir", name, *options) == 0
+        assert run("--evaluate-only", "--run-dir", name) == 0
+        assert main(["resume", name]) == 0
+        with RunReader(Path(name)) as reader:
+            config = reader.info.config
+            assert (config.device, config.gpus, config.screen_budget) == expected
+            assert len(list(reader.trials())) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--gpus", "foo"), "--gpus: expected a number from 1, all or none, got 'foo'"),
+        (("--ray-address", "bar"), "--ray-address bar: expected HOST:PORT of a Ray cluster, auto or local"),
+        (("--screen-budget", "-3"), "screen_budget: expected an integer from 0"),
+    ],
+)
+def test_options_of_a_half_are_checked_before_anything_is_stored(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], options: tuple[str, str], words: str
+) -> None:
+    assert run("softmax", "--propose-only", "2", "--run-dir", "out", *options) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("pending", [1, 0])
+def test_an_evaluating_half_that_is_refused_changes_nothing(opened: list[CliEvaluator], pending: int) -> None:
+    assert run("softmax", "--propose-only", "1", "--budget", "6", "--run-dir", "out") == 0
+    assert run("--evaluate-only", "--run-dir", "out") == 0
+    if pending:
+        assert run("--propose-only", "1", "--run-dir", "out") == 0
+    with RunReader(Path("out")) as reader:
+        before = reader.info, reader.events()
+    assert run("--evaluate-only", "--run-dir", "out", "--budget", "9", "--gpus", "1") == 2
+    assert run("--propose-only", "1", "--run-dir", "out", "--budget", "9", "--screen-budget", "2") == 2
+    with RunReader(Path("out")) as reader:
+        assert (reader.info, reader.events()) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -86,13 +86,13 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     }
 
 
-def check_limited(models: Sequence[Model], max_tokens: int | None, max_usd: float | None) -> None:
+def check_limited(
+    models: Sequence[Model], max_tokens: int | None, max_usd: float | None, fix: str = "add --model, or leave it out"
+) -> None:
     """Raises ConfigError for limits on models where there are none."""
     for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
         if limit is not None and not models:
-            raise ConfigError(
-                f"{name}: expected a model whose answers it limits, got none; add --model, or leave it out"
-            )
+            raise ConfigError(f"{name}: expected a model whose answers it limits, got none; {fix}")
 
 
 def check(models: Sequence[Model]) -> None:

@@ -131,9 +131,10 @@ def find_devices(gpus: str | None, address: str | None, target: str, before: Run
 
     Raises ConfigError where it cannot be had.
     """
-    from evo.device import resolve
+    from evo.device import check_address, resolve
 
     address = address or (before.ray_address if before else None)
+    check_address(address)
     cluster = join(address) if address else None
     unasked = (before.gpus if before else None) or ("all" if cluster else "1")
     choice = resolve(

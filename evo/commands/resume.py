@@ -7,15 +7,15 @@ import dataclasses
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from evo.budget import Budget
 from evo.commands import models, parts
 from evo.commands.search import conclude, search
-from evo.commands.split import comparable_versions, find_devices, prepare
-from evo.errors import ConfigError
+from evo.commands.split import check_devices, comparable_versions, find_devices, prepare, with_budget
+from evo.ends import is_over
 from evo.folders import run_folder
 from evo.plain import quoted
 
 if TYPE_CHECKING:
+    from evo.config import RunConfig
     from evo.store import Store
 
 
@@ -51,40 +51,40 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     with RunReader(arguments.folder) as run:
         info = run.info
-    models.check_limited(info.config.models, arguments.max_tokens, arguments.max_usd)
+    models.check_limited(
+        info.config.models, arguments.max_tokens, arguments.max_usd, fix="leave it out, or start another run with one"
+    )
     task = parts.load_task(info.config.task)
     versions = comparable_versions(info)
-    with Store.resume(arguments.folder, task_hash=task.hash, versions=versions) as store:
+    with Store.open(arguments.folder, task_hash=task.hash, versions=versions) as store:
+        config = _config(arguments, store)
         spent = max(0, sum(store.verdicts().values()) - 1)
-        if arguments.budget is not None:
-            if arguments.budget < spent:
-                raise ConfigError(f"budget: expected at least the {spent} candidates spent, got {arguments.budget}")
-            store.set_config(info.config.with_budget(arguments.budget))
-        names = ("max_tokens", "max_usd", "gpu_seconds")
-        limits = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-        moved = models.moved(store.info.config.models, arguments.model)
-        store.set_config(dataclasses.replace(store.info.config, models=moved, **limits))
-        if _over(store) and not store.pending():
-            option = "--budget N" if spent >= store.info.config.budget else "--gpu-seconds X"
+        if is_over(store, config) and not store.pending():
+            check_devices(store, config, arguments)
+            store.set_config(config)
+            option = "--budget N" if spent >= config.budget else "--gpu-seconds X"
             parts.say(
                 f"all {spent} candidates are evaluated; `evo resume {quoted(arguments.folder)} {option}` goes further"
             )
             return conclude(store)
-        parts.say(f"resuming {arguments.folder} at {spent} of {store.info.config.budget} candidates")
-        devices = find_devices(store, arguments)
-        store.set_config(
-            dataclasses.replace(store.info.config, workers=_workers(arguments, devices, info.config.workers))
-        )
-        with closing(devices.open(task, info.config.target)) as evaluator:
-            return search(store, task, prepare(store, evaluator), evaluator)
+        models.check(config.models)
+        devices, config = find_devices(store, config, arguments)
+        config = dataclasses.replace(config, workers=_workers(arguments, devices, config.workers))
+        parts.say(f"resuming {arguments.folder} at {spent} of {config.budget} candidates")
+        devices.say()
+        with closing(devices.open(task, config.target)) as evaluator:
+            return search(store, task, prepare(store, config, versions, evaluator), evaluator)
 
 
-def _over(store: Store) -> bool:
-    """Whether the run has spent its budget."""
-    budget = Budget(store.info.config.budget, store.info.config.gpu_seconds)
-    for trial in store.trials():
-        budget.spend(trial)
-    return budget.over
+def _config(arguments: argparse.Namespace, store: Store) -> RunConfig:
+    """The settings of the run as they are asked for, its devices aside; nothing is stored."""
+    config = with_budget(store, store.info.config, arguments.budget)
+    names = ("max_tokens", "max_usd", "gpu_seconds")
+    limits = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    config = dataclasses.replace(config, models=models.moved(config.models, arguments.model), **limits)
+    if store.info.environment:
+        config.check_gpu_seconds(config.device)
+    return config
 
 
 def _workers(arguments: argparse.Namespace, devices: parts.Devices, before: int) -> int:

@@ -91,6 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.config import REDRAFTS, RunConfig
+    from evo.device import check_address, check_gpus
     from evo.strategies import STRATEGIES
     from fitness.compilation.target import get_target
     from fitness.task import task_names
@@ -103,6 +104,8 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         names = [n.strip() for n in arguments.operators.split(",")]
     workers = parts.workers(1 if strategy.path and arguments.workers is None else arguments.workers)
     get_target(arguments.target)
+    check_gpus(arguments.gpus)
+    check_address(arguments.ray_address)
     task = DEFAULT_TASK if arguments.task is None else arguments.task
     if not task:  # a path that is empty is the folder one is in
         raise ConfigError(f"TASK: expected a built-in task or a task folder, got ''; leave it out for {DEFAULT_TASK}")
@@ -118,6 +121,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         gpus=arguments.gpus,
         ray_address=arguments.ray_address,
         gpu_seconds=arguments.gpu_seconds,
+        screen_budget=RunConfig.screen_budget if arguments.screen_budget is None else arguments.screen_budget,
         redrafts=REDRAFTS,
         frozen_parents=True,
         surrogate=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,9 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
     if count < 1:
         raise ConfigError(f"--propose-only: expected a number from 1, got {count}")
     if (folder / FILE).exists():
-        task, store = _open(folder, arguments, config)
+        task, store, config, versions = _open(folder, arguments, config)
+        models.check(config.models)
+        store.goes_on(config, versions)
     else:
         models.check_limited(config.models, config.max_tokens, config.max_usd)
         task = parts.load_task(config.task)
@@ -65,15 +68,18 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
 def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
     """`config`: as the arguments ask for it."""
     folder = _folder(arguments, "--evaluate-only")
-    task, store = _open(folder, arguments, config)
+    task, store, config, versions = _open(folder, arguments, config)
     with store:
         if not store.pending():
+            check_devices(store, config, arguments)
+            store.set_config(config)
             parts.say(f"nothing is pending; propose more: evo run --propose-only N --run-dir {quoted(folder)}")
             return 0
-        devices = find_devices(store, arguments)
-        store.set_config(dataclasses.replace(store.info.config, workers=devices.workers(arguments.workers)))
-        with closing(devices.open(task, store.info.config.target)) as evaluator:
-            first = prepare(store, evaluator)
+        devices, config = find_devices(store, config, arguments)
+        config = dataclasses.replace(config, workers=devices.workers(arguments.workers))
+        devices.say()
+        with closing(devices.open(task, config.target)) as evaluator:
+            first = prepare(store, config, versions, evaluator)
             outcome = run_engine(store, task, first, evaluator, proposals=0)
             return conclude(store, outcome, evaluator)
 
@@ -85,27 +91,48 @@ def comparable_versions(info: RunInfo) -> dict[str, str]:
     return versions() if info.environment else {**info.versions, **own_versions()}
 
 
-def find_devices(store: Store, arguments: argparse.Namespace) -> parts.Devices:
-    """What the run is evaluated with from now on, by --gpus and --ray-address; says so.
+def with_budget(store: Store, config: RunConfig, budget: int | None) -> RunConfig:
+    """`config` with another budget of candidates, None for the same.  Raises ConfigError where more is spent."""
+    spent = max(0, sum(store.verdicts().values()) - 1)
+    if budget is not None and budget < spent:
+        raise ConfigError(
+            f"budget: expected at least the {spent} candidates spent, got {budget}; give more than {spent} to go "
+            f"further, or leave it out"
+        )
+    return config if budget is None else config.with_budget(budget)
+
+
+def find_devices(store: Store, config: RunConfig, arguments: argparse.Namespace) -> tuple[parts.Devices, RunConfig]:
+    """What the run is evaluated with from now on, by --gpus and --ray-address, and its settings then.
 
     Whether it is measured or estimated is decided where nothing is evaluated yet, and stays.
     """
-    config = store.info.config
     given = {name: value for name in ("gpus", "ray_address") if (value := getattr(arguments, name)) is not None}
-    evaluated = bool(store.info.environment)
-    devices = parts.find_devices(arguments.gpus, arguments.ray_address, config.target, config if evaluated else None)
-    if not evaluated:
-        config = config.with_device(devices.choice.device)
-    store.set_config(dataclasses.replace(config, **given))
-    devices.say()
-    return devices
+    wanted = dataclasses.replace(config, **given)
+    if store.info.environment:
+        wanted.check_gpu_seconds(wanted.device)
+        return parts.find_devices(arguments.gpus, arguments.ray_address, config.target, config), wanted
+    devices = parts.find_devices(wanted.gpus, wanted.ray_address, config.target)
+    return devices, wanted.with_device(devices.choice.device)
 
 
-def prepare(store: Store, evaluator: Evaluator) -> Evaluation:
-    """The evaluation of the seed; the first evaluator of a run is noted in its store."""
+def check_devices(store: Store, config: RunConfig, arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for devices that were asked for and cannot be had, where nothing is left to evaluate."""
+    if arguments.gpus is not None or arguments.ray_address is not None:
+        find_devices(store, config, arguments)
+    if arguments.workers is not None:
+        dataclasses.replace(config, workers=arguments.workers)
+
+
+def prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Evaluator) -> Evaluation:
+    """The evaluation of the seed.  Nothing can be refused any more: the run goes on with `config` and versions `going`.
+
+    The first evaluator of a run is noted in its store.
+    """
     from evo.versions import versions
 
     first = evaluator.prepare()
+    store.goes_on(config, going)
     if not store.info.environment:
         store.set_evaluator(versions(), evaluator.environment)
     return first
@@ -118,8 +145,10 @@ def _folder(arguments: argparse.Namespace, option: str) -> Path:
     return folder
 
 
-def _open(folder: Path, arguments: argparse.Namespace, wanted: RunConfig) -> tuple[Task, Store]:
-    """The task and the store of the run in `folder`, to go on with half of it."""
+def _open(
+    folder: Path, arguments: argparse.Namespace, wanted: RunConfig
+) -> tuple[Task, Store, RunConfig, Mapping[str, str]]:
+    """The task and the store of the run in `folder`, its settings and versions, to go on with half of it."""
     from evo.store import RunReader, Store
 
     with RunReader(folder) as run:
@@ -131,10 +160,13 @@ def _open(folder: Path, arguments: argparse.Namespace, wanted: RunConfig) -> tup
         from evo.versions import own_versions
 
         versions = {**info.versions, **own_versions()}
-    store = Store.resume(folder, task_hash=task.hash, versions=versions)
-    if arguments.budget != arguments.default_of("budget"):
-        store.set_config(store.info.config.with_budget(wanted.budget))
-    return task, store
+    store = Store.open(folder, task_hash=task.hash, versions=versions)
+    budget = wanted.budget if arguments.budget != arguments.default_of("budget") else None
+    try:
+        return task, store, with_budget(store, store.info.config, budget), versions
+    except BaseException:
+        store.close()
+        raise
 
 
 def _check_same(folder: Path, arguments: argparse.Namespace, wanted: RunConfig, stored: RunConfig) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
 
+from evo.device import check_address
 from evo.errors import ConfigError, EvoError, TaskError, how_to_install
 from evo.records import Certificate
 from fitness.cluster.crew import Crew, Lost
@@ -178,6 +179,7 @@ def _join(address: str) -> None:
     own: dict[str, Any] = {"object_store_memory": STORE_BYTES, "include_dashboard": False} if address == "local" else {}
     try:
         if address not in ("auto", "local"):
+            check_address(address)
             _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, RuntimeError, ValueError, RayError) as error:
@@ -188,7 +190,7 @@ def _join(address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError or ValueError where nobody answers at HOST:PORT; Ray itself would go on trying for minutes."""
+    """Raises OSError where nobody answers at HOST:PORT; Ray itself would go on trying for minutes."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
