@@ -51,6 +51,16 @@ def what_instead(folder: Path) -> str:
     return "there is none in the folders below either; name the folder of a run"
 
 
+def owner(folder: Path) -> str:
+    """Whose a folder is that is no run's, e.g. "the folder of a task (task.py)"; "" where nobody's."""
+    kinds = {"campaign.json": "campaign", "suite.json": "campaign", "task.py": "task"}
+    for file, kind in kinds.items():
+        if (folder / file).exists():
+            return f"the folder of a {kind} ({file})"
+    path = folder.resolve()
+    return f"best/ of the run in {folder.parent}" if path.name == "best" and (path.parent / FILE).exists() else ""
+
+
 def _runs_near(folder: Path) -> Iterator[Path]:
     """Not of the whole tree below: it may be a home directory."""
     for depth in range(1, _DEPTH + 1):

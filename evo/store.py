@@ -365,6 +365,7 @@ class Store(RunReader):
     @classmethod
     def create(cls, folder: Path, info: RunInfo) -> Store:
         """A new run in `folder`, which is made where it is missing.  A run that exists is never overwritten."""
+        check_vacant(folder)  # before the lock is left in it
         _make_folder(folder)
         lock = _take_lock(folder)
         try:
@@ -622,12 +623,14 @@ def plain_text(text: str) -> str:
 
 
 def check_vacant(folder: Path) -> None:
-    """Raises StoreError where `folder` holds a run already."""
+    """Raises StoreError where `folder` holds a run already, or something else that a run would damage."""
     if (folder / FILE).exists():
         raise StoreError(
             f"expected a folder without a run, but {folder} holds one; "
             f"go on with it by `evo resume {quoted(folder)}`, or choose another --run-dir"
         )
+    if owner := folders.owner(folder):
+        raise StoreError(f"expected a folder for a run, but {folder} is {owner}; choose another --run-dir")
 
 
 def check_makeable(folder: Path) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from evo.cli import main
 from evo.folders import FILE, run_folder, runs_in, what_instead
+from evo.store import RunReader
+from tests.cli_support import install
 
 
 def made(*paths: Path) -> Path:
@@ -55,3 +58,39 @@ def test_what_a_folder_is_that_holds_no_run(name: str, tmp_path: Path) -> None:
     make(folder)
     found = what_instead(folder)
     assert words.format(folder) in found and "r3" not in found
+
+
+@pytest.mark.parametrize("options", [(), ("--propose-only", "2")])
+@pytest.mark.parametrize(
+    ("file", "run_dir", "words"),
+    [
+        ("c/campaign.json", "c", "c is the folder of a campaign (campaign.json); choose another --run-dir"),
+        ("c/suite.json", "c", "c is the folder of a campaign (suite.json); choose another --run-dir"),
+        ("t/task.py", "t", "t is the folder of a task (task.py); choose another --run-dir"),
+        ("r/run.sqlite", "r/best", "r/best is best/ of the run in r; choose another --run-dir"),
+    ],
+)
+def test_a_run_is_put_into_no_folder_that_is_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    run_dir: str,
+    words: str,
+    options: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = install(monkeypatch.setattr)
+    made(Path(file))
+    assert main(["run", "--budget", "2", "--run-dir", run_dir, *options]) == 2
+    assert words in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / file]
+    assert not opened
+
+
+def test_a_run_may_be_called_best(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    install(monkeypatch.setattr)
+    assert main(["run", "--budget", "2", "--run-dir", "best"]) == 0
+    with RunReader(Path("best")) as run:
+        assert len(list(run.trials())) == 3
