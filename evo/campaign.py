@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo import folders
 from evo.arms import ARMS, MODEL_ARMS, expand
-from evo.config import REDRAFTS, SEEDS, RunConfig
+from evo.config import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, out_of_range
 from evo.errors import ConfigError, StoreError
 from evo.llm.models import Model, read_models
 from evo.locks import lock
@@ -121,6 +121,8 @@ def read_spec(path: Path) -> Spec:
         _only(settings, SETTINGS, f"arm.{name}")
     _only(raw.get("run", {}), SETTINGS, "run")
     models = _models(raw, path.parent)
+    for where, settings in {"run": raw.get("run", {}), **{f"arm.{name}": table for name, table in own.items()}}.items():
+        _check_settings(settings, where, models)
     trials, tokens, gpu_seconds = _budget(raw.get("budget"), models)
     spec = Spec(
         tasks=tuple(_task(name, path.parent) for name in _names(raw, "tasks")),
@@ -298,6 +300,22 @@ def _only(raw: Any, known: Sequence[str], where: str) -> None:
         raise ConfigError(f"{where}: expected keys among {', '.join(known)}, got {', '.join(unknown)}")
 
 
+def _check_settings(settings: Mapping[str, Any], where: str, models: Sequence[Model]) -> None:
+    """Of what a command line would set too, in the words of a spec; the rest is checked with the configurations."""
+    for name, value in settings.items():
+        if problem := out_of_range(name, value):
+            raise ConfigError(f"{where}.{name}: {problem}; set another in the spec, or leave it out")
+    if settings.get("guidance", GUIDANCE[0]) not in GUIDANCE:
+        raise ConfigError(
+            f"{where}.guidance: expected one of {', '.join(GUIDANCE)}, got {settings['guidance']!r}; set one of these"
+        )
+    strategy = settings.get("strategy")
+    if isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].asks and not models:
+        raise ConfigError(
+            f'{where}.strategy: expected a model for {strategy} to ask, got none; add models = ["NAME@BASE_URL"]'
+        )
+
+
 def _names(raw: Mapping[str, Any], key: str) -> list[str]:
     names = raw.get(key)
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and n for n in names):
@@ -352,10 +370,12 @@ def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None, float |
     if not isinstance(raw, dict) or "trials" not in raw:
         raise ConfigError(f"budget: expected a table with `trials`, the candidates of each cell, got {raw!r}")
     _only(raw, ("trials", "tokens", "gpu_seconds"), "budget")
-    if type(raw["trials"]) is not int or raw["trials"] < 1:
-        raise ConfigError(f"budget: expected an integer from 1 for `trials`, got {raw['trials']!r}; e.g. trials = 24")
+    if problem := out_of_range("budget", raw["trials"]):
+        raise ConfigError(f"budget.trials: {problem}; e.g. trials = 24")
     if "tokens" in raw and not models:
         raise ConfigError("budget: expected models where tokens are limited, got none; drop `tokens` or add models")
+    for name in ("tokens", "gpu_seconds"):
+        check_limit(f"budget.{name}", raw.get(name))
     return raw["trials"], raw.get("tokens"), raw.get("gpu_seconds")
 
 

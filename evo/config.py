@@ -27,9 +27,8 @@ _RANGES = {
     "migrate_every": (1, 1_000_000),
     "llm_slots": (1, 1024),
 }
-_OPTIONS = {"llm_slots": "--llm-concurrency", "screen_budget": "--screen-budget"} | {
-    n: f"--{n}" for n in ("budget", "seed", "islands", "workers")
-}
+_OPTIONS = {"screen_budget": "--screen-budget"} | {n: f"--{n}" for n in ("budget", "seed", "islands", "workers")}
+_NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers that are called otherwise where they are set
 
 DEVICES = ("cpu", "gpu")
 # Where a GPU measures, estimates of 12 drafts cost more than they gain; of 4 they pay (docs/ablations.md).
@@ -79,11 +78,10 @@ class RunConfig:
     gpu_seconds: float | None = None  # of all evaluations together, as evo.budget counts them; None: no limit
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        for name in _RANGES:
+            if problem := out_of_range(name, getattr(self, name)):
                 hint = f"; set {_OPTIONS[name]}" if name in _OPTIONS else ""
-                raise ConfigError(f"{name}: expected an integer from {low} to {high}, got {value!r}{hint}")
+                raise ConfigError(f"{_NAMES.get(name, name)}: {problem}{hint}")
         share = self.archive_share
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
@@ -167,6 +165,14 @@ class RunConfig:
         raw: dict[str, Any] = json.loads(text)
         models = tuple(Model(**m) for m in raw["models"])
         return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models})
+
+
+def out_of_range(name: str, value: Any) -> str:
+    """What is wrong with the value of a setting that is a number in a range; "" where nothing is, or it is another."""
+    low, high = _RANGES.get(name, (-math.inf, math.inf))
+    if name not in _RANGES or (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
+        return ""
+    return f"expected an integer from {low} to {high}, got {value!r}"
 
 
 def check_limit(name: str, limit: Any) -> None:

@@ -212,7 +212,11 @@ class RunReader:
         row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
         if row is None:
             count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
-            raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}")
+            if not count:
+                raise StoreError(
+                    f"expected a trial in {self.folder}, got {index}, but none is stored yet; wait for one"
+                )
+            raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}; name one of these")
         return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
 
     def pending(self) -> list[Proposal]:

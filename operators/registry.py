@@ -40,6 +40,22 @@ def get_llm_operators(names: Iterable[str]) -> list[LlmOperator]:
     return [LLM_OPERATORS[n] for n in _known(names) if n in LLM_OPERATORS]
 
 
+def check_beginning(names: Iterable[str]) -> None:
+    """Raises ConfigError where none of the operators (called "mutate@NAME" where they ask) works on the seed alone."""
+    every: dict[str, Operator | LlmOperator] = {**OPERATORS, **LLM_OPERATORS}
+    able = [n for n, o in every.items() if o.arity < 2 and not getattr(o, "repairs", False)]
+    chosen = list(dict.fromkeys(n.partition("@")[0] for n in names))
+    if not set(chosen) & set(able):
+        why = "; ".join(
+            f"{n} needs {'a candidate that failed' if every[n].arity < 2 else 'two parents'}" for n in chosen
+        )
+        rules = [n for n in able if n in OPERATORS]
+        raise ConfigError(
+            f"--operators: expected one that works on the seed kernel, alone at first, got {', '.join(chosen)} "
+            f"({why}); add another, e.g. {rules[0]}"
+        )
+
+
 def _known(names: Iterable[str]) -> list[str]:
     chosen = list(names)
     valid = [*OPERATORS, *LLM_OPERATORS]

@@ -108,7 +108,11 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ("seeds = 2", "seeds = 0", "seeds: expected how many, from 1 to 10000, .* got 0"),
-        ("trials = 8", "trials = true", "budget: expected an integer from 1 for `trials`, got True"),
+        (
+            "trials = 8",
+            "trials = true",
+            "budget.trials: expected an integer from 1 to 10000000, got True; e.g. trials = 24",
+        ),
         ("seeds = 2", "seeds = [1, 1]", "seeds: expected how many"),
         ("seeds = 2", "seeds = 100000000000", "seeds: expected how many, from 1 to 10000, .* got 100000000000"),
         ("seeds = 2", "seeds = [-1]", r"different integers from 0 to 9223372036854775807, got \[-1\]"),
@@ -132,6 +136,14 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
         ("islands = 4", "budget = 4", "run: expected keys among .* got budget"),
         ('["softmax", "layer_norm"]', '"softmax"', "tasks: expected a list of names"),
         ("seeds = 2", "seeds = ", "expected a campaign as TOML"),
+        (
+            "islands = 4",
+            "islands = 0",
+            "^run.islands: expected an integer from 1 to 64, got 0; set another in the spec",
+        ),
+        ("screen_budget = 3", "screen_budget = -3", "^arm.greedy.screen_budget: expected an integer from 0 to 10000"),
+        ("islands = 4", "guidance = 'all'", "^run.guidance: expected one of digest, raw, none, got 'all'"),
+        ("islands = 4", "strategy = 'best-of-n'", "^run.strategy: expected a model for best-of-n .* add models = "),
     ],
 )
 def test_specs_with_a_slip_are_refused_in_words(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -152,7 +164,7 @@ def test_task_folders_may_be_beside_the_spec(tmp_path: Path, monkeypatch: pytest
 
 def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
     for old, new, words in (
-        ("trials = 8", "trials = 0", "budget: expected an integer from 1"),
+        ("trials = 8", "trials = 0", "budget.trials: expected an integer from 1"),
         ("islands = 4", "operators = ['params', 'magic']", "'magic'"),
         ("islands = 4", "operators = 'params'", "operators: expected a list"),
         ("islands = 4", "archive_share = 1.5", "archive_share: expected a number from 0 to 1"),
@@ -171,9 +183,8 @@ def test_cells_of_gpu_seconds_need_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="60 GPU seconds: expected a GPU that measures, got estimated times"):
         Campaign.open(tmp_path / "estimated", spec, "cpu", HASHES, VERSIONS)
     assert not (tmp_path / "estimated").exists()
-    none = spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 8\ngpu_seconds = 0"))
-    with pytest.raises(ConfigError, match="gpu-seconds: expected a number above 0, got 0"):
-        Campaign.open(tmp_path / "none", none, "gpu", HASHES, VERSIONS)
+    with pytest.raises(ConfigError, match=r"budget\.gpu_seconds: expected a number above 0, got 0"):
+        spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 8\ngpu_seconds = 0"))
 
 
 MODELS = """

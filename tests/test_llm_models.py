@@ -10,6 +10,7 @@ import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.commands import models as commands
+from evo.config import GUIDANCE
 from evo.errors import ConfigError
 from evo.llm.models import Model, read_models
 from evo.store import RunReader
@@ -102,7 +103,7 @@ def test_a_name_is_given_once() -> None:
         ({"max_usd": 1.0}, "--max-usd: expected a price for each model, got none for m"),
         ({"max_tokens": 0}, "--max-tokens: expected a number above 0, got 0"),
         ({"guidance": "all"}, "--guidance: expected one of digest, raw, none, got 'all'"),
-        ({"llm_slots": 0}, "llm_slots: expected an integer from 1 to 1024, got 0; set --llm-concurrency"),
+        ({"llm_slots": 0}, "--llm-concurrency: expected an integer from 1 to 1024, got 0"),
         ({"operators": ("mutate@other",)}, "expected models among m, got other"),
     ],
 )
@@ -206,14 +207,26 @@ def test_misuse(opened: Any, capsys: pytest.CaptureFixture[str], arguments: list
     assert not Path("runs").exists()
 
 
+def test_guidance_needs_a_model_and_the_one_unasked_does_not(opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for guidance in GUIDANCE:
+        for command in (("run", "task"), ("run", "--propose-only", "1", "--run-dir", "new")):
+            assert run(*command, "--guidance", guidance) == 2
+            assert "--guidance: expected a model that it tells of profiles, got none" in capsys.readouterr().err
+    assert not Path("runs").exists() and not Path("new").exists()
+    assert run("run", "task", "--budget", "2", "--run-dir", "r") == 0
+    with RunReader(Path("r")) as reader:
+        assert reader.info.config.guidance == "digest"
+
+
 @pytest.mark.parametrize("limit", [("--max-tokens", "100"), ("--max-usd", "1")])
 def test_limits_need_a_model(opened: Any, capsys: pytest.CaptureFixture[str], limit: tuple[str, str]) -> None:
-    words = f"{limit[0]}: expected a model whose answers it limits, got none; add --model, or leave it out"
+    words = f"{limit[0]}: expected a model whose answers it limits, got none; "
+    fixes = {"run": "add --model, or leave it out", "resume": "leave it out, or start another run with one"}
     assert run("run", "task", "--budget", "2", "--run-dir", "r") == 0
     for command in (("run", "task"), ("run", "--propose-only", "1", "--run-dir", "new"), ("resume", "r")):
         capsys.readouterr()
         assert run(*command, *limit) == 2
-        assert words in capsys.readouterr().err
+        assert words + fixes[command[0]] in capsys.readouterr().err
     assert not Path("runs").exists() and not Path("new").exists()
 
 

@@ -12,7 +12,7 @@ from evo.errors import ConfigError
 from evo.records import candidate_id
 from operators.base import Context, Draft, Operator, Parent
 from operators.genes import get_genes, set_genes
-from operators.registry import LLM_OPERATORS, OPERATORS, get_llm_operators, get_operators
+from operators.registry import LLM_OPERATORS, OPERATORS, check_beginning, get_llm_operators, get_operators
 from tests.operators_sources import ODD_SOURCES
 from tests.operators_tasks import seed
 
@@ -79,6 +79,18 @@ def test_get_operators_keeps_the_order_and_names_the_valid_ones() -> None:
         get_operators(["params", "rewrites"])
     with pytest.raises(ConfigError, match="at least one"):
         get_operators([])
+
+
+def test_some_operator_has_to_work_on_the_seed_alone() -> None:
+    for names in (["recombine", "params"], ["mutate@m"], ["repair@m", "initial@m"], ["crossover@m", "rewrite"]):
+        check_beginning(names)
+    for names, words in (
+        (["recombine"], r"got recombine \(recombine needs two parents\); add another, e.g. params"),
+        (["crossover@m", "crossover@n"], r"got crossover \(crossover needs two parents\)"),
+        (["recombine", "repair@m"], r"two parents; repair needs a candidate that failed\)"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_beginning(names)
 
 
 def test_operators_that_ask_need_a_model() -> None:

@@ -45,12 +45,13 @@ def add_options(run: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=int, metavar="N", help="hard limit on tokens, of prompts and answers")
     group.add_argument("--max-usd", type=float, metavar="X", help="hard limit on dollars; needs prices")
     group.add_argument(
-        "--guidance", default="digest", help="what prompts tell of profiles: digest (default), raw or none"
+        "--guidance", metavar="KIND", help="what prompts tell of profiles: digest (default), raw or none"
     )
 
 
 def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) -> dict[str, Any]:
     """Fields of RunConfig: the models, and the operators called `names` with the models they ask."""
+    from evo.config import GUIDANCE
     from evo.llm.models import read_models
     from evo.strategies import STRATEGIES
     from operators.registry import LLM_OPERATORS, get_operators
@@ -58,6 +59,11 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     models = read_models(arguments.model, arguments.models)
     if models and arguments.operators is None and not STRATEGIES[arguments.strategy].asks:
         names = [*names, *DEFAULT_OPERATORS]
+    if STRATEGIES[arguments.strategy].asks and not models:
+        raise ConfigError(
+            f"--strategy {arguments.strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
+            f"another strategy"
+        )
     check(models)
     get_operators([n.partition("@")[0] for n in names], model=bool(models))
     no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
@@ -81,7 +87,7 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
         "llm_slots": slots if slots is not None else 1 if workers == 1 or not models else DEFAULT_CONCURRENCY,
         "max_tokens": arguments.max_tokens,
         "max_usd": arguments.max_usd,
-        "guidance": arguments.guidance,
+        "guidance": GUIDANCE[0] if arguments.guidance is None else arguments.guidance,
         "triton": _triton() if models else "",
     }
 
@@ -93,6 +99,15 @@ def check_limited(
     for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
         if limit is not None and not models:
             raise ConfigError(f"{name}: expected a model whose answers it limits, got none; {fix}")
+
+
+def check_unused(arguments: argparse.Namespace, models: Sequence[Model]) -> None:
+    """Raises ConfigError for options of `add_options` that are of models, where there are none."""
+    check_limited(models, arguments.max_tokens, arguments.max_usd)
+    if arguments.guidance is not None and not models:
+        raise ConfigError(
+            "--guidance: expected a model that it tells of profiles, got none; add --model, or leave it out"
+        )
 
 
 def check(models: Sequence[Model]) -> None:

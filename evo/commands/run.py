@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return split.propose(arguments, config)
     if arguments.evaluate_only:
         return split.evaluate(arguments, config)
-    models.check_limited(config.models, config.max_tokens, config.max_usd)
+    models.check_unused(arguments, config.models)
     if arguments.run_dir is not None:
         check_vacant(arguments.run_dir)
     check_makeable(arguments.run_dir or RUNS)
@@ -95,6 +95,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.strategies import STRATEGIES
     from fitness.compilation.target import get_target
     from fitness.task import task_names
+    from operators.registry import check_beginning
 
     if arguments.strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
@@ -109,7 +110,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     task = DEFAULT_TASK if arguments.task is None else arguments.task
     if not task:  # a path that is empty is the folder one is in
         raise ConfigError(f"TASK: expected a built-in task or a task folder, got ''; leave it out for {DEFAULT_TASK}")
-    return RunConfig(
+    config = RunConfig(
         task=task if task in task_names() else str(Path(task).resolve()),
         budget=arguments.budget,
         seed=arguments.seed,
@@ -126,6 +127,8 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         frozen_parents=True,
         surrogate=True,
     )
+    check_beginning(config.operators)
+    return config
 
 
 def _new_folder(task: str) -> Path:

@@ -53,7 +53,7 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
         models.check(config.models)
         store.goes_on(config, versions)
     else:
-        models.check_limited(config.models, config.max_tokens, config.max_usd)
+        models.check_unused(arguments, config.models)
         task = parts.load_task(config.task)
         store = Store.create(folder, RunInfo(config, task.hash, own_versions(), {}))
     with store:
