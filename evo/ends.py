@@ -24,7 +24,11 @@ LEFT = (
 
 def came_to_end(run: RunReader) -> bool:
     """Whether a run spent its budget, or ended for a reason of its own."""
-    return ended(run) not in ("", *LEFT) or is_over(run, run.info.config)
+    if ended(run) not in ("", *LEFT):
+        return True
+    # A campaign says so of runs that spent the rest of their budget on rules alone, too.
+    silent = any((kind, text) == ("ended", SILENT) for kind, text, _ in run.events())
+    return not silent and is_over(run, run.info.config)
 
 
 def ended(run: RunReader) -> str:
