@@ -10,6 +10,7 @@ import pytest
 from analysis.outcomes import Outcome, save
 from analysis.regression import judge, pair_up
 from evo.cli import main
+from evo.ends import LEFT, SILENT, came_to_end
 from evo.store import RunInfo, Store
 from tests.ablation_support import campaign, outcome
 from tests.engine_support import SlowEvaluator, config, create, search
@@ -139,6 +140,27 @@ def test_a_run_that_ended_before_its_budget_was_spent_is_compared(tmp_path: Path
             assert search(store).reason == "search space exhausted"
             store.event("refused", "as by a certificate, after the end")
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_what_an_engine_says_last_tells_an_end_from_a_pause(tmp_path: Path, reason: str) -> None:
+    with create(tmp_path, budget=2) as store:
+        store.event("ended", reason)
+        assert not came_to_end(store)
+        store.event("ended", "limit on tokens or dollars reached")
+        assert came_to_end(store)
+        store.event("resumed", "")
+        assert not came_to_end(store)  # it may have been killed since
+
+
+def test_a_run_that_spent_its_budget_came_to_its_end_unless_its_models_fell_silent(tmp_path: Path) -> None:
+    with create(tmp_path, budget=2) as store:
+        search(store)
+        store.event("resumed", "")
+        assert came_to_end(store)
+        store.event("ended", SILENT)
+        store.event("resumed", "")
+        assert not came_to_end(store)
 
 
 def test_an_unfinished_run_without_a_partner_does_no_harm(tmp_path: Path) -> None:
