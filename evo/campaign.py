@@ -398,6 +398,8 @@ def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
 
 def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """`config` with other settings; another strategy brings its own operators unless they are set too."""
+    from operators.registry import check_beginning
+
     changes = dict(settings)
     if "strategy" in changes:
         changes = {"operators": _operators_of(changes["strategy"], config.models)} | changes
@@ -406,6 +408,7 @@ def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         if isinstance(names, str):
             raise ConfigError(f"operators: expected a list of names, got {names!r}")
         changes["operators"] = expand(names, config.models)
+        check_beginning(changes["operators"])
     return dataclasses.replace(config, **changes)
 
 

@@ -51,7 +51,7 @@ def check_beginning(names: Iterable[str]) -> None:
         )
         rules = [n for n in able if n in OPERATORS]
         raise ConfigError(
-            f"--operators: expected one that works on the seed kernel, alone at first, got {', '.join(chosen)} "
+            f"operators: expected one that works on the seed kernel, alone at first, got {', '.join(chosen)} "
             f"({why}); add another, e.g. {rules[0]}"
         )
 

@@ -167,6 +167,7 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
         ("trials = 8", "trials = 0", "budget.trials: expected an integer from 1"),
         ("islands = 4", "operators = ['params', 'magic']", "'magic'"),
         ("islands = 4", "operators = 'params'", "operators: expected a list"),
+        ("islands = 4", "operators = ['recombine']", "recombine needs two parents"),
         ("islands = 4", "archive_share = 1.5", "archive_share: expected a number from 0 to 1"),
         ("islands = 4", "strategy = 'anneal'", "strategy: expected one of"),
     ):
