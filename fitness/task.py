@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILTIN_TASKS",
+    "ChangedTaskError",
     "Task",
     "check_arguments",
     "load_task",
@@ -119,6 +120,10 @@ class Task:
         return tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
 
 
+class ChangedTaskError(TaskError):
+    """A task's files are not those that were asked for."""
+
+
 def task_names() -> list[str]:
     """Names of the built-in tasks, sorted."""
     return sorted(path.parent.name for path in BUILTIN_TASKS.glob("*/task.py"))
@@ -130,21 +135,26 @@ def task_title(name: str) -> str:
     return docstring.partition("\n")[0]
 
 
-def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False) -> Task:
+def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False, expected: str = "") -> Task:
     """The task of that built-in name or folder, validated: its reference is run on the CPU inputs of every case.
 
     `tried`: it was loaded like that before, so inputs and reference are not tried again (which takes seconds where they
-    are large).
+    are large).  `expected`: its hash; where that is another one nothing is executed, and ChangedTaskError is raised.
     Raises TaskError saying what is wrong with the task.
     """
     folder = _find(name_or_folder)
     task_source, seed_source = _read(folder / "task.py"), _read(folder / "kernel.py")
+    found = _hash(task_source, seed_source)
+    if expected and found != expected:
+        raise ChangedTaskError(
+            f"task {folder} was changed: expected the files of hash {expected}, got {found}; restore it"
+        )
     names = execute(folder / "task.py", task_source)
     task = Task(
         name=folder.name,
         folder=folder,
         seed_source=seed_source,
-        hash=_hash(task_source, seed_source),
+        hash=found,
         **_required(folder, names),
         **_optional(folder, names),
     )

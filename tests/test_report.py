@@ -263,7 +263,7 @@ def task(**more: object) -> SimpleNamespace:
 
 
 def test_the_command_writes_a_file(searched: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(parts, "load_task", lambda name: task())
+    monkeypatch.setattr(parts, "load_task", lambda name, expected: task())
     out = tmp_path / "out.html"
     assert main(["report", str(searched), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"wrote {out}\n"
@@ -279,7 +279,7 @@ def test_the_command_writes_a_file(searched: Path, tmp_path: Path, monkeypatch, 
 
 
 def test_only_a_report_is_replaced(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(parts, "load_task", lambda name: task())
+    monkeypatch.setattr(parts, "load_task", lambda name, expected: task())
     run = tmp_path / "run"
     with create(run) as store:
         store.proposed(ok_trial(0, operator="seed").proposal)
@@ -311,7 +311,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_ceilings_are_measured_ones_or_the_targets(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "load_task", lambda name: task())
+    monkeypatch.setattr(parts, "load_task", lambda name, expected: task())
     with RunReader(searched) as run:
         info = run.info
     assert _bounds(info).work == {"square": (8.0, 4.0)}
@@ -320,9 +320,22 @@ def test_ceilings_are_measured_ones_or_the_targets(searched: Path, monkeypatch: 
     here = replace(info, environment={"copy_bytes_per_s": 4e12, "matmul_flops": 7e14})
     assert (_bounds(here).bytes_per_s, _bounds(here).flops_per_s) == (4e12, 7e14)
     assert "measured on the GPU" in _bounds(here).ceilings
-    assert "was changed" in _bounds(replace(info, task_hash="other")).problem
     monkeypatch.undo()
     assert "not to be had here" in _bounds(info).problem
+
+
+def test_a_task_that_was_changed_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "task"
+    folder.mkdir()
+    (folder / "task.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    (folder / "kernel.py").write_text("def entry(x):\n    return x\n")
+    with create(tmp_path / "run", task=str(folder)) as store:
+        search(store)
+        info = store.info
+    assert _bounds(info).problem == "the task was changed since the run started"
+    assert main(["replay", str(tmp_path / "run")]) == 2
+    assert f"task {folder} has changed since; restore it" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------

@@ -54,12 +54,12 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_task(name_or_folder: str) -> Task:
-    """The task; says so where it was changed since it was frozen."""
+def load_task(name_or_folder: str, expected: str = "") -> Task:
+    """The task; says so where it was changed since it was frozen.  `expected`: as of `fitness.task.load_task`."""
     from fitness.frozen import changed
     from fitness.task import load_task as load
 
-    task = load(name_or_folder)
+    task = load(name_or_folder, expected=expected)
     if warning := changed(task.folder):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return task

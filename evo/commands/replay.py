@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from evo.commands import models, parts
 from evo.errors import StoreError
 from evo.folders import run_folder
+
+if TYPE_CHECKING:
+    from evo.store import RunInfo
+    from fitness.task import Task
 
 
 def add(commands: Any) -> None:
@@ -20,6 +25,16 @@ def add(commands: Any) -> None:
     replay.set_defaults(command=_replay)
 
 
+def _task(info: RunInfo, folder: Path) -> Task:
+    """That of the run.  Raises StoreError, and executes nothing, where it was changed."""
+    from fitness.task import ChangedTaskError
+
+    try:
+        return parts.load_task(info.config.task, info.task_hash)
+    except ChangedTaskError:
+        raise StoreError(f"cannot replay {folder}: task {info.config.task} has changed since; restore it") from None
+
+
 def _replay(arguments: argparse.Namespace) -> int:
     from evo.redo import Redoing
     from evo.store import RunReader
@@ -27,9 +42,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     with RunReader(arguments.folder) as run:
         config = run.info.config
-        task = parts.load_task(config.task)
-        if task.hash != run.info.task_hash:
-            raise StoreError(f"cannot replay {arguments.folder}: task {config.task} has changed since; restore it")
+        task = _task(run.info, arguments.folder)
         rules = [name for name in config.operators if "@" not in name]
         operators = {o.name: o for o in get_operators(rules)} if rules else {}
         context = models.prompt_context(config, task)

@@ -43,13 +43,14 @@ def _bounds(info: RunInfo) -> Bounds:
     """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
     from analysis.report import Bounds
     from fitness.compilation.target import get_target
+    from fitness.task import ChangedTaskError
 
     try:
-        task = parts.load_task(info.config.task)
+        task = parts.load_task(info.config.task, info.task_hash)
+    except ChangedTaskError:
+        return Bounds(problem="the task was changed since the run started")
     except EvoError as error:
         return Bounds(problem=f"the task is not to be had here: {error}")
-    if task.hash != info.task_hash:
-        return Bounds(problem="the task was changed since the run started")
     if task.flops is None or task.bytes is None:
         return Bounds()
     work = {case.name: (float(task.flops(case)), float(task.bytes(case))) for case in task.cases}
