@@ -48,6 +48,8 @@ def show_run(run: RunReader, console: Console) -> None:
     models = run.models()
     if models:
         _print_models(models, console)
+        for name, error in run.first_failures().items():
+            say(f"first failure of {name}: {error}", "yellow")
     hints = [(h.name, h.trials, h.ok, h.improved, _times(h.gain)) for h in run.hints()]
     if hints:
         _print_table(console, "hints followed", ("hint", "trials", "ok", "beat all parents", "mean gain"), hints)

@@ -268,6 +268,10 @@ class RunReader:
         """What each language model was asked, most asked first."""
         return [ModelUse(*row) for row in self._db.execute(_MODELS)]
 
+    def first_failures(self) -> dict[str, str]:
+        """The error of the first call that failed, by model."""
+        return dict(self._db.execute(_FIRST_FAILURES))
+
     def answers(self) -> list[dict[str, Any]]:
         """All answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
         rows = self._db.execute(f"SELECT {', '.join(_ANSWER)} FROM llm_calls WHERE answer IS NOT NULL ORDER BY call")
@@ -546,6 +550,10 @@ _MODELS = """
     SELECT model, COUNT(*), COUNT(answer), COUNT(error), SUM(tokens_in), SUM(tokens_out),
            CASE WHEN COUNT(usd) = COUNT(answer) THEN SUM(usd) END, AVG(seconds)
     FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
+"""
+_FIRST_FAILURES = """
+    SELECT model, error FROM llm_calls
+    WHERE call IN (SELECT MIN(call) FROM llm_calls WHERE error IS NOT NULL GROUP BY model) ORDER BY model
 """
 
 

@@ -261,8 +261,21 @@ def test_a_model_may_move(opened: Any, endpoint: Endpoint, capsys: pytest.Captur
     with Endpoint(in_turn(error(500, "going away"))) as old:
         Path("models.toml").write_text("[models.m]\nattempts = 1\n", encoding="utf-8")
         run_ = ("run", "task", "--run-dir", "r", "--operators", "change", "--workers", "1", "--budget", "3")
-        assert run(*run_, "--model", f"m@{old.url}", "--models", "models.toml") == 0
-    assert "ended: no model answers, 0 candidates evaluated" in capsys.readouterr().out
+        assert run(*run_, "--model", f"m@{old.url}", "--models", "models.toml") == 1
+        tried = capsys.readouterr().out
+        told, ended, first = (
+            tried.index(text)
+            for text in (
+                "model m gave no answer, and is asked again: ",
+                "ended: no model answers, 0 candidates evaluated",
+                "first failure of model m: ",
+            )
+        )
+        assert told < ended < first and f"check it by `evo doctor --model m@{old.url}`" in tried
+        assert tried.count("gave no answer") == tried.count("first failure") == 1
+        assert "going away" in tried[told:ended] and "going away" in tried[first:]
+    assert run("show", "r") == 0
+    assert "first failure of m: " in capsys.readouterr().out
     assert run("resume", "r", "--model", "other@https://x.example/v1") == 2
     assert "expected models of the run (m), got other" in capsys.readouterr().err
     assert run("resume", "r", "--model", f"m@{endpoint.url}") == 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts
 from evo.errors import ConfigError
+from evo.plain import quoted
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
@@ -162,7 +163,15 @@ def open_llm(store: Store, task: Task) -> Llm:
     remembers = STRATEGIES[config.strategy].remembers
     asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers)
     limits = Limits(config.max_tokens, config.max_usd)
-    return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots))
+    return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots, _tell_failure))
+
+
+def _tell_failure(model: Model, error: str) -> None:
+    """While it is asked again, which may take minutes."""
+    spec = quoted(f"{model.name}@{model.endpoint}")
+    parts.say(
+        f"model {model.name} gave no answer, and is asked again: {error}; check it by `evo doctor --model {spec}`"
+    )
 
 
 def prompt_context(config: RunConfig, task: Task) -> Callable[..., LlmContext]:

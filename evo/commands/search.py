@@ -102,6 +102,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
 
     Without an evaluator nothing can be certified: what was found out before is then written again.
     """
+    from evo.cells import SILENT
     from evo.records import Trial
     from evo.result import read_result, speedup_text, write_result
 
@@ -109,6 +110,8 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     interrupted = outcome is not None and outcome.reason == "interrupted"
     if outcome is not None:
         parts.say(f"ended: {outcome.reason}, {counted(outcome.spent, 'candidate')} evaluated")
+        for name, error in store.first_failures().items():
+            parts.say(f"first failure of model {name}: {error}")
     seed = store.trial(0) if store.best() is not None else None
     if not isinstance(seed, Trial):  # it is the first to finish
         parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {quoted(folder)}`")
@@ -136,6 +139,8 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     parts.say(f"look closer: evo show {quoted(folder)}, evo show {quoted(folder)} {best.index}")
     if interrupted:
         parts.say(f"go on: evo resume {quoted(folder)}")
+    if outcome is not None and outcome.reason == SILENT and not outcome.spent:
+        return parts.EXIT_NOT_OK  # nothing was searched
     return parts.EXIT_INTERRUPTED if interrupted else 0
 
 

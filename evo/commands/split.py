@@ -42,6 +42,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
 
 def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
     """`config`: as the arguments ask for it."""
+    from evo.cells import SILENT
     from evo.store import FILE, RunInfo, Store
     from evo.versions import own_versions
 
@@ -60,8 +61,12 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
         outcome = run_engine(store, task, None, None, proposals=count)
         pending = len(store.pending())
         parts.say(f"ended: {outcome.reason}; {outcome.proposed} candidates proposed, {pending} pending")
+        for name, error in store.first_failures().items():
+            parts.say(f"first failure of model {name}: {error}")
         if pending:
             parts.say(f"evaluate them: evo run --evaluate-only --run-dir {quoted(folder)}")
+    if outcome.reason == SILENT and not outcome.proposed:
+        return parts.EXIT_NOT_OK
     return parts.EXIT_INTERRUPTED if outcome.reason == "interrupted" else 0
 
 

@@ -31,17 +31,31 @@ LONGEST_WAIT_S = 600.0
 FAILURES = 3
 
 
+Tell = Callable[[Model, str], None]
+
+
 class Lane:
-    """Asks models.  Its public methods are for the thread of the search."""
+    """Asks models.  Its public methods are for the thread of the search.
+
+    tell: called, from the lane's thread, with the error of the first attempt of each model that fails.
+    """
 
     def __init__(
-        self, folder: Path, models: Sequence[Model], providers: Mapping[str, Provider], limits: Limits, slots: int
+        self,
+        folder: Path,
+        models: Sequence[Model],
+        providers: Mapping[str, Provider],
+        limits: Limits,
+        slots: int,
+        tell: Tell = lambda model, error: None,
     ) -> None:
         self.slots = slots
         self.models = {m.name: m for m in models}
         self._providers = providers
         self._log = CallLog(folder)
         self._limits = limits
+        self._tell = tell
+        self._told: set[str] = set()  # models whose first failure was told
         self._flying: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()  # of a model, one after the other
         self._full: set[str] = set()  # models that the limits have no room for
@@ -180,6 +194,7 @@ class Lane:
                 self._settle(call.number, reserved, failure.bill)
                 self._wait(model.name, failure.wait_s)
                 error = str(failure)
+                self._tell_once(model, error)
             else:
                 if answer.text.strip() or answer.finish == "length":
                     return self._answered(call, reserved, answer, time.monotonic() - started)
@@ -195,6 +210,11 @@ class Lane:
             self._limits.settle(reserved, answer.bill)
         # As it is stored: with the bills of the attempts before, so that a resumed run sees the same.
         return self._log.call(call.number)
+
+    def _tell_once(self, model: Model, error: str) -> None:
+        if model.name not in self._told:
+            self._told.add(model.name)
+            self._tell(model, error)
 
     def _settle(self, number: int, reserved: Bill, bill: Bill | None) -> None:
         """An attempt without a bill stays charged with its reservation."""
@@ -247,7 +267,12 @@ class _Closing(Exception):
 
 
 def open_lane(
-    folder: Path, models: Sequence[Model], environment: Mapping[str, str], limits: Limits, slots: int
+    folder: Path,
+    models: Sequence[Model],
+    environment: Mapping[str, str],
+    limits: Limits,
+    slots: int,
+    tell: Tell = lambda model, error: None,
 ) -> Lane:
     """A lane with a provider for each model; keys come from `environment`."""
-    return Lane(folder, models, {m.name: open_provider(m, environment) for m in models}, limits, slots)
+    return Lane(folder, models, {m.name: open_provider(m, environment) for m in models}, limits, slots, tell)
