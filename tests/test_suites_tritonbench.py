@@ -291,6 +291,17 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
         sources(tmp_path)
 
 
+def test_hidden_files_are_none_of_the_suite_and_what_is_no_text_is_named(tmp_path):
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "scale.py").write_text("x = 1\n")
+    (folder / "._scale.py").write_bytes(b"\x00\x05\xff")
+    assert [source.name for source in sources(tmp_path)] == ["scale"]
+    (folder / "odd.py").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"expected a file in UTF-8 at .*odd.py, got: .*; restore it, or delete it"):
+        sources(tmp_path)
+
+
 def test_a_file_is_split_at_its_last_line_of_signs(tmp_path):
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / FOLDER / "three.py").write_text(f"a = 1\n{LINE}\n# b\nb = 2\n{LINE}\nc = 3\n", encoding="utf-8")

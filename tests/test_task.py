@@ -71,6 +71,13 @@ def test_a_folder_is_a_task(tmp_path: Path) -> None:
     assert task.stress and task.deterministic and not task.allow_delegation
 
 
+def test_inputs_may_hold_nan(tmp_path: Path) -> None:
+    """Where the reference takes it."""
+    task = TASK.replace("device), 2.0", "device).where(torch.arange(case.axes['N']) > 0, torch.nan), float('nan')")
+    task = task.replace("x * factor", "x.nan_to_num()")
+    assert load_task(make(tmp_path, task)).reference is not None
+
+
 def test_options_are_read(tmp_path: Path) -> None:
     extra = "tolerance = 1e-3\nstress = False\ndeterministic = False\nallow_delegation = True\n"
     extra += "flops = bytes = lambda case: 2 * case.axes['N']\n"
@@ -112,6 +119,8 @@ WRONG = {
     "inputs type": ("def inputs(case", "inputs = 1\ndef other(case", "inputs must be a function .* got int 1"),
     "inputs raise": ('case.axes["N"]', 'case.axes["M"]', r"inputs\(case, .* raised KeyError: 'M' \(task.py, line 13"),
     "inputs no tuple": ("device), 2.0", "device)", r"inputs must return a tuple.*write `return \(x,\)`"),
+    "inputs array": ("device), 2.0", "device).numpy(), 2.0", "input 0 must be a tensor, a number, .* got ndarray"),
+    "inputs NaN": ("torch.randn(", "torch.nan * torch.randn(", "the same values for two seeds"),
     "inputs not drawn": ("generator=generator, ", "", "different values for the same seed"),
     "inputs constant": ("torch.randn(", "0 * torch.randn(", "same values for two seeds"),
     "inputs too many": (", 2.0", ", 2.0, 3.0, 4.0", "inputs returns 4 values, but reference takes 2"),

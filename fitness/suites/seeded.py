@@ -15,6 +15,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
 from fitness.suites import check
 from fitness.suites.check import LIMITS, Named, Outcome, Verifier
+from fitness.suites.texts import python_files, text_of
 from fitness.task import Task
 
 NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
@@ -62,7 +63,7 @@ class Checker(check.Checker):
 def given(name: str, folder: Path | None) -> str | None:
     """The kernel that a folder of the user's has for the file of that name."""
     if folder is not None and (path := folder / f"{name}.py").exists():
-        return path.read_text(encoding="utf-8")
+        return text_of(path)
     return None
 
 
@@ -71,7 +72,7 @@ def check_seeds(folder: Path, sources: Sequence[Named], function: str) -> None:
     if not folder.is_dir():
         raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")
     known = {source.name for source in sources}
-    unknown = sorted(path.stem for path in folder.glob("*.py") if path.stem not in known)
+    unknown = [path.stem for path in python_files(folder) if path.stem not in known]
     if unknown:
         raise ConfigError(
             f"--seeds: expected files called like those of the suite ({min(known)}.py), with {function}, got "

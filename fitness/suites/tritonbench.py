@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evo.errors import ConfigError
+from fitness.suites.texts import python_files, text_of
 
 FOLDER = Path("data", "TritonBench_G_v1")
 SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py
@@ -29,18 +30,18 @@ class Source:
 
 def sources(checkout: Path, folder: Path = FOLDER, sizes: Path = SIZES) -> list[Source]:
     """The files of a checkout, by name.  Raises ConfigError where it is none."""
-    files = sorted((checkout / folder).glob("*.py"))
+    files = python_files(checkout / folder)
     if not files:
         raise ConfigError(
             f"expected a checkout of TritonBench with {folder}/*.py, found none in {checkout}; "
             "git clone https://github.com/thunlp/TritonBench, and give its path"
         )
-    found = [_split(file.stem, file.read_text(encoding="utf-8")) for file in files]
+    found = [_split(file.stem, text_of(file)) for file in files]
     return [replace(source, timed=_text(checkout / sizes / f"{source.name}_perf.py")) for source in found]
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return text_of(path) if path.exists() else ""
 
 
 def _split(name: str, text: str) -> Source:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.errors import ConfigError
+from fitness.suites.texts import python_files, text_of
 
 LEVELS = (1, 2, 3)
 TITLE = "KernelBench"
@@ -29,8 +30,8 @@ def sources(checkout: Path) -> list[Source]:
     found = []
     for level in LEVELS:
         for root in (checkout, checkout / TITLE):
-            files = sorted((root / f"level{level}").glob("*.py"), key=_number)
-            found += [Source(f"level{level}_{f.stem}", f.read_text(encoding="utf-8")) for f in files]
+            files = sorted(python_files(root / f"level{level}"), key=_number)
+            found += [Source(f"level{level}_{f.stem}", text_of(f)) for f in files]
     if not found:
         raise ConfigError(
             f"expected a checkout of KernelBench with {TITLE}/level1/*.py, found none in {checkout}; "

@@ -1,0 +1,20 @@
+"""Python files of a checkout, or of a folder of seed kernels, and their texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evo.errors import ConfigError
+
+
+def python_files(folder: Path) -> list[Path]:
+    """By name; not those that begin with a dot, which systems and editors leave beside others' files."""
+    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("."))
+
+
+def text_of(path: Path) -> str:
+    """Raises ConfigError where it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected a file in UTF-8 at {path}, got: {error}; restore it, or delete it") from error
