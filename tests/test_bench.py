@@ -84,7 +84,38 @@ def test_misuse_is_said_before_any_file_is_checked(checkout: Path, capsys: pytes
     assert bench(checkout, "--budget", "0") == 2
     assert bench(checkout, "--only", "nothing") == 2
     assert bench(checkout, "--processes", "0") == 2
+    assert bench(checkout, "--budget", "99999999999") == 2
     assert not (checkout.parent / "out").exists()
+
+
+def test_a_folder_of_another_campaign_is_left_as_it_was(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = checkout.parent / "out"
+    assert bench(checkout, "--only", "broken", "--budget", "2") == 1
+    (out / "suite.json").unlink()
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    capsys.readouterr()
+    assert bench(checkout, "--budget", "3") == 2
+    assert "cannot go on with the campaign" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    # Where it is the same one, what was lost is written again.
+    assert bench(checkout, "--only", "broken", "--budget", "2") == 1
+    assert json.loads((out / "suite.json").read_text())["suite"] == "tritonbench"
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"suite": []}'])
+def test_a_damaged_suite_file_is_refused_in_words(
+    checkout: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    out = checkout.parent / "out"
+    out.mkdir()
+    (out / "suite.json").write_text(text)
+    assert bench(checkout) == 2
+    assert "suite.json is damaged: expected the suite as evo bench wrote it" in capsys.readouterr().err
+    assert main(["suite", "summary", str(out)]) == 2
+    assert "restore it from a copy, or delete it" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["suite.json"]
+    assert main(["suite", "summary", str(out / "nosuch")]) == 2
+    assert "(No such file or directory); name what evo bench was given as --out" in capsys.readouterr().err
 
 
 def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evo.commands import suite
-from evo.commands.checking import LOCK, Checking, read
+from evo.commands.checking import CHECKED, LOCK, Checking, read
 from evo.errors import ConfigError, StoreError
 from evo.locks import try_lock
 from fitness.suites.check import STAGES, Outcome
@@ -40,6 +40,13 @@ def test_each_file_is_checked_once_by_whoever_has_the_lock(tmp_path: Path, monke
     monkeypatch.setattr(suite, "outcomes", lambda *_: pytest.fail("checked again"))
     with checking(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("line", ["[1]", "7", "{}", '{"name": "a"}'])
+def test_a_line_that_is_none_of_its_own_is_refused_in_words(tmp_path: Path, line: str) -> None:
+    (tmp_path / CHECKED).write_text('{"name": "b", "stages": []}\n' + line + "\n")
+    with pytest.raises(StoreError, match=r"checked.jsonl, line 2: expected name, stages .*; delete the line"):
+        read(tmp_path)
 
 
 def test_what_ends_it_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

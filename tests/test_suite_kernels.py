@@ -108,7 +108,7 @@ def test_a_damaged_suite_json_is_misuse(tmp_path: Path, capsys: pytest.CaptureFi
     folder = campaign(tmp_path / "first", KERNELS)
     (tmp_path / "first" / "suite.json").write_text(text)
     assert main(["suite", "summary", folder]) == 2
-    assert "expected a folder of evo bench, which has a suite.json" in capsys.readouterr().err
+    assert "suite.json is damaged: expected the suite as evo bench wrote it" in capsys.readouterr().err
 
 
 def test_nothing_searched_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

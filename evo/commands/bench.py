@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.commands import parts, suite
-from evo.commands.checking import CHECKED, TASKS, Checking, adding, read, rows
+from evo.commands.checking import TASKS, Checking, adding, read, rows
 from evo.errors import ConfigError, EvoError, StoreError, how_to_install
 from evo.records import Trial
 
@@ -95,6 +95,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
     _check_same_files(arguments, folder)
     campaign = _campaign(folder, arguments, device) if arguments.budget else None
+    _note_files(arguments, folder)  # once the folder is known to be this campaign's
 
     def measure_baselines(checked: Mapping[str, Outcome]) -> None:
         if device == "gpu" and arguments.suite in suite.SEEDED:
@@ -260,18 +261,27 @@ def _check_settings(arguments: argparse.Namespace) -> None:
 
 def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
     """What was checked is looked up by name, so it must be of the same suite, sizes and seed kernels."""
-    path, seeds = folder / suite.FILE, arguments.seeds
-    now = {"suite": arguments.suite, "gib": arguments.gib, "seeds": seeds and str(seeds.resolve())}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists() and not (folder / CHECKED).exists():
-            path.write_text(json.dumps(now) + "\n", encoding="utf-8")
-        then = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
-    except OSError as error:
-        raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
+    if not (folder / suite.FILE).exists():
+        return
+    now, then = _files(arguments), suite.read_settings(folder)
     if then != now:
         changed = ", ".join(f"{key} was {then[key]}" for key in now if then[key] != now[key])
         raise StoreError(f"cannot go on in {folder}: {changed}; restore it, or choose another folder by --out")
+
+
+def _note_files(arguments: argparse.Namespace, folder: Path) -> None:
+    path = folder / suite.FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(json.dumps(_files(arguments)) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
+
+
+def _files(arguments: argparse.Namespace) -> dict[str, Any]:
+    seeds = arguments.seeds
+    return {"suite": arguments.suite, "gib": arguments.gib, "seeds": seeds and str(seeds.resolve())}
 
 
 def _compiling(outcome: Outcome) -> float:
@@ -295,7 +305,7 @@ def _measure_baselines(folder: Path, names: Sequence[str], target: str, workers:
 
 def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What is known of PyTorch's times, by kernel."""
-    return {row["kernel"]: row["baselines"] for row in rows(folder / BASELINES)}
+    return {row["kernel"]: row["baselines"] for row in rows(folder / BASELINES, ("kernel", "baselines"))}
 
 
 def _campaign(folder: Path, arguments: argparse.Namespace, device: str) -> Campaign:

@@ -108,14 +108,25 @@ def read(folder: Path) -> dict[str, Outcome]:
     """How far the files came that were checked until now, by name."""
     from fitness.suites.check import Outcome
 
-    return {row["name"]: Outcome(**row) for row in rows(folder / CHECKED)}
+    known = {field.name for field in dataclasses.fields(Outcome)}
+    found = rows(folder / CHECKED, ("name", "stages"))
+    return {row["name"]: Outcome(**{k: v for k, v in row.items() if k in known}) for row in found}
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """What `adding` added.  A line that was cut off by a kill is left out: what it was of is done again."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+def rows(path: Path, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What `adding` added.  A line that was cut off by a kill is left out: what it was of is done again.
+
+    Raises StoreError for a line that is whole and has not all of `keys`.
+    """
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
         with suppress(json.JSONDecodeError):
-            yield json.loads(line)
+            row = json.loads(line)
+            if not isinstance(row, dict) or not set(keys) <= set(row):
+                raise StoreError(
+                    f"{path}, line {number}: expected {', '.join(keys)} as evo bench wrote them, got {line:.100}; "
+                    f"delete the line, and what it was of is done again"
+                )
+            yield row
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _summary(arguments: argparse.Namespace) -> int:
     from analysis.suite import markdown
 
-    suites = {folder: _suite_of(folder) for folder in arguments.folders}
+    suites = {folder: read_settings(folder)["suite"] for folder in arguments.folders}
     if len(set(suites.values())) > 1:
         got = ", ".join(f"{suite} in {folder}" for folder, suite in suites.items())
         raise ConfigError(f"expected campaigns over one suite, got {got}; sum them up one by one")
@@ -158,11 +158,28 @@ def _summary(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _suite_of(folder: Path) -> str:
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Which files the campaign in `folder` is of: suite, gib, seeds.  Raises StoreError where it does not say."""
+    path = folder / FILE
     try:
-        return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["suite"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"expected a folder of evo bench, which has a {FILE}, got {folder}: {error!r}") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder of evo bench, which has a {FILE}, got {folder} ({error.strerror}); name what evo bench "
+            f"was given as --out"
+        ) from None
+    except ValueError as error:
+        raise _damaged(path, f"no JSON ({error})") from None
+    if not isinstance(found, dict) or found.get("suite") not in SUITES:
+        raise _damaged(path, f"{found!r:.100}")
+    return {"gib": None, "seeds": None, **found}
+
+
+def _damaged(path: Path, found: str) -> StoreError:
+    return StoreError(
+        f"{path} is damaged: expected the suite as evo bench wrote it, got {found}; restore it from a "
+        f"copy, or delete it and call evo bench as before, which writes it again"
+    )
 
 
 def _kernels(folders: Sequence[Path]) -> list[Kernel]:
