@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo import folders
 from evo.arms import ARMS, MODEL_ARMS, expand
-from evo.config import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, out_of_range
+from evo.config import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
 from evo.errors import ConfigError, StoreError
 from evo.llm.models import Model, read_models
 from evo.locks import lock
@@ -114,12 +114,15 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"expected a campaign as TOML in {path}, got: {error}; docs/ablations.md has one") from error
     _only(raw, ("tasks", "seeds", "arms", "budget", "target", "models", "models_file", "run", "arm"), "the spec")
     own = raw.get("arm", {})
+    if not isinstance(own, dict):
+        raise ConfigError(f"arm: expected tables [arm.NAME], got {own!r:.100}")
     for name, settings in own.items():
         if name in ARMS | MODEL_ARMS:
             raise ConfigError(f"arm.{name}: expected a new name, got one of the ready arms; choose another")
         _check_name(name)
-        _only(settings, SETTINGS, f"arm.{name}")
-    _only(raw.get("run", {}), SETTINGS, "run")
+        _check_types(settings, f"arm.{name}")
+    _check_types(raw.get("run", {}), "run")
+    check_type("target", "target", raw.get("target", "sm_90"))
     models = _models(raw, path.parent)
     for where, settings in {"run": raw.get("run", {}), **{f"arm.{name}": table for name, table in own.items()}}.items():
         _check_settings(settings, where, models)
@@ -316,6 +319,12 @@ def _check_settings(settings: Mapping[str, Any], where: str, models: Sequence[Mo
         )
 
 
+def _check_types(raw: Any, where: str) -> None:
+    _only(raw, SETTINGS, where)
+    for name, value in raw.items():
+        check_type(f"{where}.{name}", name, value)
+
+
 def _names(raw: Mapping[str, Any], key: str) -> list[str]:
     names = raw.get(key)
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and n for n in names):
@@ -383,7 +392,10 @@ def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
     """The models of the spec; `models_file` is beside it."""
     if "models" not in raw:
         return ()
-    file = folder / raw["models_file"] if "models_file" in raw else None
+    file = raw.get("models_file")
+    if file is not None and not isinstance(file, str):
+        raise ConfigError(f"models_file: expected the path of a TOML file, got {file!r:.100}")
+    file = folder / file if file else None
     return read_models(_names(raw, "models"), file)
 
 
@@ -404,10 +416,7 @@ def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     if "strategy" in changes:
         changes = {"operators": _operators_of(changes["strategy"], config.models)} | changes
     if "operators" in changes:
-        names = changes["operators"]
-        if isinstance(names, str):
-            raise ConfigError(f"operators: expected a list of names, got {names!r}")
-        changes["operators"] = expand(names, config.models)
+        changes["operators"] = expand(changes["operators"], config.models)
         check_beginning(changes["operators"])
     return dataclasses.replace(config, **changes)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from evo.errors import ConfigError
 from evo.llm.models import Model
@@ -29,6 +30,9 @@ _RANGES = {
 }
 _OPTIONS = {"screen_budget": "--screen-budget"} | {n: f"--{n}" for n in ("budget", "seed", "islands", "workers")}
 _NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers that are called otherwise where they are set
+
+# Fields whose checks say more than their type.
+_RANGED = (*_RANGES, "archive_share", "max_tokens", "max_usd", "gpu_seconds")
 
 DEVICES = ("cpu", "gpu")
 # Where a GPU measures, estimates of 12 drafts cost more than they gain; of 4 they pay (docs/ablations.md).
@@ -78,6 +82,9 @@ class RunConfig:
     gpu_seconds: float | None = None  # of all evaluations together, as evo.budget counts them; None: no limit
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name not in _RANGED:
+                check_type(field.name, field.name, getattr(self, field.name))
         for name in _RANGES:
             if problem := out_of_range(name, getattr(self, name)):
                 hint = f"; set {_OPTIONS[name]}" if name in _OPTIONS else ""
@@ -173,6 +180,33 @@ def out_of_range(name: str, value: Any) -> str:
     if name not in _RANGES or (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
         return ""
     return f"expected an integer from {low} to {high}, got {value!r}"
+
+
+_IN_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
+
+
+def check_type(key: str, field: str, value: Any) -> None:
+    """Raises ConfigError unless `value` is of the type of that field of RunConfig; `key`: what the user calls it."""
+    hint = _hints()[field]
+    if not _fits(value, hint):
+        kinds = [words for kind, words in _IN_WORDS.items() if kind in (get_args(hint) or (hint,))]
+        expected = "a list of names" if get_origin(hint) is tuple else " or ".join(kinds)
+        raise ConfigError(f"{key}: expected {expected}, got {value!r:.100}")
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(RunConfig)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Lists pass for tuples, and integers for numbers, but truth values for neither."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, (tuple, list)) and all(_fits(v, get_args(hint)[0]) for v in value)
+    kinds = get_args(hint) or (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, (*kinds, int) if float in kinds else kinds)
 
 
 def check_limit(name: str, limit: Any) -> None:

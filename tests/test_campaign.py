@@ -144,6 +144,23 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
         ("screen_budget = 3", "screen_budget = -3", "^arm.greedy.screen_budget: expected an integer from 0 to 10000"),
         ("islands = 4", "guidance = 'all'", "^run.guidance: expected one of digest, raw, none, got 'all'"),
         ("islands = 4", "strategy = 'best-of-n'", "^run.strategy: expected a model for best-of-n .* add models = "),
+        (SPEC[SPEC.index("[arm") :], "", "arms: expected names among"),
+        (SPEC[SPEC.index("[budget]") :], "arm = 5", r"arm: expected tables \[arm.NAME\], got 5"),
+        ("seeds = 2", "seeds = 2\ntarget = [1]", r"target: expected a text, got \[1\]"),
+        (
+            "seeds = 2",
+            'seeds = 2\nmodels = ["m@http://localhost/v1"]\nmodels_file = 5',
+            "models_file: expected the path",
+        ),
+        ("trials = 8", "trials = 8\ngpu_seconds = true", "budget.gpu_seconds: expected a number above 0, got True"),
+        ("islands = 4", "surrogate = 3", "run.surrogate: expected true or false, got 3"),
+        ("islands = 4", 'frozen_parents = "q"', "run.frozen_parents: expected true or false, got 'q'"),
+        ("islands = 4", "archive_share = true", "run.archive_share: expected a number, got True"),
+        ("islands = 4", "islands = 4.5", "run.islands: expected an integer, got 4.5"),
+        ("islands = 4", 'operators = "mutate"', "run.operators: expected a list of names, got 'mutate'"),
+        ('strategy = "hillclimb"', 'strategy = ["a"]', r"arm.greedy.strategy: expected a text, got \['a'\]"),
+        ("screen_budget = 3", "operators = [5]", r"arm.greedy.operators: expected a list of names, got \[5\]"),
+        ("screen_budget = 3", "guidance = 5", "arm.greedy.guidance: expected a text, got 5"),
     ],
 )
 def test_specs_with_a_slip_are_refused_in_words(tmp_path: Path, old: str, new: str, words: str) -> None:

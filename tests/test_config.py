@@ -55,6 +55,21 @@ def test_what_is_out_of_range_is_refused_in_words(changes: dict[str, Any], words
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"surrogate": 3}, "surrogate: expected true or false, got 3"),
+        ({"strategy": ["a"]}, r"strategy: expected a text, got \['a'\]"),
+        ({"operators": "ab"}, "operators: expected a list of names, got 'ab'"),
+        ({"operators": (5,)}, r"operators: expected a list of names, got \(5,\)"),
+        ({"gpus": 2}, "gpus: expected a text or nothing, got 2"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_words(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(**changes)
+
+
 def test_a_config_of_before_there_were_gpu_seconds_is_read() -> None:
     raw = json.loads(config(seed=7).to_json())
     del raw["gpu_seconds"]
