@@ -30,6 +30,7 @@ from fitness.gpu.work import as_record
 from fitness.plan import Config
 from fitness.profiling import profile as profiles
 from fitness.profiling.ncu import Counters, NoCounters
+from fitness.scratch import NO_SPACE, no_space
 from fitness.stages import Stop, surviving
 from fitness.task import Task
 
@@ -59,6 +60,11 @@ class SeedError(TaskError):
             f"{verdict} at stage {stage}: {message}. {on_failing_seed(task, verdict, message)}"
         )
         self.verdict = verdict
+
+
+def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
+    """A full disk is no fault of the seed kernel."""
+    return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
 
 
 class Recorder(Protocol):
@@ -125,10 +131,10 @@ class Evaluator:
         seed = Candidate(self.task.seed_source)
         facts = self._facts(seed.source)
         if isinstance(facts, Stop):
-            raise SeedError(self.task, facts.verdict, facts.stage, facts.message)
+            raise _seed_error(self.task, facts.verdict, facts.stage, facts.message)
         evaluation = self._judged(seed, facts, lambda: self._judge.prepare(seed.source, facts))
         if evaluation.verdict is not Verdict.OK:
-            raise SeedError(self.task, evaluation.verdict, evaluation.stage, evaluation.message)
+            raise _seed_error(self.task, evaluation.verdict, evaluation.stage, evaluation.message)
         return evaluation
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:

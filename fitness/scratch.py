@@ -6,6 +6,8 @@ or any depth: files are read through `opened`, folders are removed by `remove`, 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 import os
 import stat
@@ -16,7 +18,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from evo.errors import EvoError
+
+NO_SPACE = os.strerror(errno.ENOSPC)
+_LOCK = "lock"
+_held: dict[Path, BinaryIO] = {}  # locks of this process, by folder
+
 MOST_BYTES = 64 << 20  # of a file whose size is not known: machine code has some ten kilobytes
+
+
+def no_space() -> EvoError:
+    """Where scratch files are kept there is no room for more."""
+    return EvoError(
+        f"expected room for scratch files in {tempfile.gettempdir()}, got: {NO_SPACE}; free some there, or set TMPDIR "
+        f"to a folder with more"
+    )
 
 
 class LeftError(ValueError):
@@ -89,12 +105,36 @@ def scratch_folder(root: Path | None = None) -> Iterator[Path]:
 
 
 def scratch_root() -> Path:
-    """A new folder for scratch files; those of processes that were killed before they could tidy up are removed."""
+    """A new folder for scratch files; those of processes that were killed before they could tidy up are removed.
+
+    Whoever uses one holds a lock on a file in it: other hosts and containers, whose processes cannot be seen from here,
+    may keep theirs in the same place.
+    """
     for folder in Path(tempfile.gettempdir()).glob("evo-scratch-*"):
-        pid = folder.name.split("-")[2]
-        if pid.isdigit() and not Path("/proc", pid).exists():
+        if _abandoned(folder / _LOCK):
             remove(folder)
-    return Path(tempfile.mkdtemp(prefix=f"evo-scratch-{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix="evo-scratch-"))
+    with suppress(OSError):  # where there are no locks nobody removes it
+        new = folder / f"{_LOCK}.new"
+        _held[folder] = open(new, "wb")  # noqa: SIM115 - as long as the folder is used
+        fcntl.flock(_held[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(folder / _LOCK)  # it is never seen without its lock
+    return folder
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether a lock could be had."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def remove(top: Path) -> None:
@@ -107,6 +147,8 @@ def remove(top: Path) -> None:
         found = os.lstat(top)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             return  # a link that somebody else may have left in a folder that all can write to
+    if (held := _held.pop(top, None)) is not None:
+        held.close()
     left = [top]
     while left:
         folder = left.pop()

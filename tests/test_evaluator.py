@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -265,6 +268,19 @@ def test_a_fault_ends_the_evaluation_of_one_candidate_alone(monkeypatch):
             found = evaluator.evaluate(candidate, seed=1, known={})
             assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "verify")
         assert evaluator.evaluate(candidate, seed=1, known={}).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("part", ["_recorder.collect", "_judge.prepare"])
+def test_a_full_disk_is_no_fault_of_the_seed(monkeypatch, part):
+    with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
+
+        def full(*args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        owner, name = part.split(".")
+        monkeypatch.setattr(getattr(evaluator, owner), name, full)
+        with pytest.raises(EvoError, match=f"room for scratch files in {tempfile.gettempdir()}, got: .*set TMPDIR"):
+            evaluator.prepare()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, EvoError])

@@ -82,14 +82,26 @@ def test_what_is_not_there_or_no_folder_is_left_alone(tmp_path):
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left, alive = (tmp_path / f"evo-scratch-{pid}-x" for pid in (gone.pid, os.getpid()))
-    for folder in (left, alive):
-        folder.mkdir()
+    alive, unlocked = scratch_root(), tmp_path / "evo-scratch-unlocked"
+    unlocked.mkdir()
+    program = "import os; from fitness.scratch import scratch_root; print(scratch_root()); input(); os._exit(1)"
+    other = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    left = Path(other.stdout.readline().strip())
+    assert left.parent == tmp_path
     make_deep(left)
     root = scratch_root()
-    assert not left.exists() and alive.is_dir() and root.parent == tmp_path
+    assert all(folder.is_dir() for folder in (left, alive, unlocked, root))
+    other.communicate("end\n")
+    assert scratch_root().parent == tmp_path and not left.exists()
+    assert all(folder.is_dir() for folder in (alive, unlocked, root))
+    remove(root)
+    assert not root.exists()
 
 
 def test_what_files_take_is_their_size_or_their_blocks(tmp_path):

@@ -21,7 +21,8 @@ from evo.errors import EvoError
 from evo.records import Verdict
 from fitness.sandbox.forkserver import NICE
 from fitness.sandbox.jobs import PATIENCE, JobResult, Limits
-from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, classify
+from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, _Process, classify
+from fitness.scratch import NO_SPACE
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
 ROOT = Path(__file__).parent.parent
@@ -44,6 +45,15 @@ def descendants(pid: int) -> list[psutil.Process]:
 def wait_until_gone(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive
+
+
+def test_a_zygote_without_room_to_start_says_where_it_wanted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Process, "_last_output", lambda self: f"Traceback ...\nOSError: [Errno 28] {NO_SPACE}")
+    with Zygote("sm_90", jobs=("tests.no_such_job",)) as zygote, pytest.raises(EvoError) as caught:
+        zygote.run("tests.no_such_job", {}, scratch=tmp_path, limits=Limits())
+    assert "set TMPDIR to a folder with more" in str(caught.value) and "Traceback" not in str(caught.value)
 
 
 # --- how a job can end -----------------------------------------------------------------------------------------------

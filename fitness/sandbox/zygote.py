@@ -32,6 +32,7 @@ from evo.records import Verdict
 from fitness.sandbox.forkserver import read_frame, send_frame
 from fitness.sandbox.jobs import JobResult, Limits, told
 from fitness.sandbox.layers import clean_environment
+from fitness.scratch import NO_SPACE, no_space
 
 JOBS = ("record", "compile", "interpret", "trace")
 # Of the sandbox; every other job runs in "strict".  A backward pass starts threads where torch is built for CUDA.
@@ -182,6 +183,8 @@ class _Process:
             self.kill()
             raise EvoError(f"expected the zygote to be ready within {START_S:.0f} s; is the machine overloaded?")
         if not self._started:
+            if NO_SPACE in self.log_tail:
+                raise no_space()
             raise EvoError(
                 "expected the zygote (python -m fitness.sandbox.forkserver) to start, but it ended; "
                 f"its last output:\n{self.log_tail or '(none)'}"
