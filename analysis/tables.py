@@ -40,8 +40,9 @@ def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = Fal
 
 @contextmanager
 def opened(folder: Path) -> Iterator[RunReader]:
-    """A run, held at one moment."""
+    """A run, held at one moment.  Raises StoreError where a trial has a parent that the run has not."""
     with RunReader(folder) as reader, reader.snapshot():
+        reader.check_parents()
         yield reader
 
 

@@ -348,6 +348,12 @@ class RunReader:
         if _is_damage(error):
             raise _damaged(self.folder / FILE, error) from error
 
+    def check_parents(self) -> None:
+        """Raises StoreError where a parent of a trial is missing: for who reads rows and makes no records of them."""
+        for trial, parent in self._db.execute(_LOST_PARENTS):
+            with decoding(self.folder, "proposals", f"trial {trial}"):
+                raise KeyError(f"its parent {parent} is missing")
+
     def _check_rows(self) -> None:
         """Raises StoreError where a row is not what evo wrote."""
         for _ in self.trials():
@@ -550,6 +556,10 @@ _MODELS = """
     SELECT model, COUNT(*), COUNT(answer), COUNT(error), SUM(tokens_in), SUM(tokens_out),
            CASE WHEN COUNT(usd) = COUNT(answer) THEN SUM(usd) END, AVG(seconds)
     FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
+"""
+_LOST_PARENTS = """
+    SELECT p.trial, j.value FROM proposals p, json_each(p.parents) j
+    WHERE j.value NOT IN (SELECT trial FROM proposals) ORDER BY p.trial
 """
 _FIRST_FAILURES = """
     SELECT model, error FROM llm_calls

@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from analysis.export import export, new_folder
 from analysis.formats import FORMATS
 from evo.cli import main
 from evo.errors import ConfigError
+from evo.store import FILE
 from tests.analysis_support import fill, grow
 from tests.engine_support import create, ok_trial, search
 
@@ -237,6 +240,16 @@ def test_the_command_says_what_it_wrote_and_what_is_estimated(
     assert "estimated, not measured: the speedups of searched, instant-001\n" in said
     calls = pq.read_table(tmp_path / "out" / "llm_calls.parquet")
     assert calls["answer"].null_count == len(calls) > 0
+
+
+@pytest.mark.parametrize("form", ["parquet", "sft"])
+def test_a_damaged_run_is_refused(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
+        db.execute("UPDATE proposals SET parents = '[77]' WHERE trial = 2")
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--format", form]) == 2
+    assert "got in table proposals, trial 2: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["sft", "grpo"])

@@ -177,6 +177,14 @@ def test_a_run_is_replayed_from_its_calls(opened: Any, endpoint: Endpoint, capsy
     assert "expected an answer of m to prompt" in capsys.readouterr().err
 
 
+def test_a_run_without_models_has_no_calls(opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "task", "--run-dir", "r", "--budget", "2", "--workers", "1") == 0
+    capsys.readouterr()
+    assert run("calls", "r") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "no language model answered in r; see evo run --model\n")
+
+
 def test_proposals_of_a_model_are_evaluated_elsewhere(
     opened: Any, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

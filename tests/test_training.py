@@ -190,6 +190,17 @@ def test_the_command_writes_training_data(runs: list[Path], tmp_path: Path, caps
     assert {(r["run"], r["estimated"]) for r in rows} == {("measured", False), ("many", True)}
 
 
+def test_where_no_answer_is_taken_the_command_says_what_would_take_some(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    estimated = str(runs[1])
+    assert main(["export", estimated, "--out", str(tmp_path / "none"), "--format", "sft"]) == 0
+    assert "nothing to train on: no answer is one that sft takes; no GPU measured" in (said := capsys.readouterr().out)
+    assert "--allow-estimated takes estimated gains too" in said
+    assert main(["export", estimated, "--out", str(tmp_path / "some"), "--format", "sft", "--allow-estimated"]) == 0
+    assert "nothing to train on" not in capsys.readouterr().out
+
+
 def test_a_group_without_differences_has_no_advantages(tmp_path: Path) -> None:
     assert EPSILON == 1e-4
     with create(tmp_path / "run") as store:

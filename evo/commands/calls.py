@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from evo.commands import parts
@@ -20,6 +21,9 @@ def _calls(arguments: argparse.Namespace) -> int:
     from evo.store import RunReader
 
     with RunReader(arguments.folder) as run:
-        for answer in run.answers():
-            parts.say(json.dumps(answer))
+        answers = run.answers()
+    for answer in answers:
+        parts.say(json.dumps(answer))
+    if not answers:
+        print(f"no language model answered in {arguments.folder}; see evo run --model", file=sys.stderr)
     return 0

@@ -46,6 +46,10 @@ def _export(arguments: argparse.Namespace) -> int:
         say(f"{arguments.out / name}: {rows:,} rows")
     if not written.asked:
         say("no language model was asked in these runs, so there are no answers to train on; see evo run --model")
+    elif arguments.format in TRAINING and not any(written.rows.values()):
+        by_gpu = arguments.format == "sft" and not arguments.allow_estimated and written.estimated
+        hint = "; no GPU measured all of these runs: --allow-estimated takes estimated gains too" if by_gpu else ""
+        say(f"nothing to train on: no answer is one that {arguments.format} takes{hint}")
     for note, count in written.notes.items():
         say(f"{count:,} answers {note}")
     if written.estimated:
