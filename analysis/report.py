@@ -29,7 +29,6 @@ from evo.store import FILE, LOCK, RunReader
 
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
 ANCESTORS = 80  # drawn in a lineage; of more, only the line of first parents
-MESSAGES = 8
 REGISTERS = ("≤ 32", "≤ 64", "≤ 128", "> 128")  # a thread; the classes of evo.archive
 SHARED = ("none", "≤ 16 KiB", "≤ 56 KiB", "≤ 113 KiB", "> 113 KiB")  # a program
 

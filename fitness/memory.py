@@ -170,13 +170,6 @@ class Layout:
                     found.append(f"{count} bytes {side} {self.name(b)} were overwritten")
         return found
 
-    def input_bytes(self, mm: Any, i: int) -> np.ndarray:
-        """The bytes of the buffer that holds argument `i` (a window, uint8, read-only; copy or hash it to compare)."""
-        ref = self.plan.inputs[i]
-        if not isinstance(ref, TensorRef):
-            raise ValueError(f"argument {i} is not a tensor: {ref!r}")
-        return self.buffer_bytes(mm, ref.buffer)
-
     def buffer_bytes(self, mm: Any, b: int) -> np.ndarray:
         """The bytes of buffer `b` (a window, uint8, read-only)."""
         start = self.offsets[b]

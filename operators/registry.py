@@ -35,11 +35,6 @@ def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator
     return [OPERATORS[n] for n in chosen if n in OPERATORS]
 
 
-def get_llm_operators(names: Iterable[str]) -> list[LlmOperator]:
-    """Of the operators called `names`, in that order, those that ask a model.  Raises ConfigError."""
-    return [LLM_OPERATORS[n] for n in _known(names) if n in LLM_OPERATORS]
-
-
 def check_beginning(names: Iterable[str]) -> None:
     """Raises ConfigError where none of the operators (called "mutate@NAME" where they ask) works on the seed alone."""
     every: dict[str, Operator | LlmOperator] = {**OPERATORS, **LLM_OPERATORS}

@@ -30,7 +30,7 @@ def test_inputs_are_windows_with_their_strides(tmp_path):
     again = layout.attach(tmp_path)
     assert torch.equal(layout.read(again, X), x)
     assert layout.view(again, X).stride() == (1, 3)
-    assert bytes(layout.input_bytes(again, 0)) == x.t().contiguous().numpy().tobytes()
+    assert bytes(layout.buffer_bytes(again, 0)) == x.t().contiguous().numpy().tobytes()
     layout.view(again, X)[0, 0] = 99.0
     assert layout.view(mm, X)[0, 0] == 99.0, "both mappings are the same memory"
     assert all(offset % ALIGNMENT == 0 for offset in layout.offsets)

@@ -12,7 +12,7 @@ from evo.errors import ConfigError
 from evo.records import candidate_id
 from operators.base import Context, Draft, Operator, Parent
 from operators.genes import get_genes, set_genes
-from operators.registry import LLM_OPERATORS, OPERATORS, check_beginning, get_llm_operators, get_operators
+from operators.registry import LLM_OPERATORS, OPERATORS, check_beginning, get_operators
 from tests.operators_sources import ODD_SOURCES
 from tests.operators_tasks import seed
 
@@ -98,7 +98,6 @@ def test_operators_that_ask_need_a_model() -> None:
     with pytest.raises(ConfigError, match="expected a model for operators mutate, repair, got none; give --model"):
         get_operators(names)
     assert [o.name for o in get_operators(names, model=True)] == ["params"]
-    assert [o.name for o in get_llm_operators(names)] == ["mutate", "repair"]
     assert all(o.name == name for name, o in LLM_OPERATORS.items()) and not set(LLM_OPERATORS) & set(OPERATORS)
 
 

@@ -56,5 +56,8 @@ def test_all_certificates_are_run_by_one_zygote(monkeypatch: pytest.MonkeyPatch)
     assert made == [("sm_90", ("eager",), "GPU-1"), "closed"]
 
 
-def test_nothing_is_left_to_close_where_nothing_was_started() -> None:
-    SharedGpu().close()
+def test_closing_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "Zygote", lambda *_: pytest.fail("a zygote was started"))
+    gpu = SharedGpu()
+    gpu.start(Runner())  # type: ignore[arg-type]
+    gpu.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,15 @@ for _ in range(200):
 def start(code: str, folder: Path) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, text=True)
+
+
+def is_free(gpu: str, folder: Path) -> bool:
+    with open(folder / f"evo-{gpu}.lock", "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
@@ -70,12 +80,14 @@ def test_a_turn_can_be_taken_again_by_who_has_it(tmp_path: Path) -> None:
 
 
 def test_other_gpus_have_other_turns(tmp_path: Path) -> None:
-    with Turn("GPU-1", tmp_path).held(), Turn("GPU-2", tmp_path).held():
-        pass
+    with Turn("GPU-1", tmp_path).held():
+        assert not is_free("GPU-1", tmp_path)
+        assert is_free("GPU-2", tmp_path)
+        with Turn("GPU-2", tmp_path).held():
+            assert not is_free("GPU-2", tmp_path)
 
 
 def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="oops"), Turn("GPU-1", tmp_path).held():
         raise ValueError("oops")
-    with Turn("GPU-1", tmp_path).held():
-        pass
+    assert is_free("GPU-1", tmp_path)

@@ -34,4 +34,6 @@ def test_each_job_gets_what_the_one_before_made_of_the_sample() -> None:
 
 
 def test_without_record_there_is_nothing_to_warm_up() -> None:
-    warm_up({}, "sm_90")
+    called: list[str] = []
+    warm_up({name: lambda *_, name=name: called.append(name) for name in ("compile", "interpret", "trace")}, "sm_90")
+    assert called == []
