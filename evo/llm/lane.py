@@ -29,6 +29,7 @@ BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
 LONGEST_WAIT_S = 600.0
 # Calls of a model that fail one after the other, all their attempts included, until it is asked nothing any more.
 FAILURES = 3
+SILENT = "no model answers"  # why a run ended
 
 
 Tell = Callable[[Model, str], None]
@@ -103,7 +104,7 @@ class Lane:
         """Why no model will be asked any more, "" while one may be."""
         if any(map(self._usable, self.models)):
             return ""
-        return "limit on tokens or dollars reached" if self._full else "no model answers"
+        return "limit on tokens or dollars reached" if self._full else SILENT
 
     def submit(self, question: Question) -> bool:
         """Asks; False where the limits have no room for it now.
