@@ -22,7 +22,6 @@ from evo.campaign import Campaign, Cell, check_run
 from evo.ends import SILENT
 from evo.engine import Engine, Llm
 from evo.errors import EvoError, StoreError
-from evo.llm.lane import SILENT
 from evo.locks import try_lock
 from evo.profiles import Profiler
 from evo.records import Evaluation

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from evo.config import RunConfig
     from evo.store import RunReader
 
-SILENT = "no model answers"  # as the engine calls it
+SILENT = "no model answers"
 # Ways to end, as the engine calls them, after which there was more to do: of runs that were stopped, and of halves.
 LEFT = (
     "interrupted",

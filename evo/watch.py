@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from evo.ends import ended
 from evo.plain import quoted
 from evo.progress import Progress
 from evo.records import Trial
@@ -39,17 +40,17 @@ class Watch(Progress):
         """Takes in what is new; whether the run goes on."""
         # Asked before reading: what an ending process stored last is then read, too.
         writing = is_written(self._run.folder)
-        kind, text, _ = (self._run.events() or [("", "", 0.0)])[-1]
+        text = ended(self._run)
         first = self._read == 0
         for trial in self._run.trials(self._read):
             self._read += 1
             self._recent = [*self._recent, trial][-RECENT:]
             self.absorbed(trial, replayed=first)
         self._pending = len(self._run.pending())
-        self.state = f"ended: {text}" if kind == "ended" else "running"
-        if kind != "ended" and not writing:
+        self.state = f"ended: {text}" if text else "running"
+        if not text and not writing:
             self.state = f"no process on this machine runs it; go on by `evo resume {quoted(self._run.folder)}`"
-        return writing and kind != "ended"
+        return writing and not text
 
     def panel(self) -> RenderableType:
         table = Table.grid(padding=(0, 2, 0, 0))

@@ -102,7 +102,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
 
     Without an evaluator nothing can be certified: what was found out before is then written again.
     """
-    from evo.llm.lane import SILENT
+    from evo.ends import SILENT
     from evo.records import Trial
     from evo.result import read_result, speedup_text, write_result
 

@@ -42,7 +42,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
 
 def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
     """`config`: as the arguments ask for it."""
-    from evo.llm.lane import SILENT
+    from evo.ends import SILENT
     from evo.store import FILE, RunInfo, Store
     from evo.versions import own_versions
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from evo.ends import SILENT
 from evo.llm.calls import Answer, Call, CallLog, Question
 from evo.llm.limits import Bill, Limits, most
 from evo.llm.models import Model
@@ -29,7 +30,6 @@ BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
 LONGEST_WAIT_S = 600.0
 # Calls of a model that fail one after the other, all their attempts included, until it is asked nothing any more.
 FAILURES = 3
-SILENT = "no model answers"  # why a run ended
 
 
 Tell = Callable[[Model, str], None]
