@@ -1,7 +1,7 @@
 """task: softmax
 verdict: runtime_error|unsupported
 stage: verify|estimate
-why: the compiler is told that each of 16 rows begins at a multiple of 16; the first one of a program does
+why: the compiler is told that each of 2 rows begins at a multiple of 16; the first one of a program does
 """
 import torch
 import triton
@@ -23,5 +23,5 @@ def softmax_kernel(x_ptr, y_ptr, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def softmax(x):
     M, N = x.shape
     y = torch.empty_like(x)
-    softmax_kernel[(triton.cdiv(M, 16),)](x, y, M, N, ROWS=16, BLOCK=triton.next_power_of_2(N), num_warps=8)
+    softmax_kernel[(triton.cdiv(M, 2),)](x, y, M, N, ROWS=2, BLOCK=triton.next_power_of_2(N), num_warps=8)
     return y
