@@ -116,15 +116,16 @@ def read_spec(path: Path) -> Spec:
     own = raw.get("arm", {})
     if not isinstance(own, dict):
         raise ConfigError(f"arm: expected tables [arm.NAME], got {own!r:.100}")
-    for name, settings in own.items():
+    for name in own:
         if name in ARMS | MODEL_ARMS:
             raise ConfigError(f"arm.{name}: expected a new name, got one of the ready arms; choose another")
         _check_name(name)
-        _check_types(settings, f"arm.{name}")
-    _check_types(raw.get("run", {}), "run")
+    tables = {"run": raw.get("run", {}), **{f"arm.{name}": settings for name, settings in own.items()}}
+    for where, settings in tables.items():
+        _check_types(settings, where)
     check_type("target", "target", raw.get("target", "sm_90"))
     models = _models(raw, path.parent)
-    for where, settings in {"run": raw.get("run", {}), **{f"arm.{name}": table for name, table in own.items()}}.items():
+    for where, settings in tables.items():
         _check_settings(settings, where, models)
     trials, tokens, gpu_seconds = _budget(raw.get("budget"), models)
     spec = Spec(
@@ -313,7 +314,7 @@ def _check_settings(settings: Mapping[str, Any], where: str, models: Sequence[Mo
             f"{where}.guidance: expected one of {', '.join(GUIDANCE)}, got {settings['guidance']!r}; set one of these"
         )
     strategy = settings.get("strategy")
-    if isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].asks and not models:
+    if strategy in STRATEGIES and STRATEGIES[strategy].asks and not models:
         raise ConfigError(
             f'{where}.strategy: expected a model for {strategy} to ask, got none; add models = ["NAME@BASE_URL"]'
         )

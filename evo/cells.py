@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from evo import ends
 from evo.campaign import Campaign, Cell, check_run
-from evo.ends import SILENT
 from evo.engine import Engine, Llm
 from evo.errors import EvoError, StoreError
 from evo.locks import try_lock
@@ -249,13 +248,13 @@ def _run(
     else:
         store = Store.create(folder, info)
     with store:
-        if any(text == SILENT for _, text, _ in store.events()):
+        if any(text == ends.SILENT for _, text, _ in store.events()):
             raise EvoError(f"no model answered any more, so this cell is none of its arm; delete {folder} to repeat it")
         engine, llm = make_engine(store)
         reason = engine.run().reason
-        if llm is not None and llm.lane.ended == SILENT:
-            store.event("ended", SILENT)
-            raise EvoError(f"{SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
+        if llm is not None and llm.lane.ended == ends.SILENT:
+            store.event("ended", ends.SILENT)
+            raise EvoError(f"{ends.SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
         if reason != "interrupted":
             conclude(store)
     (folder / FAILURE).unlink(missing_ok=True)

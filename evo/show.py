@@ -23,8 +23,7 @@ def show_run(run: RunReader, console: Console) -> None:
     say = _printer(console)
     say(f"{run.folder}: task {config.task}, target {config.target}, {config.strategy}, seed {config.seed}", "bold")
     verdicts = run.verdicts()
-    spent = max(0, sum(verdicts.values()) - 1)  # the seed is free
-    pending = len(run.pending())
+    spent, pending = run.spent(), len(run.pending())
     say(f"{spent} of {config.budget} candidates evaluated, {pending} pending, {run.screen_count()} sources screened")
     if config.gpu_seconds is not None:
         trials = (t for t in run.trials() if t.index)

@@ -268,6 +268,10 @@ class RunReader:
         """What each language model was asked, most asked first."""
         return [ModelUse(*row) for row in self._db.execute(_MODELS)]
 
+    def spent(self) -> int:
+        """Candidates that were judged: the seed is free."""
+        return max(0, sum(self.verdicts().values()) - 1)
+
     def first_failures(self) -> dict[str, str]:
         """The error of the first call that failed, by model."""
         return dict(self._db.execute(_FIRST_FAILURES))
@@ -466,13 +470,16 @@ class Store(RunReader):
     def set_config(self, config: RunConfig) -> None:
         """Replaces the stored configuration (a run that is over may get another budget)."""
         with self._transaction():
-            self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
+            self._update_config(config)
         self.info = _read_info(self._db, self.folder)
+
+    def _update_config(self, config: RunConfig) -> None:
+        self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
 
     def goes_on(self, config: RunConfig, versions: Mapping[str, str]) -> None:
         """Stores that the run goes on, and with which configuration."""
         with self._transaction():
-            self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
+            self._update_config(config)
             self._insert_event("resumed", _in_words(versions))
         self.info = _read_info(self._db, self.folder)
 

@@ -87,11 +87,15 @@ def _last_tile(x: torch.Tensor, position: int, generator: torch.Generator) -> to
     chosen = _few(x, generator)
     for dim in range(max(x.dim() - 2, 0), x.dim()):
         chosen.select(dim, -1).fill_(True)
-    return x * (7 * chosen.byte() + 1)
+    return _heavier(x, chosen)
 
 
 def _few_heavier(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    return x * (7 * _few(x, generator).byte() + 1)
+    return _heavier(x, _few(x, generator))
+
+
+def _heavier(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return x * (7 * chosen.byte() + 1)
 
 
 def _few(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

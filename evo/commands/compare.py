@@ -107,7 +107,7 @@ def _state(folder: Path) -> tuple[str, bool]:
     from evo.store import RunReader
 
     with RunReader(folder) as run:
-        spent = max(0, sum(run.verdicts().values()) - 1)  # the seed is free
+        spent = run.spent()
         over, how = ends.came_to_end(run), ends.ended(run) or "without an end"
         return f"{folder} at {spent} of {run.info.config.budget} candidates ({how})", over
 

@@ -174,6 +174,12 @@ def _tell_failure(model: Model, error: str) -> None:
     )
 
 
+def say_failures(store: Store) -> None:
+    """Why each model that gave no answer to some question gave none at first."""
+    for name, error in store.first_failures().items():
+        parts.say(f"first failure of model {name}: {error}")
+
+
 def prompt_context(config: RunConfig, task: Task) -> Callable[..., LlmContext]:
     """What all prompts of a run have in common.
 

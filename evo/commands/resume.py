@@ -58,7 +58,7 @@ def _resume(arguments: argparse.Namespace) -> int:
     versions = comparable_versions(info)
     with Store.open(arguments.folder, task_hash=task.hash, versions=versions) as store:
         config = _config(arguments, store)
-        spent = max(0, sum(store.verdicts().values()) - 1)
+        spent = store.spent()
         if is_over(store, config) and not store.pending():
             check_devices(store, config, arguments)
             store.set_config(config)

@@ -110,8 +110,7 @@ def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator 
     interrupted = outcome is not None and outcome.reason == "interrupted"
     if outcome is not None:
         parts.say(f"ended: {outcome.reason}, {counted(outcome.spent, 'candidate')} evaluated")
-        for name, error in store.first_failures().items():
-            parts.say(f"first failure of model {name}: {error}")
+        models.say_failures(store)
     seed = store.trial(0) if store.best() is not None else None
     if not isinstance(seed, Trial):  # it is the first to finish
         parts.say(f"interrupted before the seed was evaluated; go on by `evo resume {quoted(folder)}`")

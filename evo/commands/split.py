@@ -61,8 +61,7 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
         outcome = run_engine(store, task, None, None, proposals=count)
         pending = len(store.pending())
         parts.say(f"ended: {outcome.reason}; {outcome.proposed} candidates proposed, {pending} pending")
-        for name, error in store.first_failures().items():
-            parts.say(f"first failure of model {name}: {error}")
+        models.say_failures(store)
         if pending:
             parts.say(f"evaluate them: evo run --evaluate-only --run-dir {quoted(folder)}")
     if outcome.reason == SILENT and not outcome.proposed:
@@ -98,7 +97,7 @@ def comparable_versions(info: RunInfo) -> dict[str, str]:
 
 def with_budget(store: Store, config: RunConfig, budget: int | None) -> RunConfig:
     """`config` with another budget of candidates, None for the same.  Raises ConfigError where more is spent."""
-    spent = max(0, sum(store.verdicts().values()) - 1)
+    spent = store.spent()
     if budget is not None and budget < spent:
         raise ConfigError(
             f"budget: expected at least the {spent} candidates spent, got {budget}; give more than {spent} to go "

@@ -27,11 +27,11 @@ from fitness.task import Task
 from fitness.verification.delegation import needs_proof
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
-T = TypeVar("T")
-
 KEPT_LATE = 2  # late executions in a block of pairs, and copies in each, where outputs may differ and so are kept
 RETAKES = 2  # of a block of pairs that was disturbed
 PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,6 @@ class Interpreter:
             exec(code, self._space(fn.__globals__), found)
             function = found[definition.name]
             function.__defaults__ = tuple(map(unwrap, fn.__defaults__ or ())) or None
-            function.__kwdefaults__ = {k: unwrap(v) for k, v in (fn.__kwdefaults__ or {}).items()} or None
             self._rewritten[fn] = function
         return self._rewritten[fn]
 

@@ -122,13 +122,11 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        if node.orelse:
-            raise _refuse(node, "`else` of a loop")
-        self.generic_visit(node)
+        self.visit_For(node)
         node.test = _call("__truth", node.test)
         return node
 
-    def visit_For(self, node: ast.For) -> ast.AST:
+    def visit_For(self, node: ast.For | ast.While) -> ast.AST:
         if node.orelse:
             raise _refuse(node, "`else` of a loop")
         return self.generic_visit(node)
@@ -174,8 +172,8 @@ class Rewriter(ast.NodeTransformer):
         (first, *more) = node.generators
         if more or first.ifs or not isinstance(first.target, ast.Name):
             raise _refuse(node, "a comprehension with conditions, several loops or several variables")
-        name, inside = first.target.id, sum(map(_is_name(first.target.id), ast.walk(node)))
-        everywhere = sum(map(_is_name(name), ast.walk(self._function)))
+        name = first.target.id
+        inside, everywhere = (sum(map(_is_name(name), ast.walk(tree))) for tree in (node, self._function))
         if everywhere != inside or any(p.arg == name for p in _parameters(self._function.args)) or name in self._space:
             raise _refuse(node, f"a comprehension whose variable {name!r} is used elsewhere too; call it otherwise")
         return self.generic_visit(node)
@@ -190,8 +188,10 @@ class Rewriter(ast.NodeTransformer):
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
-    yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    yield from (parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None)
+    """There are no others (`_check_parameters`)."""
+    yield from arguments.args
+    if arguments.vararg is not None:
+        yield arguments.vararg
 
 
 def _is_name(name: str) -> Callable[[ast.AST], bool]:
