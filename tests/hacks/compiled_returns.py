@@ -1,7 +1,8 @@
 """task: vector_sin
 verdict: unsupported
 stage: estimate
-why: as is what a function returns at several places
+measured: ok
+why: as is what a function returns at several places (right on a GPU: n is positive, so the compiled function returns -2)
 """
 import torch
 import triton

@@ -1,6 +1,6 @@
 """task: softmax
-verdict: runtime_error
-stage: verify
+verdict: out_of_memory
+stage: screen
 why: a cooperative launch of more programs than fit on the device
 """
 
