@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop
 from fitness.task import Task
+from fitness.verification.sampled import Sampled
 from fitness.verification.verify import Executable, Jobs, verify
 
 STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
@@ -44,6 +46,8 @@ class CpuJudge:
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
         self._stretched: list[Case] = []  # what the seed does right
+        (self._root / "inputs").mkdir()
+        self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
@@ -54,6 +58,8 @@ class CpuJudge:
         def judged(stretched: Sequence[Case]) -> Judged:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
 
+        with scratch_folder(self._root) as scratch:
+            self._sampled.prepare(self._full_size(seed, facts), facts.costs, scratch, self.limits)
         self._stretched = list(facts.stretched)
         try:
             return judged(self._stretched)
@@ -70,7 +76,10 @@ class CpuJudge:
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        return self._judged(source, facts, key, self._stretched, self.limits)
+        found = self._judged(source, facts, key, self._stretched, self.limits)
+        with scratch_folder(self._root) as scratch:
+            self._sampled.check(self._full_size(source, facts), facts.costs, key, scratch, self.limits)
+        return found
 
     def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Case], limits: Limits) -> Judged:
         """`limits`: for the stretched sizes together."""
@@ -100,6 +109,12 @@ class CpuJudge:
         calls = {c.name: c.name + CPU for c in self._task.cases} | {c.name: c.name for c in facts.stretched}
         plans = {name: facts.plans[call] for name, call in calls.items()}
         choices = {name: facts.choices[call] for name, call in calls.items()}
+        return Executable(source, facts.constants, plans, choices)
+
+    def _full_size(self, source: str, facts: Facts) -> Executable:
+        names = [case.name for case in self._task.cases]
+        plans = {name: facts.plans[name] for name in names}
+        choices = {name: facts.choices[name] for name in names}
         return Executable(source, facts.constants, plans, choices)
 
     def close(self) -> None:

@@ -55,6 +55,7 @@ class Facts:
     cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
+    costs: dict[str, list[float]] = field(default_factory=dict)  # of interpreting one program of each launch, by case
     estimates: Estimates = field(default_factory=dict)
     stretched: tuple[Case, ...] = ()  # beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
@@ -123,7 +124,7 @@ class Recorder:
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
         """The estimate of each tune case.  Raises Stop where there is none."""
-        trial = dataclasses.replace(facts, choices={}, estimates={})  # other threads may be reading `facts`
+        trial = dataclasses.replace(facts, choices={}, costs={}, estimates={})  # other threads may be reading `facts`
         with scratch_folder(self._root) as scratch:
             self._estimate(source, trial, scratch)
         return trial.estimates
@@ -246,6 +247,8 @@ class Recorder:
         for case in cases:
             name = case.name
             found = seen(facts.plans[name], facts.choices[name], traces[name])
+            chosen = zip(facts.choices[name], traces[name], strict=True)
+            facts.costs[name] = [by_config[choice].cost for choice, by_config in chosen]
             if source == self.task.seed_source:
                 self._seen_of_seed[name] = found
             self._check_work(case, facts, found)

@@ -286,7 +286,7 @@ def compare(
         label = expected.label(index)
         if expected.partial and expected.partial[index]:
             exact, got = _defined(exact, got)
-        ratio, message = _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
+        ratio, message = compare_values(label, exact, got, budget)
         if ratio > worst[0]:
             worst = (ratio, message)
     return worst
@@ -335,6 +335,13 @@ def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> b
     return math.prod(shape) == 0 or (
         len(a) == len(b) and all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
     )
+
+
+def compare_values(
+    label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget | None
+) -> tuple[float, str | None]:
+    """`compare` for the values of one output, which a message calls `label`."""
+    return _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
 
 
 def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[float, str | None]:

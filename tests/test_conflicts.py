@@ -91,6 +91,6 @@ def test_what_was_settled_before_still_counts(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_watched_after_giving_up() -> None:
     conflicts = Conflicts(BASE, BASE + 4096)
     conflicts.begin_launch()
-    conflicts.give_up()
+    conflicts.access("atomic", np.zeros(1, np.uint64), None, 4)
     conflicts.access("store", addresses(0), None, 4)
     assert conflicts.found and not conflicts._log

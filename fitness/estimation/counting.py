@@ -21,6 +21,7 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction
 
 from fitness.estimation.spans import SECTOR, Spans
+from fitness.estimation.trace import ELEMENTS_PER_COST
 from fitness.verification.interpreter import Interpreter, Program
 from fitness.verification.numerics import numpy_dtype
 from fitness.verification.operations import Builder
@@ -30,7 +31,6 @@ LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
 LOOP_ITERATIONS = 4  # ... but not before this many iterations
 BRANCHES_COST = 2500.0  # the same for a loop that branches: a flattened one stores in one of many iterations
 PROGRAM_COST = 6000.0  # cost after which a program is cut off (a loop that never ends on zeros)
-ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
 SPANS_KEPT = 1 << 18  # intervals of an extrapolated loop, beyond which its footprint is thinned out
 
 # Classes of elementwise operations, by the names that Triton's builder has for them (fcmp* and icmp* come in addition).

@@ -38,6 +38,8 @@ _FAILURES = (
     IndexError, ArithmeticError,
 )  # fmt: skip
 
+ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
+
 # Neighbours: two programs for each multiprocessor of a device with 132.  The offsets were drawn so that pairs of them
 # lie in one run, or whole periods apart, as often as all pairs in the window do (for runs and periods of 2 to 64).
 WINDOW = 264
@@ -103,6 +105,14 @@ class LaunchTrace:
     met: bool = False
     astray: bool = False
     cut_off: bool = False
+
+    @property
+    def cost(self) -> float:
+        """What one program costs the interpreter: 1 for each operation, and 1 for ELEMENTS_PER_COST elements."""
+        each = [(elements, n) for _, elements, n in self.ops] + [(row[1], row[-1]) for row in self.accesses]
+        each += [(row[1], row[-1]) for row in self.reductions]
+        each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
+        return math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

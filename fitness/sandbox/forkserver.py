@@ -290,7 +290,7 @@ def _run_child(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         scratch = Path(request["scratch"])
         _settle_in(scratch)
-        layers = confine(request["profile"], scratch, Limits(**request["limits"]))
+        layers = confine(request["profile"], scratch, Limits(**request["limits"]), request.get("shared"))
         os.closerange(3, result)  # what setting up the layers left open
         _write(result, json.dumps(layers).encode() + b"\n")
         _write(result, _outcome(module, json.loads(payload), scratch))

@@ -110,16 +110,16 @@ _OF_A_PROCESS = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def confine(profile: str, scratch: Path, limits: Limits) -> tuple[str, ...]:
+def confine(profile: str, scratch: Path, limits: Limits, shared: str | None = None) -> tuple[str, ...]:
     """Confine this process for good and return the names of the active layers.
 
     profile: "strict" (no processes, no threads), "compiler" (may start the assembler) or "gpu" (and use CUDA).
-    scratch: the only folder that stays writable; absolute, existing.
+    scratch: the only folder that stays writable; absolute, existing.  shared: another one that may be read.
 
     The process must be single-threaded.  Signals to itself and its exit keep working; an attempt at anything else that
     is kept out fails with EPERM or EACCES.
     """
-    return tuple(name for name, state in _confine(profile, scratch, limits).items() if state == ACTIVE)
+    return tuple(name for name, state in _confine(profile, scratch, limits, shared).items() if state == ACTIVE)
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # it ended before the call
 
 
-def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
+def _confine(profile: str, scratch: Path, limits: Limits, shared: str | None = None) -> dict[str, str]:
     if profile not in PROFILES:
         raise ValueError(f"unknown sandbox profile {profile!r}; expected one of: {', '.join(PROFILES)}")
     parent, owner = os.getppid(), (os.getuid(), os.getgid())
@@ -191,7 +191,7 @@ def _confine(profile: str, scratch: Path, limits: Limits) -> dict[str, str]:
     attempt("rlimits", lambda: _set_rlimits(profile, limits, layers["userns"] == ACTIVE))
     # Changing credentials clears the parent-death signal, so it is set after them.
     die_with_parent(parent)
-    attempt("landlock", lambda: _restrict_files(scratch, profile == "gpu"))
+    attempt("landlock", lambda: _restrict_files(scratch, profile == "gpu", shared))
     attempt("no_new_privs", lambda: _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
     if profile != "gpu":  # CUDA names its threads through /proc, which a process that is not dumpable may not
         attempt("not_dumpable", lambda: _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)))
@@ -265,7 +265,7 @@ def _readable() -> tuple[str, ...]:
 _READ_BY_CUDA = ("/proc/driver/nvidia", "/proc/driver/nvidia-uvm", "/proc/devices", "/sys/devices/system/node")
 
 
-def _restrict_files(scratch: Path, gpu: bool) -> None:
+def _restrict_files(scratch: Path, gpu: bool, shared: str | None) -> None:
     import landlock  # Linux only, and the one place that needs it
 
     ctypes.set_errno(0)  # the package reads errno after calls that succeeded, too
@@ -273,7 +273,8 @@ def _restrict_files(scratch: Path, gpu: bool) -> None:
     rules = landlock.Ruleset()
     look, read = rights.READ_FILE | rights.EXECUTE, rights.READ_FILE | rights.EXECUTE | rights.READ_DIR
     own = f"/proc/{os.getpid()}"
-    for path in (*_readable(), own, *(filter(os.path.exists, _READ_BY_CUDA) if gpu else ())):
+    given = (shared,) if shared else ()
+    for path in (*_readable(), own, *given, *(filter(os.path.exists, _READ_BY_CUDA) if gpu else ())):
         rules.allow(path, rules=read if os.path.isdir(path) else look)
     if gpu:
         # Older kernels restrict neither the truncating open with which a thread is named, nor ioctl.

@@ -68,10 +68,13 @@ class Zygote:
         self._closed = False
         self._process = _Process(self._target, self._jobs, self._gpu)
 
-    def run(self, job: str, payload: Mapping[str, Any], *, scratch: Path, limits: Limits) -> JobResult:
+    def run(
+        self, job: str, payload: Mapping[str, Any], *, scratch: Path, limits: Limits, shared: Path | None = None
+    ) -> JobResult:
         """Run one job in a child and wait for its end.
 
-        payload: anything JSON; scratch: an existing folder, the only one the job can write to.
+        payload: anything JSON; scratch: an existing folder, the only one the job can write to; shared: one
+        that it may read.
         Raises EvoError where no zygote can be had; whatever the job does is a JobResult.
         """
         if job not in self._jobs:
@@ -88,6 +91,7 @@ class Zygote:
             "job": job,
             "profile": profile,
             "scratch": str(scratch.resolve(strict=True)),
+            "shared": str(shared.resolve(strict=True)) if shared else None,
             "limits": asdict(limits),
         }
         process = self._living()

@@ -38,10 +38,8 @@ class AtOnce:
         self.begin_program()
         self._memory[...] = self._after
 
-    def give_up(self) -> None:
-        """For atomics, which are executed as if nothing was at once."""
-
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:
+        """Watches stores; atomics are executed as if nothing was at once."""
         if kind == "store":
             chosen = addresses if mask is None else addresses[np.broadcast_to(mask, addresses.shape).astype(bool)]
             offsets = (chosen.reshape(-1) - self._first).astype(np.int64)

@@ -47,13 +47,15 @@ class Conflicts:
     def end_launch(self) -> None:
         """What it did is looked at when somebody asks."""
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Programs meet in ways that are not watched."""
         self._found = self.gave_up = True
         self._log.clear()
 
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:
-        """A "load" or "store" of elements of `size` bytes, at most 8.  The arrays are not to be changed any more."""
+        """A "load", "store" or "atomic" of elements of `size` bytes, at most 8.  The arrays are not to be changed."""
+        if kind == "atomic":
+            self._give_up()
         if self._found:
             return
         self._log[kind, size].append((self._program, addresses, mask))

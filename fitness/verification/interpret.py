@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
+import mmap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,17 @@ from triton.runtime.jit import JITFunction
 from evo.records import Verdict
 from fitness import aten
 from fitness.compilation.kernels import argument, get_kernel, load_kernels
+from fitness.estimation.spans import Spans
 from fitness.memory import FILE_NAME, Layout
-from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
+from fitness.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json, refs_in
 from fitness.sandbox.jobs import JobError
 from fitness.verification.at_once import AtOnce
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.delegation import Authors
-from fitness.verification.interpreter import Interpreter, programs_of
+from fitness.verification.interpreter import Interpreter, Program, programs_of
+from fitness.verification.validity import Validity
 
+LEFT_BYTES, ROW_BYTES = 8 << 20, 24  # that a sampled run leaves, and those of a row that says where bytes belong
 # The interpreter lacks something, or cannot express what the compiler accepted: a gap.
 _GAPS = (NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError)
 # What a kernel that compiles can still do wrong (an assumption that does not hold, a misaligned descriptor).
@@ -38,14 +43,18 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     zeros) where it is to be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index
     of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
     is not executed, nor "at once" where they met in atomics.
-    Returns {"programs": how many were run, "left_out": indices of runs that were not executed}.
+    A run with "programs" (numbers of the programs to execute, of each launch) executes these alone; it has "inputs"
+    (path of a file with the inputs, which is not changed) instead of "buffers", "written" (buffers of arguments that
+    may be written), "label" (what messages call the run) and "stored" (name of a file for what the programs stored).
+    Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "stored": of each run
+    with "programs", how many spans its file has}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     count = 0
     orders: list[set[str]] = []  # of each run, other orders of its programs that say more
-    left_out = []
+    left_out, stored = [], []
     with Interpreter() as interpreter:
         for number, run in enumerate(payload.get("runs") or [payload]):
             twin = run.get("twin")
@@ -53,10 +62,12 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
                 left_out.append(number)
                 orders.append(set())
                 continue
-            made = _Run(run, kernels, interpreter, scratch)
+            made = (_SampledRun if "programs" in run else _Run)(run, kernels, interpreter, scratch)
             count += made.execute()
             orders.append(made.orders_to_try())
-    return {"programs": count, "left_out": left_out}
+            if isinstance(made, _SampledRun):
+                stored.append(made.leave(scratch / run["stored"]))
+    return {"programs": count, "left_out": left_out, "stored": stored}
 
 
 class _Run:
@@ -67,18 +78,23 @@ class _Run:
     ) -> None:
         self.plan: LaunchPlan = from_json(run["plan"])
         self.layout = Layout(self.plan)
-        self.memory = self.layout.attach(scratch, run.get("buffers", FILE_NAME))
+        self.memory = self._attached(run, scratch)
         self.choice, self.order = run["choice"], run.get("order", "forward")
         self.kernels, self.interpreter = kernels, interpreter
         memory = np.frombuffer(self.memory, np.uint8)
         first = memory.ctypes.data
-        at_once = self.order == "at once"
-        self.conflicts = AtOnce(memory, first) if at_once else Conflicts(first, first + self.layout.total)
+        self.conflicts = self._watch(run, memory, first)
         interpreter.builder.memory = first, first + self.layout.total
         interpreter.builder.conflicts = self.conflicts
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
+
+    def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
+        return self.layout.attach(scratch, run.get("buffers", FILE_NAME))
+
+    def _watch(self, run: Mapping[str, Any], memory: np.ndarray, first: int) -> Conflicts | AtOnce | Validity:
+        return AtOnce(memory, first) if self.order == "at once" else Conflicts(first, first + self.layout.total)
 
     def _authors(self, path: Path) -> Authors:
         data = torch.frombuffer(self.memory, dtype=torch.uint8)
@@ -86,7 +102,7 @@ class _Run:
         return Authors(self.layout, data, authors)
 
     def orders_to_try(self) -> set[str]:
-        if isinstance(self.conflicts, AtOnce) or not self.conflicts.found:
+        if not isinstance(self.conflicts, Conflicts) or not self.conflicts.found:
             return set()
         return {"reverse"} if self.conflicts.gave_up else {"reverse", "at once"}
 
@@ -120,7 +136,7 @@ class _Run:
         kernel = get_kernel(self.kernels, launch.kernel, launch.line)
         args = {name: self._kernel_argument(value) for name, value in config.args.items()}
         try:
-            return self.interpreter.launch(kernel, args, config.grid, programs_of(config.grid, self.order))
+            return self.interpreter.launch(kernel, args, config.grid, self._programs(config))
         except _GAPS as error:
             message = f"kernel {launch.kernel}: Triton's interpreter cannot execute it: {_text(error)}"
             raise JobError(Verdict.UNSUPPORTED, message, _line(error, kernel) or launch.line) from error
@@ -128,12 +144,74 @@ class _Run:
             message = f"kernel {launch.kernel}: {_text(error)}"
             raise JobError(Verdict.RUNTIME_ERROR, message, _line(error, kernel) or launch.line) from error
 
+    def _programs(self, config: Config) -> Iterable[Program]:
+        return programs_of(config.grid, self.order)
+
     def _kernel_argument(self, value: Any) -> Any:
         if isinstance(value, TensorRef):
             return self._view(value)
         if isinstance(value, tuple):
             return tuple(self._kernel_argument(v) for v in value)
         return argument(value, self.kernels)
+
+
+class _SampledRun(_Run):
+    """An execution of some programs of each launch, on memory of its own."""
+
+    conflicts: Validity
+
+    def __init__(
+        self, run: Mapping[str, Any], kernels: Mapping[str, JITFunction], interpreter: Interpreter, scratch: Path
+    ) -> None:
+        super().__init__(run, kernels, interpreter, scratch)
+        self._numbers = iter(run["programs"])
+        self._label = run["label"]
+
+    def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
+        """The inputs, and zeros that take no memory until they are written."""
+        with open(run["inputs"], "rb") as file:
+            return mmap.mmap(file.fileno(), self.layout.total, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _watch(self, run: Mapping[str, Any], memory: np.ndarray, first: int) -> Validity:
+        return Validity(self.layout, first, run["written"])
+
+    def _execute(self, step: Step, choice: int) -> None:
+        super()._execute(step, choice)
+        if isinstance(step, Fill):
+            self.conflicts.write(step.dst)
+        elif isinstance(step, Copy):
+            self.conflicts.write(step.dst, [step.src])
+
+    def _launch(self, launch: Launch, choice: int) -> int:
+        config = launch.configs[choice]
+        self._chosen = next(self._numbers)
+        everything = len(self._chosen) == math.prod(config.grid)
+        self.conflicts.expect({ref.buffer for ref in refs_in(dict(config.args))}, everything)
+        try:
+            return super()._launch(launch, choice)
+        except JobError as error:
+            raise JobError(error.verdict, f"{self._label}: {error.message}", error.line) from error
+
+    def _programs(self, config: Config) -> Iterable[Program]:
+        x, y, _ = config.grid
+        return ((number % x, number // x % y, number // x // y) for number in self._chosen)
+
+    def leave(self, path: Path) -> int:
+        """Writes what the programs stored, as far as it is valid in the end; how many spans that is."""
+        memory, room = np.frombuffer(self.memory, np.uint8), LEFT_BYTES
+        rows: list[tuple[int, int, int]] = []
+        for number, stored in enumerate(self.conflicts.programs):
+            kept = [Spans.of_elements(e.offsets, e.size) for e in self.conflicts.kept(stored) if e.offsets.size]
+            spans = Spans.union(kept)
+            for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True):
+                room -= ROW_BYTES + end - start
+                if room >= 0:
+                    rows.append((number, start, end))
+        with open(path, "wb") as file:
+            file.write(np.array(rows, np.int64).tobytes())
+            for _, start, end in rows:
+                file.write(memory[start:end].tobytes())
+        return len(rows)
 
 
 def _text(error: BaseException) -> str:

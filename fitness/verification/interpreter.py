@@ -41,6 +41,7 @@ from fitness.verification.blocks import Semantic, Types, bound
 from fitness.verification.numerics import encode, numpy_dtype
 from fitness.verification.operations import Builder, reduce, scan, unwrap
 from fitness.verification.rewriter import HELPERS, rewritten, truth
+from fitness.verification.validity import Abandoned, Validity
 
 Program = tuple[int, int, int]
 
@@ -179,7 +180,8 @@ class Interpreter:
     def launch(self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, programs: Iterable[Program]) -> int:
         """Runs `programs` of the launch one after the other; returns how many.
 
-        `args` has every parameter by name; tensors must be CPU tensors, and are written in place.
+        `args` has every parameter by name; tensors must be CPU tensors, and are written in place.  A program that needs
+        what others, which are not run, would have written is abandoned (`fitness.verification.validity`).
         """
         function = self._rewrite(kernel)
         values = {p.name: _parameter(p, args[p.name]) for p in kernel.params if p.name in args}
@@ -192,7 +194,11 @@ class Interpreter:
             self.builder.set_grid_idx(*program)
             if conflicts is not None:
                 conflicts.begin_program()
-            function(**values)
+            try:
+                function(**values)
+            except Abandoned:
+                assert isinstance(conflicts, Validity)
+                conflicts.abandon()
             count += 1
         if conflicts is not None:
             conflicts.end_launch()

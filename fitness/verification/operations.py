@@ -14,6 +14,7 @@ from fitness.verification import libdevice
 from fitness.verification.at_once import AtOnce
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.numerics import decode, encode, numpy_dtype, towards_zero
+from fitness.verification.validity import Validity
 
 
 class BlockCondition(NotImplementedError):
@@ -33,7 +34,7 @@ class Builder(InterpreterBuilder):
     `fitness/estimation/trace.py`)."""
 
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
-    conflicts: Conflicts | AtOnce | None = None  # watches that memory
+    conflicts: Conflicts | AtOnce | Validity | None = None  # watches that memory
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,10 +166,10 @@ class Builder(InterpreterBuilder):
         if outside.size:
             raise IndexError(f"{outside.size} of the addresses of a {what} are outside of all buffers")
 
-    def _meet(self) -> None:
+    def _meet(self, at: TensorHandle, mask: TensorHandle | None) -> None:
         """Atomics are how programs meet."""
         if self.conflicts is not None:
-            self.conflicts.give_up()
+            self.conflicts.access("atomic", at.data, None if mask is None else mask.data, _element_bytes(at))
 
     def create_masked_load(self, pointers: Any, mask: Any, other: Any | None, *_: Any, **__: Any) -> Any:
         self._check("load", pointers, mask)
@@ -186,7 +187,7 @@ class Builder(InterpreterBuilder):
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, mask)
-        self._meet()
+        self._meet(ptr, mask)
         if val.dtype.scalar.name == "bf16" and op == triton_interpreter._ir.ATOMIC_OP.FADD:
             return self._atomic_add_bfloat16(ptr, val, mask)
         if op == triton_interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
@@ -198,7 +199,7 @@ class Builder(InterpreterBuilder):
         self, ptr: TensorHandle, cmp: TensorHandle, val: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, None)
-        self._meet()
+        self._meet(ptr, None)
         if cmp.data.dtype.kind != "f":
             return super().create_atomic_cas(ptr, cmp, val, sem, scope)
         bits = super().create_atomic_cas(ptr, self._as_bits(cmp), self._as_bits(val), sem, scope)

@@ -65,28 +65,41 @@ def _bearable(task: Task, case: Case, plan_of: Callable[[Case], LaunchPlan | Non
 
 
 def _is_little(task: Task, case: Case) -> bool:
-    """Whether the inputs and the reference cost little, found without computing them.
+    """Whether the inputs and the reference cost little.  Not if task.py fails at such a size, or decides by values."""
+    reference = task.reference
+    assert reference is not None
 
-    Not where task.py fails at such a size, or decides by values.
+    def call() -> None:
+        reference(*task.inputs(case, torch.Generator().manual_seed(0)))
+
+    return costs_little(call, elements=ELEMENTS, flops=FLOPS)
+
+
+def costs_little(call: Callable[[], Any], *, elements: int, flops: int) -> bool:
+    """Whether what PyTorch does in `call` makes at most so many elements and takes at most so many operations.
+
+    Found without computing it, so False if it fails, or decides by values.
     """
-    assert task.reference is not None
     try:
-        with quiet(), FakeTensorMode(), FlopCounterMode(display=False) as counter, _Bounded():
-            task.reference(*task.inputs(case, torch.Generator().manual_seed(0)))
+        fake, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
+        with quiet(), fake, counter, _Bounded(elements):
+            call()
     except Exception:  # it was not written for such a size
         return False
-    return bool(counter.get_total_flops() <= FLOPS)
+    return bool(counter.get_total_flops() <= flops)
 
 
 class _Bounded(TorchDispatchMode):
-    """Raises OverflowError where more is done than may be."""
+    """Raises OverflowError if more is done than may be."""
 
-    elements = operators = 0
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._elements, self._operators, self._most = 0, 0, most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.operators += 1
-        self.elements += sum(value.numel() for value in tree_leaves(result) if isinstance(value, torch.Tensor))
-        if self.elements > ELEMENTS or self.operators > OPERATORS:
+        self._operators += 1
+        self._elements += sum(value.numel() for value in tree_leaves(result) if isinstance(value, torch.Tensor))
+        if self._elements > self._most or self._operators > OPERATORS:
             raise OverflowError
         return result

@@ -1,0 +1,222 @@
+"""The reference of a task on parts of its inputs, for outputs of which only some elements are compared.
+
+At full size the reference itself may take minutes: in float64, on a CPU.  Most references do the same along some axes,
+rows of a softmax or columns of a product of matrices, whatever the other elements along that axis are.  Such axes are
+found by trying them at the sizes for a CPU.  Of a full-size case the reference then computes the indices alone that are
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from evo.records import Case
+from fitness import oracle
+from fitness.task import Task, run_reference
+from fitness.verification.stretched import costs_little
+
+TRIES = 2  # inputs on which an axis must prove to be separable
+AGREE = 1e-9  # relative difference that the order of a float64 summation may make
+# Of one execution of the reference: elements of all tensors that are made, and floating-point operations.
+ELEMENTS, FLOPS = 1 << 27, 1 << 32
+# Output elements a slice has at least, if its axes are that long: the error of a single one says little of a budget.
+LEAST = 256
+KEPT_BYTES = 256 << 20  # of slices that are kept, as candidates of one run ask for the same ones again
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a case along which an output may be computed in parts.
+
+    arguments: dimension of the axis in each argument that has it, by the argument's position; dim: the same in the
+    output.
+    """
+
+    name: str
+    arguments: Mapping[int, int]
+    dim: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Expected values of some elements of an output: `exact` (n,), in float64 unless the output holds integers."""
+
+    exact: torch.Tensor
+    budget: oracle.Budget | None
+
+
+class Slices:
+    """Expected values of chosen output elements.  Thread-safe."""
+
+    def __init__(self, task: Task) -> None:
+        """`task` must have a reference."""
+        self._task = task
+        self._kept: OrderedDict[str, tuple[torch.Tensor, oracle.Budget | None]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def axes(self) -> tuple[tuple[Axis, ...], ...]:
+        """Of each output (returned tensors in order, then written arguments), the axes along which it is separable."""
+        return _separable(self._task)
+
+    def expected(
+        self, case: Case, arguments: Sequence[Any], output: int, at: np.ndarray, random: np.random.Generator
+    ) -> Part | None:
+        """What the output holds at the indices `at` (elements, dimensions of the output), for these arguments.
+
+        None if that takes the reference too long, or the reference is not finite there.
+        """
+        axes = self.axes[output] if output < len(self.axes) else ()
+        chosen = {axis.name: np.unique(at[:, axis.dim]) for axis in axes}
+        found = self._computed(case, arguments, output, axes, self._padded(case, output, axes, chosen, random))
+        if found is None:
+            return None
+        whole, budget, indices = found
+        place = [at[:, dim] for dim in range(at.shape[1])]
+        for axis in axes:
+            place[axis.dim] = np.searchsorted(indices[axis.name], at[:, axis.dim])
+        return Part(whole[tuple(torch.from_numpy(p) for p in place)] if place else whole.reshape(1), budget)
+
+    def _padded(
+        self,
+        case: Case,
+        output: int,
+        axes: Sequence[Axis],
+        chosen: Mapping[str, np.ndarray],
+        random: np.random.Generator,
+    ) -> dict[str, np.ndarray]:
+        """`chosen` with more indices along the longest axis, until a slice has LEAST elements."""
+        found = dict(chosen)
+        for axis in sorted(axes, key=lambda a: -case.axes[a.name]):
+            elements = math.prod(len(indices) for indices in found.values())
+            missing = math.ceil(LEAST / max(1, elements)) * len(found[axis.name]) - len(found[axis.name])
+            if missing > 0:
+                more = random.integers(0, case.axes[axis.name], missing)
+                found[axis.name] = np.union1d(found[axis.name], more)
+        return found
+
+    def _computed(
+        self,
+        case: Case,
+        arguments: Sequence[Any],
+        output: int,
+        axes: Sequence[Axis],
+        indices: Mapping[str, np.ndarray],
+    ) -> tuple[torch.Tensor, oracle.Budget | None, Mapping[str, np.ndarray]] | None:
+        """The slice of the output at these indices, its budget, and the indices; kept for the next who asks."""
+        key = hashlib.sha256(f"{case.name}:{output}".encode())
+        for axis in axes:
+            key.update(indices[axis.name].tobytes() + b";")
+        with self._lock:  # one after the other: each takes all cores and much memory
+            name = key.hexdigest()
+            if name not in self._kept:
+                part = _narrowed(arguments, axes, indices)
+                reference = self._task.reference
+                assert reference is not None
+                if not costs_little(lambda: reference(*part), elements=ELEMENTS, flops=FLOPS):
+                    return None
+                expected = oracle.expect_for(self._task, case, "normal", [_own(a) for a in part])
+                if expected is None:
+                    return None
+                self._keep(name, expected.outputs[output].clone(), expected.budgets[output])
+            self._kept.move_to_end(name)
+            return *self._kept[name], indices
+
+    def _keep(self, name: str, values: torch.Tensor, budget: oracle.Budget | None) -> None:
+        self._kept[name] = values, budget
+        while len(self._kept) > 1 and sum(kept.nbytes for kept, _ in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+
+def _own(argument: Any) -> Any:
+    """What a reference may write to."""
+    return argument.clone() if isinstance(argument, torch.Tensor) else argument
+
+
+def _narrowed(arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> list[Any]:
+    """The arguments at some indices of each axis."""
+    found = list(arguments)
+    for axis in axes:
+        chosen = torch.from_numpy(np.ascontiguousarray(indices[axis.name], np.int64))
+        for i, dim in axis.arguments.items():
+            found[i] = found[i].index_select(dim, chosen)
+    return found
+
+
+def _separable(task: Task) -> tuple[tuple[Axis, ...], ...]:
+    case = min((case.on_cpu() for case in task.cases), key=lambda c: math.prod(c.axes.values()))
+    arguments = oracle.make_inputs(task, case, 0)
+    _, outputs = run_reference(task, arguments)
+    found: list[list[Axis]] = [[] for _ in outputs]
+    for name in case.axes:
+        with suppress(Exception):  # task.py was not written for such a size: this axis is not cut
+            _try(task, case, name, found)
+    return tuple(tuple(axes) for axes in found)
+
+
+def _try(task: Task, case: Case, name: str, found: list[list[Axis]]) -> None:
+    """Adds the axis `name` to those of the outputs that are separable along it, together with those found before."""
+    size = case.axes[name]
+    longer = replace(case, axes={**case.axes, name: 2 * size})
+    some, more = (oracle.make_inputs(task, c, 0) for c in (case, longer))
+    dims = [_dimension(a, b, size) for a, b in zip(some, more, strict=True)]
+    arguments = {i: dim for i, dim in enumerate(dims) if dim is not None}
+    if not arguments:
+        return
+    _, short = run_reference(task, some)
+    _, long = run_reference(task, more)
+    for output, (a, b) in enumerate(zip(short, long, strict=True)):
+        dim = _dimension(a, b, size)
+        if dim is not None:
+            axes = [*found[output], Axis(name, arguments, dim)]
+            if all(_agrees(task, longer, output, axes, seed) for seed in range(TRIES)):
+                found[output] = axes
+
+
+def _dimension(a: Any, b: Any, size: int) -> int | None:
+    """The one dimension in which `b` is twice as long as `a`, None if they are alike.
+
+    Raises ValueError if they differ in another way.
+    """
+    if not isinstance(a, torch.Tensor):
+        if a != b:
+            raise ValueError("a number depends on the size of the axis")
+        return None
+    differ = [d for d, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+    if not differ:
+        return None
+    if len(differ) > 1 or a.shape[differ[0]] != size or b.shape[differ[0]] != 2 * size:
+        raise ValueError("the axis is not a dimension of its own")
+    return differ[0]
+
+
+def _agrees(task: Task, case: Case, output: int, axes: Sequence[Axis], seed: int) -> bool:
+    """Whether the output on some of the inputs is some of the output on all of them."""
+    arguments = oracle.make_inputs(task, case, seed)
+    random = np.random.Generator(np.random.PCG64(seed))
+    chosen = {}
+    for axis in axes:
+        size = case.axes[axis.name]
+        chosen[axis.name] = np.sort(random.choice(size, max(1, size // 2), replace=False))
+    _, whole = run_reference(task, arguments, double=True)
+    _, part = run_reference(task, _narrowed(arguments, axes, chosen), double=True)
+    expected = whole[output]
+    for axis in axes:
+        expected = expected.index_select(axis.dim, torch.from_numpy(chosen[axis.name]))
+    got = part[output]
+    if got.shape != expected.shape:
+        return False
+    if not got.is_floating_point():
+        return bool(torch.equal(got, expected))
+    return bool(torch.allclose(got, expected, rtol=AGREE, atol=AGREE * float(expected.abs().max()), equal_nan=True))
