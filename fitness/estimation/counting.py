@@ -83,6 +83,7 @@ class Counter:
     uneven: a loop branched in ways that no extrapolation could follow
     met: a branch depended on what an atomic returned, which is made up here
     astray: something was stored outside of all buffers, at an address that depends on nothing made up here
+    reads_astray: the same of loads, unless a branch before depended on something made up
     stored: (buffer, spans, whether the address depends on nothing made up here) of every store that was run
     """
 
@@ -100,7 +101,8 @@ class Counter:
         self._round = 0  # loads are issued in rounds, between which the program waits
         self._loads = self._masked = False  # whether the round has any, and any with a mask
         self._decisions: list[bool] = []  # of branches on scalars, in order
-        self.met = self.astray = False
+        self.met = self.astray = self.reads_astray = False
+        self._doubtful = False  # a branch depended on something made up, so what follows may not happen
         self.stored: list[tuple[int, Spans, bool]] = []
         self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
         self._where = "straight"
@@ -160,8 +162,13 @@ class Counter:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def access(self, kind: str, pointers: TensorHandle, mask: np.ndarray | None) -> np.ndarray:
-        """Counts one access; returns the addresses that the mask lets through (flat unless all are)."""
+    def access(
+        self, kind: str, pointers: TensorHandle, mask: np.ndarray | None, *, masked_by_data: bool = False
+    ) -> np.ndarray:
+        """Counts one access; returns the addresses that the mask lets through (flat unless all are).
+
+        masked_by_data: the mask depends on something made up.
+        """
         addresses = np.asarray(pointers.data)
         if mask is not None:
             mask = np.broadcast_to(mask, addresses.shape)
@@ -181,8 +188,11 @@ class Counter:
         sure = not getattr(pointers, "made_up", False)
         if kind == "store":
             self.stored.append((buffer, spans, sure))
-        if kind != "load" and sure and self._sizes:
-            self.astray |= not self._holds(buffer, int(spans.ends[-1]))
+        if sure and self._sizes and not self._holds(buffer, int(spans.ends[-1])):
+            if kind != "load":
+                self.astray = True
+            elif not (masked_by_data or self._doubtful):
+                self.reads_astray = True
         return addresses
 
     def _holds(self, buffer: int, end: int) -> bool:
@@ -199,8 +209,15 @@ class Counter:
             self.counts["again", kind, buffer] += again
         self._last[kind, buffer] = sectors
 
-    def load(self, pointers: TensorHandle, mask: np.ndarray | None, other: TensorHandle | None) -> TensorHandle:
-        self.access("load", pointers, mask)
+    def load(
+        self,
+        pointers: TensorHandle,
+        mask: np.ndarray | None,
+        other: TensorHandle | None,
+        *,
+        masked_by_data: bool = False,
+    ) -> TensorHandle:
+        self.access("load", pointers, mask, masked_by_data=masked_by_data)
         self._loads, self._masked = True, self._masked or mask is not None
         dtype = pointers.get_element_ty()
         values = self._values(pointers, mask, numpy_dtype(dtype))
@@ -264,6 +281,7 @@ class Counter:
         """To be called for each branch on a scalar."""
         self._decisions.append(outcome)
         self.met |= getattr(condition, "of_atomic", False)
+        self._doubtful |= getattr(condition, "made_up", False)
 
     def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
         """After how many iterations a loop repeats itself; 0 where it should go on, for as long as not `enough`."""
@@ -507,7 +525,7 @@ class _CountingBuilder(Builder):
         self, pointers: TensorHandle, mask: Any, other: TensorHandle | None, *_: Any, **__: Any
     ) -> TensorHandle:
         self.counter.wait(pointers, mask)
-        return self.counter.load(pointers, _array(mask), other)
+        return self.counter.load(pointers, _array(mask), other, masked_by_data=getattr(mask, "made_up", False))
 
     def create_store(self, pointers: TensorHandle, value: TensorHandle, *_: Any) -> None:
         self.counter.wait(pointers, value)

@@ -18,6 +18,8 @@ from fitness.plan import Copy, Launch, LaunchPlan, Op, TensorRef
 WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
 ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
 SPREAD_SHARE = 0.25  # the same where bytes that several programs write count once, which is estimated very roughly
+READ_SHARE = 0.6  # of what the seed reads of an argument, each byte once
+PRODUCT_SHARE = 0.45  # of the operations of the seed's matrix products, of which causal attention needs half
 STORED_SHARE = 0.4  # of what the seed writes to an argument, estimated as roughly
 MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
 COMPUTED_SHARE = 0.4  # of its count of operations: a product of matrices may do with fewer than the textbook's
@@ -29,18 +31,21 @@ class Seen:
 
     written: dict[int, float]  # what programs that are far from each other store both counts once
     spread: dict[int, float]  # the same, of bytes that any programs write both, as roughly as that is known
+    read: dict[int, float]  # what launches load, each byte once
     moved: float = 0.0
     computed: float = 0.0  # operations
+    products: float = 0.0  # those of matrix products among them
     truncated: bool = False
     roles: bool = False
     met: bool = False  # as of LaunchTrace
     astray: bool = False  # the same
+    reads_astray: bool = False  # the same
     cut_off: bool = False  # the same
 
 
 def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Seen:
     """choice: configuration of each launch; traces: by launch and configuration."""
-    found = Seen(defaultdict(float), defaultdict(float))
+    found = Seen(defaultdict(float), defaultdict(float), defaultdict(float))
     launches = iter(zip(choice, traces, strict=True))
     for step in plan.steps:
         if isinstance(step, Launch):
@@ -51,6 +56,8 @@ def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[Laun
             for ref in refs:
                 found.written[ref.buffer] += ref.nbytes
                 found.spread[ref.buffer] += ref.nbytes
+            for ref in _read(step):
+                found.read[ref.buffer] += ref.nbytes
             found.moved += math.fsum(r.nbytes for r in (*refs, *_read(step)))
     return found
 
@@ -60,11 +67,16 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     found.roles |= trace.roles
     found.met |= trace.met
     found.astray |= trace.astray
+    found.reads_astray |= trace.reads_astray
     found.cut_off |= trace.cut_off
-    found.computed += _operations(trace)
+    products = trace.programs * math.fsum(2.0 * m * n * k * count for m, n, k, *_, count in trace.dots)
+    found.products += products
+    found.computed += products + trace.programs * math.fsum(elements * count for _, elements, count in trace.ops)
     for t in trace.traffic:
         found.moved += t.touched
-        if t.kind != "load":
+        if t.kind == "load":
+            found.read[t.buffer] += t.distinct
+        else:
             found.written[t.buffer] += t.unrepeated
             found.spread[t.buffer] += t.distinct
 
@@ -85,12 +97,16 @@ def coverage(
 
     It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
     sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
-    part of what the seed writes; and where the task says how many bytes the problem must move, and how many operations
-    it takes, a fair part of them must be seen.  Nothing may be stored outside of all buffers.  Programs must have been
-    followed to their end if the seed's were: what is estimated of others is their beginning.
+    part of what the seed writes.  Of each argument a fair part of what the seed reads must be read, and a fair part of
+    the operations of its matrix products be done.  If the task says how many bytes the problem must move, and how many
+    operations it takes, a fair part of them must be seen.  Nothing may be stored outside of all buffers, and nothing
+    loaded there if the seed does not.  Programs must have been followed to their end if the seed's were: what is
+    estimated of others is their beginning.
     """
     if found.astray:
         return "a kernel stores outside of all its arrays; mask what lies beyond their ends"
+    if found.reads_astray and of_seed is not None and not of_seed.reads_astray:
+        return "a kernel loads outside of all its arrays; mask what lies beyond their ends"
     if wrong := _other_form(plan, seed):
         return wrong
     endless = "its programs go on for longer than they are followed" if _is_endless(found, of_seed) else None
@@ -99,19 +115,16 @@ def coverage(
     least = ROUGH_SHARE if found.roles else WRITTEN_SHARE
     uncomputed = None if plan.delegated else _uncomputed(found.computed, case_flops)
     unwritten = _unwritten(plan, found.written, least) or _unwritten(plan, found.spread, SPREAD_SHARE)
-    unchanged = _unchanged(plan, found, seed, of_seed, written) if of_seed and not of_seed.truncated else None
-    return unwritten or unchanged or _unmoved(found.moved, case_bytes) or uncomputed or endless
+    unlike = None
+    if of_seed and not of_seed.truncated:
+        unlike = _unchanged(plan, found, seed, of_seed, written)
+        if not plan.delegated and not seed.delegated:
+            unlike = unlike or _unread(plan, found, seed, of_seed) or _unmultiplied(found, of_seed)
+    return unwritten or unlike or _unmoved(found.moved, case_bytes) or uncomputed or endless
 
 
 def _is_endless(found: Seen, of_seed: Seen | None) -> bool:
     return found.cut_off and of_seed is not None and not of_seed.cut_off
-
-
-def _operations(trace: LaunchTrace) -> float:
-    """Of all programs of a launch; an operation of any kind counts as one."""
-    dots = math.fsum(2.0 * m * n * k * count for m, n, k, *_, count in trace.dots)
-    others = math.fsum(elements * count for _, elements, count in trace.ops)
-    return trace.programs * (dots + others)
 
 
 def _read(step: Any) -> list[TensorRef]:
@@ -161,6 +174,28 @@ def _unchanged(plan: LaunchPlan, found: Seen, seed: LaunchPlan, of_seed: Seen, w
                 f"{stored:.3g}; write the same at every size"
             )
     return None
+
+
+def _unread(plan: LaunchPlan, found: Seen, seed: LaunchPlan, of_seed: Seen) -> str | None:
+    for i, (own, other) in enumerate(zip(plan.inputs, seed.inputs, strict=True)):
+        if not isinstance(own, TensorRef) or not isinstance(other, TensorRef):
+            continue
+        expected = min(of_seed.read[other.buffer], other.nbytes)
+        if (read := found.read[own.buffer]) < READ_SHARE * expected:
+            return (
+                f"the seed kernel reads about {expected:.3g} bytes of argument {i}, but the launches read only about "
+                f"{read:.3g}; read all of the input at every size"
+            )
+    return None
+
+
+def _unmultiplied(found: Seen, of_seed: Seen) -> str | None:
+    if found.computed >= PRODUCT_SHARE * of_seed.products:
+        return None
+    return (
+        f"the matrix products of the seed kernel take {of_seed.products:.3g} operations, but the launches do only "
+        f"about {found.computed:.3g}; compute all of the output at every size"
+    )
 
 
 def _unmoved(moved: float, case_bytes: float | None) -> str | None:

@@ -45,6 +45,7 @@ ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements
 WINDOW = 264
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
+EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle
 SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
 
 
@@ -88,6 +89,7 @@ class LaunchTrace:
     met: a branch depended on what an atomic returned, so another program may do what is not seen here
     roles: programs differ in what they write to, so that totals are as rough as the samples are few
     astray: a program stores outside of all buffers
+    reads_astray: a program loads outside of all buffers
     """
 
     kernel: str
@@ -104,6 +106,7 @@ class LaunchTrace:
     roles: bool = False
     met: bool = False
     astray: bool = False
+    reads_astray: bool = False
     cut_off: bool = False
 
     @property
@@ -179,11 +182,13 @@ class _Tracer:
         if programs > self._samples and has_roles(counters):
             weights = spread(programs)
             counters = [self._count(kernel, args, config.grid, number) for number in weights]
-        if programs > self._samples:
+        elif self._samples < programs <= EVERYONE and some_idle(counters):
+            weights = dict.fromkeys(range(programs), 1 / programs)
+            counters = [self._count(kernel, args, config.grid, number, brief=True) for number in weights]
+        near = far = counters
+        if programs > len(weights):
             near = [self._count(kernel, args, config.grid, number, brief=True) for number in window(programs)]
-        else:
-            near = counters
-        far = self._far(kernel, args, config.grid, list(weights)[::2]) if programs > self._samples else counters
+            far = self._far(kernel, args, config.grid, list(weights)[::2])
         sizes = [b.nbytes for b in self._plan.buffers]
         return summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
 
@@ -216,14 +221,15 @@ def places(grid: Program, samples: int) -> dict[int, float]:
 
     The points lie on the diagonal from the first program to the last and symmetrically; their weights integrate
     polynomials of each axis exactly, so that work that grows along an axis (as in causal attention) is averaged right.
+    An axis of two programs has no middle: both are taken, for the last one may have less to do.
     """
     programs = math.prod(grid)
     if programs <= samples:
         return dict.fromkeys(range(programs), 1 / max(1, programs))
     weights: dict[int, float] = defaultdict(float)
     for position, weight in _lobatto(max(2, samples)):
-        x, y, z = (int(position * (n - 1) + 0.5) for n in grid)
-        weights[x + grid[0] * (y + grid[1] * z)] += weight
+        for x, y, z in itertools.product(*(range(2) if n == 2 else [int(position * (n - 1) + 0.5)] for n in grid)):
+            weights[x + grid[0] * (y + grid[1] * z)] += weight / 2 ** grid.count(2)
     return weights
 
 
@@ -232,8 +238,16 @@ def has_roles(counters: Sequence[Counter]) -> bool:
 
     Programs that write nothing have no role.
     """
-    written = {frozenset(buffer for kind, buffer, _ in c.footprint if kind != "load") for c in counters}
-    return len(written - {frozenset()}) > 1
+    return len({_written(c) for c in counters} - {frozenset()}) > 1
+
+
+def some_idle(counters: Sequence[Counter]) -> bool:
+    """Whether some programs write nothing and others do, as in a grid that is larger than the work."""
+    return len({_written(c) for c in counters}) > 1
+
+
+def _written(counter: Counter) -> frozenset[int]:
+    return frozenset(buffer for kind, buffer, _ in counter.footprint if kind != "load")
 
 
 def spread(programs: int) -> dict[int, float]:
@@ -317,6 +331,7 @@ def summary(
         roles=has_roles(counters),
         met=any(c.met for c in counters),
         astray=any(c.astray for c in (*counters, *near, *far)),
+        reads_astray=any(c.reads_astray for c in (*counters, *near, *far)),
         cut_off=any(c.cut_off for c in counters),
     )
 
