@@ -59,7 +59,7 @@ class CpuJudge:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
 
         with scratch_folder(self._root) as scratch:
-            self._sampled.prepare(self._full_size(seed, facts), facts.costs, scratch, self.limits)
+            self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
         self._stretched = list(facts.stretched)
         try:
             return judged(self._stretched)
@@ -78,7 +78,7 @@ class CpuJudge:
         """As of every judge."""
         found = self._judged(source, facts, key, self._stretched, self.limits)
         with scratch_folder(self._root) as scratch:
-            self._sampled.check(self._full_size(source, facts), facts.costs, key, scratch, self.limits)
+            self._sampled.check(self._full_size(source, facts), facts.work, key, scratch, self.limits)
         return found
 
     def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Case], limits: Limits) -> Judged:

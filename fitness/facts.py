@@ -23,7 +23,7 @@ from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target
 from fitness.estimation import estimate as model
 from fitness.estimation.coverage import Seen, coverage, seen
-from fitness.estimation.trace import LaunchTrace
+from fitness.estimation.trace import LaunchTrace, LaunchWork
 from fitness.gpu import work as steps
 from fitness.plan import LaunchPlan, to_json
 from fitness.rules.gate import gate, not_inherited
@@ -55,7 +55,7 @@ class Facts:
     cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
-    costs: dict[str, list[float]] = field(default_factory=dict)  # of interpreting one program of each launch, by case
+    work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
     estimates: Estimates = field(default_factory=dict)
     stretched: tuple[Case, ...] = ()  # beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Recorder:
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
         """The estimate of each tune case.  Raises Stop where there is none."""
-        trial = dataclasses.replace(facts, choices={}, costs={}, estimates={})  # other threads may be reading `facts`
+        trial = dataclasses.replace(facts, choices={}, work={}, estimates={})  # other threads may be reading `facts`
         with scratch_folder(self._root) as scratch:
             self._estimate(source, trial, scratch)
         return trial.estimates
@@ -248,7 +248,7 @@ class Recorder:
             name = case.name
             found = seen(facts.plans[name], facts.choices[name], traces[name])
             chosen = zip(facts.choices[name], traces[name], strict=True)
-            facts.costs[name] = [by_config[choice].cost for choice, by_config in chosen]
+            facts.work[name] = [by_config[choice].work for choice, by_config in chosen]
             if source == self.task.seed_source:
                 self._seen_of_seed[name] = found
             self._check_work(case, facts, found)

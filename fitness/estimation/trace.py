@@ -73,6 +73,17 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class LaunchWork:
+    """What executing one program of a launch costs the interpreter, and which buffers the launch writes to.
+
+    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
+    """
+
+    cost: float
+    written: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LaunchTrace:
     """What one launch does, per program (a mean over the samples) unless said otherwise.
 
@@ -110,12 +121,12 @@ class LaunchTrace:
     cut_off: bool = False
 
     @property
-    def cost(self) -> float:
-        """What one program costs the interpreter: 1 for each operation, and 1 for ELEMENTS_PER_COST elements."""
+    def work(self) -> LaunchWork:
         each = [(elements, n) for _, elements, n in self.ops] + [(row[1], row[-1]) for row in self.accesses]
         each += [(row[1], row[-1]) for row in self.reductions]
         each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
-        return math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
+        cost = math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
+        return LaunchWork(cost, tuple(sorted({t.buffer for t in self.traffic if t.kind != "load"})))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

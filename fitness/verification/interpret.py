@@ -6,7 +6,7 @@ import functools
 import math
 import mmap
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from fitness import aten
 from fitness.compilation.kernels import argument, get_kernel, load_kernels
 from fitness.estimation.spans import Spans
 from fitness.memory import FILE_NAME, Layout
-from fitness.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json, refs_in
+from fitness.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
 from fitness.verification.at_once import AtOnce
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.delegation import Authors
 from fitness.verification.interpreter import Interpreter, Program, programs_of
+from fitness.verification.producers import executed_samples
 from fitness.verification.validity import Validity
 
 LEFT_BYTES, ROW_BYTES = 8 << 20, 24  # that a sampled run leaves, and those of a row that says where bytes belong
@@ -44,8 +45,9 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
     is not executed, nor "at once" where they met in atomics.
     A run with "programs" (numbers of the programs to execute, of each launch) executes these alone; it has "inputs"
-    (path of a file with the inputs, which is not changed) instead of "buffers", "written" (buffers of arguments that
-    may be written), "label" (what messages call the run) and "stored" (name of a file for what the programs stored).
+    (path of a file with the inputs, which is not changed) instead of "buffers", "costs" (of one program, of each launch), "stores" (buffers that each launch writes to), "label" (what messages call the run) and "stored" (name
+    of a file for what the programs stored).  Programs of earlier launches that those need are executed as well
+    (`fitness.verification.producers`).
     Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "stored": of each run
     with "programs", how many spans its file has}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
@@ -56,17 +58,22 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     orders: list[set[str]] = []  # of each run, other orders of its programs that say more
     left_out, stored = [], []
     with Interpreter() as interpreter:
+        common = kernels, interpreter, scratch
         for number, run in enumerate(payload.get("runs") or [payload]):
             twin = run.get("twin")
             if twin is not None and run["order"] not in orders[twin]:
                 left_out.append(number)
                 orders.append(set())
                 continue
-            made = (_SampledRun if "programs" in run else _Run)(run, kernels, interpreter, scratch)
-            count += made.execute()
-            orders.append(made.orders_to_try())
-            if isinstance(made, _SampledRun):
-                stored.append(made.leave(scratch / run["stored"]))
+            if "programs" in run:
+                sampled = _samples(run, *common)
+                count += sampled.programs
+                stored.append(sampled.leave(scratch / run["stored"]))
+                orders.append(set())
+            else:
+                made = _Run(run, *common)
+                count += made.execute()
+                orders.append(made.orders_to_try())
     return {"programs": count, "left_out": left_out, "stored": stored}
 
 
@@ -161,11 +168,18 @@ class _SampledRun(_Run):
     conflicts: Validity
 
     def __init__(
-        self, run: Mapping[str, Any], kernels: Mapping[str, JITFunction], interpreter: Interpreter, scratch: Path
+        self,
+        run: Mapping[str, Any],
+        numbers: Sequence[Sequence[int]],
+        kernels: Mapping[str, JITFunction],
+        interpreter: Interpreter,
+        scratch: Path,
     ) -> None:
+        """numbers: the programs of each launch."""
         super().__init__(run, kernels, interpreter, scratch)
-        self._numbers = iter(run["programs"])
-        self._label = run["label"]
+        self._numbers = iter(numbers)
+        self._stores, self._label = iter(run["stores"]), run["label"]
+        self.grids = [launch.configs[c].grid for launch, c in zip(self.plan.launches, self.choice, strict=True)]
 
     def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
         """The inputs, and zeros that take no memory until they are written."""
@@ -173,7 +187,7 @@ class _SampledRun(_Run):
             return mmap.mmap(file.fileno(), self.layout.total, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def _watch(self, run: Mapping[str, Any], memory: np.ndarray, first: int) -> Validity:
-        return Validity(self.layout, first, run["written"])
+        return Validity(self.layout, first)
 
     def _execute(self, step: Step, choice: int) -> None:
         super()._execute(step, choice)
@@ -186,7 +200,7 @@ class _SampledRun(_Run):
         config = launch.configs[choice]
         self._chosen = next(self._numbers)
         everything = len(self._chosen) == math.prod(config.grid)
-        self.conflicts.expect({ref.buffer for ref in refs_in(dict(config.args))}, everything)
+        self.conflicts.expect(set(next(self._stores)), everything)
         try:
             return super()._launch(launch, choice)
         except JobError as error:
@@ -194,14 +208,17 @@ class _SampledRun(_Run):
 
     def _programs(self, config: Config) -> Iterable[Program]:
         x, y, _ = config.grid
-        return ((number % x, number // x % y, number // x // y) for number in self._chosen)
+        for number in self._chosen:
+            self.conflicts.number = number
+            yield number % x, number // x % y, number // x // y
 
     def leave(self, path: Path) -> int:
         """Writes what the programs stored, as far as it is valid in the end; how many spans that is."""
         memory, room = np.frombuffer(self.memory, np.uint8), LEFT_BYTES
         rows: list[tuple[int, int, int]] = []
-        for number, stored in enumerate(self.conflicts.programs):
-            kept = [Spans.of_elements(e.offsets, e.size) for e in self.conflicts.kept(stored) if e.offsets.size]
+        for number, program in enumerate(self.conflicts.programs):
+            stored = self.conflicts.kept(program.elements)
+            kept = [Spans.of_elements(e.offsets, e.size) for e in stored if e.offsets.size]
             spans = Spans.union(kept)
             for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True):
                 room -= ROW_BYTES + end - start
@@ -212,6 +229,11 @@ class _SampledRun(_Run):
             for _, start, end in rows:
                 file.write(memory[start:end].tobytes())
         return len(rows)
+
+
+def _samples(run: Mapping[str, Any], *common: Any) -> _SampledRun:
+    """Executes the programs of a run, and those of earlier launches that they need."""
+    return executed_samples(run, lambda numbers: _SampledRun(run, numbers, *common))
 
 
 def _text(error: BaseException) -> str:

@@ -26,6 +26,7 @@ import torch
 from evo.errors import EvoError
 from evo.records import Case, Verdict
 from fitness import oracle
+from fitness.estimation.trace import LaunchWork
 from fitness.memory import DTYPES, Layout
 from fitness.plan import ITEMSIZE, Launch, LaunchPlan, Op, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import Limits
@@ -43,7 +44,7 @@ FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never
 PLACES = 6  # in a grid, drawn once a run: what the reference gives there is computed once
 ROUNDS = 4  # programs of a launch, at most
 ALL = 4  # a launch of so few programs is executed as a whole
-# What the programs of a candidate may cost together, as of `LaunchTrace.cost`: about 30 microseconds each.  The first
+# What the programs of a candidate may cost together, as of `LaunchWork.cost`.  The first
 # program of each case may cost more.
 COST, FIRST_COST = 12_000, 60_000
 ELEMENTS = 4096  # of an output, compared of one program
@@ -86,24 +87,26 @@ class Sampled:
         """Names of the cases that are sampled."""
         return [full.case.name for full in self._cases]
 
-    def prepare(self, seed: Executable, costs: Mapping[str, Sequence[float]], scratch: Path, limits: Limits) -> None:
+    def prepare(
+        self, seed: Executable, work: Mapping[str, Sequence[LaunchWork]], scratch: Path, limits: Limits
+    ) -> None:
         """Draws the inputs.  Cases at which the seed kernel itself does not pass are left out."""
         if self._slices is None:
             return
         for number, case in enumerate(self._task.cases):
             full = self._full(case, seed.plans[case.name], number)
-            if full is not None and self._passes(full, seed, costs, scratch, limits):
+            if full is not None and self._passes(full, seed, work, scratch, limits):
                 self._cases.append(full)
 
     def check(
-        self, candidate: Executable, costs: Mapping[str, Sequence[float]], key: str, scratch: Path, limits: Limits
+        self, candidate: Executable, work: Mapping[str, Sequence[LaunchWork]], key: str, scratch: Path, limits: Limits
     ) -> None:
         """Executes programs of the candidate and compares what they store.  Raises Stop.
 
-        costs: of one program of each launch, by case; key: draws which ones.
+        work: of each launch, by case; key: draws which programs.
         """
         random = np.random.Generator(np.random.PCG64(oracle.key_of(f"{self._key}:{key}")))
-        self._execute(self._drawn(self._cases, candidate, costs, random), candidate, random, scratch, limits)
+        self._execute(self._drawn(self._cases, candidate, work, random), candidate, work, random, scratch, limits)
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
@@ -126,13 +129,13 @@ class Sampled:
         self,
         full: _FullCase,
         seed: Executable,
-        costs: Mapping[str, Sequence[float]],
+        work: Mapping[str, Sequence[LaunchWork]],
         scratch: Path,
         limits: Limits,
     ) -> bool:
         random = np.random.Generator(np.random.PCG64(self._key))
         try:
-            self._execute(self._drawn([full], seed, costs, random), seed, random, scratch, limits)
+            self._execute(self._drawn([full], seed, work, random), seed, work, random, scratch, limits)
         except (Stop, EvoError):
             return False
         return True
@@ -143,7 +146,7 @@ class Sampled:
         self,
         cases: Sequence[_FullCase],
         candidate: Executable,
-        costs: Mapping[str, Sequence[float]],
+        work: Mapping[str, Sequence[LaunchWork]],
         random: np.random.Generator,
     ) -> list[_Sample]:
         """Programs for each case: the last one, the first one and others, in an order that is drawn, while they cost
@@ -161,7 +164,7 @@ class Sampled:
         for turn in range(ROUNDS):
             for i in random.permutation(len(samples)):
                 sample = samples[i]
-                cost = _cost(sample.plan, sample.choice, costs[sample.full.case.name])
+                cost = _cost(sample.plan, sample.choice, work[sample.full.case.name])
                 if spent + cost <= (FIRST_COST if turn == 0 else COST):
                     spent += cost
                     rounds[id(sample)].append(places[id(sample)][turn])
@@ -181,6 +184,7 @@ class Sampled:
         self,
         samples: Sequence[_Sample],
         candidate: Executable,
+        work: Mapping[str, Sequence[LaunchWork]],
         random: np.random.Generator,
         scratch: Path,
         limits: Limits,
@@ -190,7 +194,7 @@ class Sampled:
         payload = {
             "source": candidate.source,
             "constants": dict(candidate.constants),
-            "runs": [self._payload(s, f"stored-{i}") for i, s in enumerate(samples)],
+            "runs": [self._payload(s, work, f"stored-{i}") for i, s in enumerate(samples)],
         }
         done = self._zygote.run("interpret", payload, scratch=scratch, limits=limits, shared=self._folder)
         value = expect_ok("verify", done)
@@ -201,14 +205,15 @@ class Sampled:
             except (LeftError, PlanError, KeyError, IndexError, TypeError, ValueError) as error:
                 raise Stop("verify", Verdict.RUNTIME_ERROR, f"{where}: its results were replaced: {error}") from error
 
-    def _payload(self, sample: _Sample, name: str) -> dict[str, Any]:
+    def _payload(self, sample: _Sample, work: Mapping[str, Sequence[LaunchWork]], name: str) -> dict[str, Any]:
         Layout(sample.plan).checked_inputs(sample.full.arguments)
         return {
             "plan": to_json(sample.plan),
             "choice": sample.choice,
             "inputs": str(sample.full.file),
             "programs": sample.programs,
-            "written": [sample.plan.inputs[i].buffer for i in sample.plan.tensors_among(self._task.written)],
+            "costs": [launch.cost for launch in work[sample.full.case.name]],
+            "stores": [launch.written for launch in work[sample.full.case.name]],
             "stored": name,
             "label": f"case {sample.full.case.name} at its full size",
         }
@@ -219,7 +224,7 @@ class Sampled:
         layout = Layout(plan)
         refs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(self._task.written))]
         compared = {ref.buffer for ref in refs}
-        for program in range(left.programs):
+        for program in left.programs:
             for b, buffer in enumerate(plan.buffers):
                 if buffer.input is not None and b not in compared and left.within(program, layout, b)[0].size:
                     raise Stop("verify", Verdict.WRONG, f"{where}: {layout.name(b)} was modified; copy it instead")
@@ -251,10 +256,10 @@ def _grids(plan: LaunchPlan, choice: Sequence[int]) -> list[int]:
     return [math.prod(launch.configs[c].grid) for launch, c in zip(launches, choice, strict=True)]
 
 
-def _cost(plan: LaunchPlan, choice: Sequence[int], costs: Sequence[float]) -> float:
+def _cost(plan: LaunchPlan, choice: Sequence[int], work: Sequence[LaunchWork]) -> float:
     """Of one program of each launch, or of all if they are few."""
     sizes = _grids(plan, choice)
-    return sum(cost * (size if size <= ALL else 1) for size, cost in zip(sizes, costs, strict=True))
+    return sum(launch.cost * (size if size <= ALL else 1) for size, launch in zip(sizes, work, strict=True))
 
 
 def _programs(plan: LaunchPlan, choice: Sequence[int], places: Sequence[float]) -> list[list[int]]:
@@ -276,8 +281,8 @@ class _Left:
     values: np.ndarray
 
     @property
-    def programs(self) -> int:
-        return int(self.spans[:, 0].max()) + 1 if len(self.spans) else 0
+    def programs(self) -> list[int]:
+        return np.unique(self.spans[:, 0]).tolist()
 
     def within(self, program: int, layout: Layout, buffer: int) -> tuple[np.ndarray, np.ndarray]:
         """(offsets in the buffer, values) of the bytes that a program stored there."""
@@ -305,8 +310,6 @@ def _left(path: Path, size: int) -> _Left:
     lengths = spans[:, 2] - spans[:, 1]
     if (spans < 0).any() or (lengths <= 0).any() or len(data) - ROW_BYTES * size != lengths.sum():
         raise LeftError("spans that do not fit their bytes")
-    if size and int(spans[:, 0].max()) >= size:
-        raise LeftError("programs that stored nothing")
     return _Left(spans, np.frombuffer(data, np.uint8, offset=ROW_BYTES * size))
 
 

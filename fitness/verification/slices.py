@@ -30,6 +30,7 @@ TRIES = 2  # inputs on which an axis must prove to be separable
 AGREE = 1e-9  # relative difference that the order of a float64 summation may make
 # Of one execution of the reference: elements of all tensors that are made, and floating-point operations.
 ELEMENTS, FLOPS = 1 << 27, 1 << 32
+LITTLE = 1 << 20  # elements of the arguments of a reference that decides by values, whose costs cannot be foreseen
 # Output elements a slice has at least, if its axes are that long: the error of a single one says little of a budget.
 LEAST = 256
 KEPT_BYTES = 256 << 20  # of slices that are kept, as candidates of one run ask for the same ones again
@@ -71,15 +72,21 @@ class Slices:
         return _separable(self._task)
 
     def expected(
-        self, case: Case, arguments: Sequence[Any], output: int, at: np.ndarray, random: np.random.Generator
+        self,
+        case: Case,
+        arguments: Sequence[Any],
+        output: int,
+        shape: Sequence[int],
+        at: np.ndarray,
+        random: np.random.Generator,
     ) -> Part | None:
-        """What the output holds at the indices `at` (elements, dimensions of the output), for these arguments.
+        """What the output of this shape holds at the indices `at` (elements, dimensions), for these arguments.
 
         None if that takes the reference too long, or the reference is not finite there.
         """
         axes = self.axes[output] if output < len(self.axes) else ()
         chosen = {axis.name: np.unique(at[:, axis.dim]) for axis in axes}
-        found = self._computed(case, arguments, output, axes, self._padded(case, output, axes, chosen, random))
+        found = self._computed(case, arguments, output, axes, _padded(axes, shape, chosen, random))
         if found is None:
             return None
         whole, budget, indices = found
@@ -87,24 +94,6 @@ class Slices:
         for axis in axes:
             place[axis.dim] = np.searchsorted(indices[axis.name], at[:, axis.dim])
         return Part(whole[tuple(torch.from_numpy(p) for p in place)] if place else whole.reshape(1), budget)
-
-    def _padded(
-        self,
-        case: Case,
-        output: int,
-        axes: Sequence[Axis],
-        chosen: Mapping[str, np.ndarray],
-        random: np.random.Generator,
-    ) -> dict[str, np.ndarray]:
-        """`chosen` with more indices along the longest axis, until a slice has LEAST elements."""
-        found = dict(chosen)
-        for axis in sorted(axes, key=lambda a: -case.axes[a.name]):
-            elements = math.prod(len(indices) for indices in found.values())
-            missing = math.ceil(LEAST / max(1, elements)) * len(found[axis.name]) - len(found[axis.name])
-            if missing > 0:
-                more = random.integers(0, case.axes[axis.name], missing)
-                found[axis.name] = np.union1d(found[axis.name], more)
-        return found
 
     def _computed(
         self,
@@ -124,7 +113,8 @@ class Slices:
                 part = _narrowed(arguments, axes, indices)
                 reference = self._task.reference
                 assert reference is not None
-                if not costs_little(lambda: reference(*part), elements=ELEMENTS, flops=FLOPS):
+                little = sum(a.numel() for a in part if isinstance(a, torch.Tensor)) <= LITTLE
+                if not costs_little(lambda: reference(*part), elements=ELEMENTS, flops=FLOPS, by_values=little):
                     return None
                 expected = oracle.expect_for(self._task, case, "normal", [_own(a) for a in part])
                 if expected is None:
@@ -137,6 +127,20 @@ class Slices:
         self._kept[name] = values, budget
         while len(self._kept) > 1 and sum(kept.nbytes for kept, _ in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)
+
+
+def _padded(
+    axes: Sequence[Axis], shape: Sequence[int], chosen: Mapping[str, np.ndarray], random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """`chosen` with more indices along the longest axes, until a slice of the output has LEAST elements."""
+    found = dict(chosen)
+    whole = math.prod(size for dim, size in enumerate(shape) if dim not in [axis.dim for axis in axes])
+    for axis in sorted(axes, key=lambda axis: -shape[axis.dim]):
+        elements = whole * math.prod(len(indices) for indices in found.values())
+        missing = (math.ceil(LEAST / max(1, elements)) - 1) * len(found[axis.name])
+        if missing > 0:
+            found[axis.name] = np.union1d(found[axis.name], random.integers(0, shape[axis.dim], missing))
+    return found
 
 
 def _own(argument: Any) -> Any:

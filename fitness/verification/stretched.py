@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -75,15 +75,17 @@ def _is_little(task: Task, case: Case) -> bool:
     return costs_little(call, elements=ELEMENTS, flops=FLOPS)
 
 
-def costs_little(call: Callable[[], Any], *, elements: int, flops: int) -> bool:
+def costs_little(call: Callable[[], Any], *, elements: int, flops: int, by_values: bool = False) -> bool:
     """Whether what PyTorch does in `call` makes at most so many elements and takes at most so many operations.
 
-    Found without computing it, so False if it fails, or decides by values.
+    Found without computing it, so False if it fails, and `by_values` if it decides by values.
     """
     try:
         fake, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
         with quiet(), fake, counter, _Bounded(elements):
             call()
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return by_values
     except Exception:  # it was not written for such a size
         return False
     return bool(counter.get_total_flops() <= flops)

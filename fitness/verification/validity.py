@@ -8,7 +8,7 @@ executed), or if an executed program stored it.  A program that loads any other 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from fitness.plan import TensorRef
 
 
 class Abandoned(Exception):
-    """The program needs what another one, which is not executed, would have written."""
+    """The program needs what other ones, which are not executed, would have written."""
 
 
 class Elements(NamedTuple):
@@ -31,26 +31,43 @@ class Elements(NamedTuple):
         return (self.offsets[:, None] + np.arange(self.size)).reshape(-1)
 
 
+class Stored(NamedTuple):
+    """What one program stored: `launch` and `number` of the program in its grid (x fastest)."""
+
+    launch: int
+    number: int
+    elements: list[Elements]
+
+
+class Missing(NamedTuple):
+    """What a program of a launch could not load."""
+
+    launch: int
+    offsets: np.ndarray
+
+
 class Validity:
     """Watches the loads and stores of the executed programs, as `fitness.verification.conflicts.Conflicts` does."""
 
     found = True  # nothing is known of other orders of the programs
 
-    def __init__(self, layout: Layout, first: int, written: Iterable[int]) -> None:
-        """first: address of the layout's memory; written: buffers of arguments that kernels may write to."""
+    def __init__(self, layout: Layout, first: int) -> None:
+        """first: address of the layout's memory."""
         self._offsets, self._first = layout.offsets, first
         self._valid = np.zeros(layout.total, bool)  # by byte; pages that nobody touches take no memory
         self._sizes = [buffer.nbytes for buffer in layout.plan.buffers]
-        inputs = {b for b, buffer in enumerate(layout.plan.buffers) if buffer.input is not None}
-        self._constant = inputs - set(written)
-        self._whole = set(inputs)  # buffers of which every byte is valid
-        self._buffers: set[int] = set()  # that the present launch may write to
+        # Buffers of which every byte is valid.
+        self._whole = {b for b, buffer in enumerate(layout.plan.buffers) if buffer.input is not None}
+        self._buffers: set[int] = set()  # that the present launch writes to
         self._all = False  # whether all programs of the launch are executed
-        self._stored: list[Elements] = []  # by the present program
-        self._of_launch: list[list[Elements]] = []  # by each program of the present launch
+        self._launch = -1
+        self.number = 0  # of the next program
+        self._program: Stored | None = None  # the present one
+        self._of_launch: list[Stored] = []  # those before it in the present launch
         self._met: list[Elements] = []  # changed by atomics of the present launch
-        self.programs: list[list[Elements]] = []  # what each program stored, of the launches before
-        self.abandoned = 0
+        self._seen: set[int] = set()  # buffers that it was seen to write to
+        self.programs: list[Stored] = []  # of the launches before
+        self.missing: list[Missing] = []  # what made programs be abandoned
 
     # --- steps that are not launches ---------------------------------------------------------------------------------
 
@@ -63,34 +80,39 @@ class Validity:
     # --- launches ----------------------------------------------------------------------------------------------------
 
     def expect(self, buffers: set[int], everything: bool) -> None:
-        """To be called before a launch, with its buffers, and whether all of its programs are executed."""
-        self._buffers, self._all = buffers - self._constant, everything
+        """To be called before a launch, with the buffers it writes to, and whether all of its programs are executed."""
+        self._buffers, self._all = buffers, everything
 
     def begin_launch(self) -> None:
-        self._of_launch, self._met = [], []
+        self._launch += 1
+        self._program, self._of_launch, self._met, self._seen = None, [], [], set()
 
     def begin_program(self) -> None:
-        self._of_launch.append(self._stored)
-        self._stored = []
+        self._end_program()
+        self._program = Stored(self._launch, self.number, [])
 
     def abandon(self) -> None:
         """The present program ends here, so its launch does not leave what it would."""
-        for elements in self._stored:
+        assert self._program is not None
+        for elements in self._program.elements:
             self._valid[elements.bytes()] = False
-        self._stored = []
+        self._program = None
         self._all = False
-        self.abandoned += 1
 
     def end_launch(self) -> None:
-        self.begin_program()
+        self._end_program()
         if not self._all:
-            self._forget(self._buffers)
-            for stored in self._of_launch:
-                for elements in stored:
+            self._forget(self._buffers | self._seen)
+            for program in self._of_launch:
+                for elements in program.elements:
                     self._valid[elements.bytes()] = True
             for elements in self._met:
                 self._valid[elements.bytes()] = False
-        self.programs += [stored for stored in self._of_launch if stored]
+        self.programs += self._of_launch
+
+    def _end_program(self) -> None:
+        if self._program is not None:
+            self._of_launch.append(self._program)
 
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:
         """A "load", "store" or "atomic" of elements of `size` bytes.  Raises Abandoned.
@@ -101,21 +123,29 @@ class Validity:
         if not chosen.size:
             return
         elements = Elements(chosen.reshape(-1).astype(np.int64) - self._first, size)
-        if kind != "store" and not self._are_valid(elements):
+        if kind != "store" and not (valid := self._are_valid(elements)).all():
+            self.missing.append(Missing(self._launch, elements.offsets[~valid]))
             raise Abandoned
         if kind == "store":
-            self._stored.append(elements)
+            assert self._program is not None
+            self._program.elements.append(elements)
             self._valid[elements.bytes()] = True
         elif kind == "atomic":
             self._met.append(elements)
+        if kind != "load":
+            self._seen.add(self.buffer_of(int(elements.offsets[0])))
 
-    def _are_valid(self, elements: Elements) -> bool:
+    def _are_valid(self, elements: Elements) -> np.ndarray:
         low, high = int(elements.offsets.min()), int(elements.offsets.max()) + elements.size
-        buffer = bisect_right(self._offsets, low) - 1
+        buffer = self.buffer_of(low)
         if buffer in self._whole and high <= self._offsets[buffer] + self._sizes[buffer]:
-            return True
+            return np.ones(1, bool)
         at = np.searchsorted(self._offsets, elements.offsets, side="right") - 1
-        return bool((np.isin(at, list(self._whole)) | self._are_stored(elements)).all())
+        return np.isin(at, list(self._whole)) | self._are_stored(elements)
+
+    def buffer_of(self, offset: int) -> int:
+        """The buffer that lies at or before an offset in the memory."""
+        return bisect_right(self._offsets, offset) - 1
 
     def kept(self, stored: Sequence[Elements]) -> list[Elements]:
         """What of it is still valid."""
@@ -131,8 +161,8 @@ class Validity:
     def _forget(self, buffers: set[int]) -> None:
         """Nothing in these buffers is valid any more."""
         self._whole -= buffers
-        for stored in self.programs:
-            for elements in stored:
+        for program in self.programs:
+            for elements in program.elements:
                 at = np.searchsorted(self._offsets, elements.offsets, side="right") - 1
                 lost = Elements(elements.offsets[np.isin(at, list(buffers))], elements.size)
                 self._valid[lost.bytes()] = False
