@@ -43,10 +43,29 @@ POISONS = (Poison(0xFF, 0xA5), Poison(0x7B, 0x7A), Poison(0xFB, 0xA5))
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 
 
-@functools.cache
-def guard_pattern(number: int) -> np.ndarray:
-    """The bytes of one guard zone: (GUARD,) uint8."""
-    return np.random.Generator(np.random.PCG64(number)).integers(0, 256, GUARD, dtype=np.uint8)
+class Guards(NamedTuple):
+    """Which bytes fill the guard zones: `guard_pattern`."""
+
+    key: int = 0
+    number: int = 1
+
+
+def guard_pattern(guards: Guards) -> np.ndarray:
+    """The bytes of one guard zone: (GUARD,) uint8, which nobody can guess who does not know the key.
+
+    Odd numbers give random bytes, mostly finite numbers; even ones NaN in every floating-point type (of random sign),
+    which shows what is read there also if it is multiplied by little.
+    """
+    generator = np.random.Generator(np.random.PCG64([guards.key, guards.number]))
+    pattern = generator.integers(0, 256, GUARD, dtype=np.uint8)
+    return pattern if guards.number % 2 else nan_like(pattern)
+
+
+def nan_like(pattern: np.ndarray) -> np.ndarray:
+    """Random bytes as NaN in every floating-point type: the low byte of each 16 bits 0xFF, the high one that or 0x7F."""
+    pattern |= 0x7F
+    pattern[::2] = 0xFF
+    return pattern
 
 
 def contents(path: Path, size: int) -> np.ndarray:
@@ -66,12 +85,12 @@ class Layout:
     """Where each buffer of `plan` lies in the file: buffer `b` at bytes `offsets[b]` .. `offsets[b] + nbytes`.
 
     `mm` below is the mapped file (`create`, `attach`), a copy of it (`left`) or any writable buffer of `total` bytes.
-    pattern: which bytes fill the guard zones; a plan that uses what lies beyond its buffers has other results beside
-    another pattern.
+    guards: what fills the guard zones; a plan that uses what lies beyond its buffers has other results beside other
+    bytes.  Who only attaches the file need not know them.
     """
 
-    def __init__(self, plan: LaunchPlan, pattern: int = 0) -> None:
-        self.plan, self._pattern_of_guards = plan, guard_pattern(pattern)
+    def __init__(self, plan: LaunchPlan, guards: Guards = Guards()) -> None:  # noqa: B008 - nobody can change it
+        self.plan, self._guards = plan, guards
         self.offsets: list[int] = []
         position = 0
         for buffer in plan.buffers:
@@ -79,6 +98,10 @@ class Layout:
             self.offsets.append(start)
             position = start + buffer.nbytes + GUARD
         self.total = max(position, 1)  # an empty file cannot be mapped
+
+    @functools.cached_property
+    def _pattern_of_guards(self) -> np.ndarray:
+        return guard_pattern(self._guards)
 
     def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fitness.memory import FILE_NAME, Layout
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
 from fitness.verification.at_once import AtOnce
+from fitness.verification.bounds import Array, Arrays, Notes, Place, Undefined
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.delegation import Authors
 from fitness.verification.interpreter import Interpreter, programs_of
@@ -37,26 +38,31 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     "buffers" (name of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many
     zeros) where it is to be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index
     of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
-    is not executed, nor "at once" where they met in atomics.
-    Returns {"programs": how many were run, "left_out": indices of runs that were not executed}.
+    is not executed, nor "at once" where they met in atomics.  "zeros": whether lanes that are undefined are zeros
+    (`fitness.verification.bounds`).
+    Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "notes": for each run
+    what it did first of each kind ("load" or "store" out of bounds, "undefined" lanes), as [text, line]}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     count = 0
     orders: list[set[str]] = []  # of each run, other orders of its programs that say more
-    left_out = []
+    left_out: list[int] = []
+    notes: list[dict[str, list]] = []
     with Interpreter() as interpreter:
         for number, run in enumerate(payload.get("runs") or [payload]):
             twin = run.get("twin")
             if twin is not None and run["order"] not in orders[twin]:
                 left_out.append(number)
                 orders.append(set())
+                notes.append({})
                 continue
             made = _Run(run, kernels, interpreter, scratch)
             count += made.execute()
             orders.append(made.orders_to_try())
-    return {"programs": count, "left_out": left_out}
+            notes.append(made.notes)
+    return {"programs": count, "left_out": left_out, "notes": notes}
 
 
 class _Run:
@@ -76,6 +82,9 @@ class _Run:
         self.conflicts = AtOnce(memory, first) if at_once else Conflicts(first, first + self.layout.total)
         interpreter.builder.memory = first, first + self.layout.total
         interpreter.builder.conflicts = self.conflicts
+        interpreter.builder.arrays = _arrays(self.layout, first)
+        interpreter.builder.undefined = Undefined(zeros=run.get("zeros", False))
+        self.notes: dict[str, list] = {}
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
@@ -119,14 +128,19 @@ class _Run:
         config = launch.configs[choice]
         kernel = get_kernel(self.kernels, launch.kernel, launch.line)
         args = {name: self._kernel_argument(value) for name, value in config.args.items()}
+        notes = self.interpreter.builder.notes = Notes()
         try:
-            return self.interpreter.launch(kernel, args, config.grid, programs_of(config.grid, self.order))
+            programs = self.interpreter.launch(kernel, args, config.grid, programs_of(config.grid, self.order))
         except _GAPS as error:
             message = f"kernel {launch.kernel}: Triton's interpreter cannot execute it: {_text(error)}"
-            raise JobError(Verdict.UNSUPPORTED, message, _line(error, kernel) or launch.line) from error
+            raise JobError(Verdict.UNSUPPORTED, message, _line_of(error, kernel) or launch.line) from error
         except _FAULTS as error:
             message = f"kernel {launch.kernel}: {_text(error)}"
-            raise JobError(Verdict.RUNTIME_ERROR, message, _line(error, kernel) or launch.line) from error
+            raise JobError(Verdict.RUNTIME_ERROR, message, _line_of(error, kernel) or launch.line) from error
+        for kind, (what, places) in notes.found.items():
+            line = _line(places, kernel) or launch.line
+            self.notes.setdefault(kind, [f"kernel {launch.kernel}: {what}", line])
+        return programs
 
     def _kernel_argument(self, value: Any) -> Any:
         if isinstance(value, TensorRef):
@@ -136,11 +150,23 @@ class _Run:
         return argument(value, self.kernels)
 
 
+def _arrays(layout: Layout, first: int) -> Arrays:
+    """All arrays of the plan, whose memory begins at the address `first`."""
+    buffers = zip(layout.offsets, layout.plan.buffers, strict=True)
+    return Arrays([Array(first + start, buffer.nbytes, layout.name(b)) for b, (start, buffer) in enumerate(buffers)])
+
+
 def _text(error: BaseException) -> str:
     return str(error).strip() or type(error).__name__
 
 
-def _line(error: BaseException, kernel: JITFunction) -> int:
+def _line_of(error: BaseException, kernel: JITFunction) -> int:
     """The innermost line of the candidate's kernels on the way to the error, 0 where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return _line([(frame.filename, frame.lineno or 0) for frame in reversed(frames)], kernel)
+
+
+def _line(places: Sequence[Place], kernel: JITFunction) -> int:
+    """The first line among `places` that is one of the candidate's kernels, 0 if there is none."""
     file = kernel.fn.__code__.co_filename
-    return next((f.lineno or 0 for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == file), 0)
+    return next((line for name, line in places if name == file), 0)
