@@ -90,7 +90,7 @@ class Layout:
     """
 
     def __init__(self, plan: LaunchPlan, guards: Guards = Guards()) -> None:  # noqa: B008 - nobody can change it
-        self.plan, self._guards = plan, guards
+        self.plan, self._bytes_of_guards = plan, guards
         self.offsets: list[int] = []
         position = 0
         for buffer in plan.buffers:
@@ -101,7 +101,7 @@ class Layout:
 
     @functools.cached_property
     def _pattern_of_guards(self) -> np.ndarray:
-        return guard_pattern(self._guards)
+        return guard_pattern(self._bytes_of_guards)
 
     def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""

@@ -6,6 +6,7 @@ first dimension: one by one, thirty-two copies of a small kernel would keep the 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,17 +46,18 @@ class DeviceMemory(Layout):
     """
 
     def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
-        super().__init__(plan)
+        super().__init__(plan)  # whose guard zones are not used
         self.copies = copies
         pitch = -(-(EDGE + self.total + EDGE) // ALIGNMENT) * ALIGNMENT
         self._whole = torch.empty((copies, pitch), dtype=torch.uint8, device=device)
         self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
         self._gaps = list(self._between(pitch))
         self._sizes = [end - start for _, start, end in self._gaps]
-        self._pattern = torch.randint(0, 256, (sum(self._sizes),), dtype=torch.uint8, device=device)
-        for zone, pattern in zip(self._guards(), self._pattern.split(self._sizes), strict=True):
-            zone.copy_(pattern)
+        # PyTorch's own generator begins alike in every process.
+        self._generator = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._pattern = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
         self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
+        self._guard(nan=False)
         refs = (ref for ref in plan.inputs if isinstance(ref, TensorRef))
         self._between_rows = {ref.buffer: rows for ref in refs if (rows := _left_free(ref, device)) is not None}
 
@@ -74,6 +76,25 @@ class DeviceMemory(Layout):
 
     def _guards(self) -> list[torch.Tensor]:
         return [self._whole[:, start:end] for _, start, end in self._gaps]
+
+    def _guard(self, nan: bool) -> None:
+        """Fills the guard zones with random bytes, or with NaN of random sign in every floating-point type."""
+        self._pattern.random_(0, 256, generator=self._generator)
+        patterns = self._pattern.split(self._sizes)
+        for zone, pattern, (_, start, _) in zip(self._guards(), patterns, self._gaps, strict=True):
+            if nan:
+                pattern.bitwise_or_(0x7F)
+                pattern[start % 2 :: 2] = 0xFF  # the low byte of each 16 bits
+            zone.copy_(pattern)
+
+    def renew_guards(self, number: int) -> None:
+        """Enqueues: other bytes in the guard zones, random ones for odd numbers, NaN for even ones, as
+        `fitness.memory.guard_pattern` has them.
+
+        What was overwritten before is looked at first.
+        """
+        self.look_at_guards()
+        self._guard(nan=number % 2 == 0)
 
     @property
     def arenas(self) -> torch.Tensor:
