@@ -51,20 +51,23 @@ class Guards(NamedTuple):
 
 
 def guard_pattern(guards: Guards) -> np.ndarray:
-    """The bytes of one guard zone: (GUARD,) uint8, which nobody can guess who does not know the key.
-
-    Odd numbers give random bytes, mostly finite numbers; even ones NaN in every floating-point type (of random sign),
-    which shows what is read there also if it is multiplied by little.
-    """
+    """The bytes of one guard zone: (GUARD,) uint8, which nobody can guess who does not know the key."""
     generator = np.random.Generator(np.random.PCG64([guards.key, guards.number]))
-    pattern = generator.integers(0, 256, GUARD, dtype=np.uint8)
-    return pattern if guards.number % 2 else nan_like(pattern)
+    return as_guard(generator.integers(0, 256, GUARD, dtype=np.uint8), guards.number)
 
 
-def nan_like(pattern: np.ndarray) -> np.ndarray:
-    """Random bytes as NaN in every floating-point type: the low byte of each 16 bits 0xFF, the high one that or 0x7F."""
-    pattern |= 0x7F
-    pattern[::2] = 0xFF
+def as_guard(pattern: Any, number: int, start: int = 0) -> Any:
+    """Random bytes (an array or a tensor, changed in place) as they fill a guard zone that begins at byte `start`.
+
+    Odd numbers: finite numbers of every size in every type wider than a byte; even ones: NaN of random sign in every
+    floating-point type, which shows a read of few bytes too.  A maximum ignores NaN, so both are needed.
+    """
+    low, high = pattern[start % 2 :: 2], pattern[1 - start % 2 :: 2]  # of each 16 bits
+    if number % 2:
+        high &= 0xFB  # not all bits of an exponent are set
+    else:
+        pattern |= 0x7F
+        low[...] = 0xFF  # else a bfloat16 or float32 might be finite
     return pattern
 
 
@@ -89,7 +92,7 @@ class Layout:
     bytes.  Who only attaches the file need not know them.
     """
 
-    def __init__(self, plan: LaunchPlan, guards: Guards = Guards()) -> None:  # noqa: B008 - nobody can change it
+    def __init__(self, plan: LaunchPlan, guards: Guards = Guards()) -> None:
         self.plan, self._bytes_of_guards = plan, guards
         self.offsets: list[int] = []
         position = 0

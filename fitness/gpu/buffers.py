@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, assign
+from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, as_guard, assign
 from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
@@ -46,7 +46,7 @@ class DeviceMemory(Layout):
     """
 
     def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
-        super().__init__(plan)  # whose guard zones are not used
+        super().__init__(plan)
         self.copies = copies
         pitch = -(-(EDGE + self.total + EDGE) // ALIGNMENT) * ALIGNMENT
         self._whole = torch.empty((copies, pitch), dtype=torch.uint8, device=device)
@@ -57,7 +57,7 @@ class DeviceMemory(Layout):
         self._generator = torch.Generator(device).manual_seed(secrets.randbits(63))
         self._pattern = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
         self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
-        self._guard(nan=False)
+        self._guard(1)
         refs = (ref for ref in plan.inputs if isinstance(ref, TensorRef))
         self._between_rows = {ref.buffer: rows for ref in refs if (rows := _left_free(ref, device)) is not None}
 
@@ -77,24 +77,17 @@ class DeviceMemory(Layout):
     def _guards(self) -> list[torch.Tensor]:
         return [self._whole[:, start:end] for _, start, end in self._gaps]
 
-    def _guard(self, nan: bool) -> None:
-        """Fills the guard zones with random bytes, or with NaN of random sign in every floating-point type."""
+    def _guard(self, number: int) -> None:
+        """Fills the guard zones with other random bytes, as `fitness.memory.as_guard` has them by number."""
         self._pattern.random_(0, 256, generator=self._generator)
         patterns = self._pattern.split(self._sizes)
         for zone, pattern, (_, start, _) in zip(self._guards(), patterns, self._gaps, strict=True):
-            if nan:
-                pattern.bitwise_or_(0x7F)
-                pattern[start % 2 :: 2] = 0xFF  # the low byte of each 16 bits
-            zone.copy_(pattern)
+            zone.copy_(as_guard(pattern, number, start))
 
     def renew_guards(self, number: int) -> None:
-        """Enqueues: other bytes in the guard zones, random ones for odd numbers, NaN for even ones, as
-        `fitness.memory.guard_pattern` has them.
-
-        What was overwritten before is looked at first.
-        """
+        """Enqueues: other bytes in the guard zones.  What was overwritten before is looked at first."""
         self.look_at_guards()
-        self._guard(nan=number % 2 == 0)
+        self._guard(number)
 
     @property
     def arenas(self) -> torch.Tensor:

@@ -93,7 +93,7 @@ def arrays_of(dtype: tl.dtype) -> Arrays | None:
 
 
 def like(dtype: tl.dtype, *sources: tl.dtype) -> tl.dtype:
-    """The type for values that come from values of the types `sources`: if it is a pointer's, it leads to their arrays."""
+    """The type of values that come from values of other types: if it is a pointer's, it leads to their arrays."""
     if not dtype.is_ptr():
         return dtype
     known = [arrays for source in sources if (arrays := arrays_of(source)) is not None]
