@@ -50,6 +50,9 @@ class Guards(NamedTuple):
     number: int = 1
 
 
+GUARDS = Guards()
+
+
 def guard_pattern(guards: Guards) -> np.ndarray:
     """The bytes of one guard zone: (GUARD,) uint8, which nobody can guess who does not know the key."""
     generator = np.random.Generator(np.random.PCG64([guards.key, guards.number]))
@@ -92,7 +95,7 @@ class Layout:
     bytes.  Who only attaches the file need not know them.
     """
 
-    def __init__(self, plan: LaunchPlan, guards: Guards = Guards()) -> None:
+    def __init__(self, plan: LaunchPlan, guards: Guards = GUARDS) -> None:
         self.plan, self._bytes_of_guards = plan, guards
         self.offsets: list[int] = []
         position = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,8 +129,8 @@ class _Run:
     notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # as the job of `interpret` gives them
 
     def payload(self) -> dict:
-        found = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.file}
-        found |= {"zeros": self.zeros}
+        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order}
+        found |= {"buffers": self.file, "zeros": self.zeros}
         found |= {"authors": self.authors} if self.authors else {}
         return found | ({} if self.twin is None else {"twin": self.twin})
 
