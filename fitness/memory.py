@@ -43,10 +43,35 @@ POISONS = (Poison(0xFF, 0xA5), Poison(0x7B, 0x7A), Poison(0xFB, 0xA5))
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 
 
-@functools.cache
-def guard_pattern(number: int) -> np.ndarray:
-    """The bytes of one guard zone: (GUARD,) uint8."""
-    return np.random.Generator(np.random.PCG64(number)).integers(0, 256, GUARD, dtype=np.uint8)
+class Guards(NamedTuple):
+    """Which bytes fill the guard zones: `guard_pattern`."""
+
+    key: int = 0
+    number: int = 1
+
+
+GUARDS = Guards()
+
+
+def guard_pattern(guards: Guards) -> np.ndarray:
+    """The bytes of one guard zone: (GUARD,) uint8, which nobody can guess who does not know the key."""
+    generator = np.random.Generator(np.random.PCG64([guards.key, guards.number]))
+    return as_guard(generator.integers(0, 256, GUARD, dtype=np.uint8), guards.number)
+
+
+def as_guard(pattern: Any, number: int, start: int = 0) -> Any:
+    """Random bytes (an array or a tensor, changed in place) as they fill a guard zone that begins at byte `start`.
+
+    Odd numbers: finite numbers of every size in every type wider than a byte; even ones: NaN of random sign in every
+    floating-point type, which shows a read of few bytes too.  A maximum ignores NaN, so both are needed.
+    """
+    low, high = pattern[start % 2 :: 2], pattern[1 - start % 2 :: 2]  # of each 16 bits
+    if number % 2:
+        high &= 0xFB  # not all bits of an exponent are set
+    else:
+        pattern |= 0x7F
+        low[...] = 0xFF  # else a bfloat16 or float32 might be finite
+    return pattern
 
 
 def contents(path: Path, size: int) -> np.ndarray:
@@ -66,12 +91,12 @@ class Layout:
     """Where each buffer of `plan` lies in the file: buffer `b` at bytes `offsets[b]` .. `offsets[b] + nbytes`.
 
     `mm` below is the mapped file (`create`, `attach`), a copy of it (`left`) or any writable buffer of `total` bytes.
-    pattern: which bytes fill the guard zones; a plan that uses what lies beyond its buffers has other results beside
-    another pattern.
+    guards: what fills the guard zones; a plan that uses what lies beyond its buffers has other results beside other
+    bytes.  Who only attaches the file need not know them.
     """
 
-    def __init__(self, plan: LaunchPlan, pattern: int = 0) -> None:
-        self.plan, self._pattern_of_guards = plan, guard_pattern(pattern)
+    def __init__(self, plan: LaunchPlan, guards: Guards = GUARDS) -> None:
+        self.plan, self._bytes_of_guards = plan, guards
         self.offsets: list[int] = []
         position = 0
         for buffer in plan.buffers:
@@ -79,6 +104,10 @@ class Layout:
             self.offsets.append(start)
             position = start + buffer.nbytes + GUARD
         self.total = max(position, 1)  # an empty file cannot be mapped
+
+    @functools.cached_property
+    def _pattern_of_guards(self) -> np.ndarray:
+        return guard_pattern(self._bytes_of_guards)
 
     def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""

@@ -103,6 +103,44 @@ def test_what_was_put_back_was_seen() -> None:
     assert made.overwritten() == ["bytes around buffers were overwritten, and put back later"]
 
 
+def guard_bytes(made: DeviceMemory) -> torch.Tensor:
+    """What lies before the argument, after it and after the output, of the first copy."""
+    flat, at = made._whole.view(-1), made.address(ROWS, 0) - made._whole.data_ptr()
+    after = made.address(ODD, 0) - made._whole.data_ptr() + 7
+    return torch.stack([flat[start : start + 64] for start in (at - 64, at + 60, after + 1)])
+
+
+def test_guards_are_other_bytes_in_each_memory_and_after_each_renewal() -> None:
+    torch.manual_seed(0)
+    one = memory()
+    torch.manual_seed(0)
+    other = memory()
+    assert not torch.equal(guard_bytes(one), guard_bytes(other))
+    before = guard_bytes(one).clone()
+    one.renew_guards(1)
+    assert not torch.equal(guard_bytes(one), before)
+    one.look_at_guards()
+    assert one.overwritten() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn])
+def test_guards_of_even_numbers_are_nan_in_every_type(dtype: torch.dtype) -> None:
+    made = memory()
+    made.renew_guards(2)
+    found = guard_bytes(made).clone()
+    assert found.view(dtype).float().isnan().all() and found.unique().tolist() == [0x7F, 0xFF]
+    made.renew_guards(3)
+    assert guard_bytes(made).unique().numel() > 50
+
+
+def test_what_was_overwritten_before_guards_are_renewed_is_not_forgotten() -> None:
+    made = memory()
+    made._whole[1, 5] ^= 1
+    made.renew_guards(2)
+    made.look_at_guards()
+    assert made.overwritten() == ["bytes around buffers were overwritten, and put back later"]
+
+
 def test_an_empty_window_has_no_elements() -> None:
     empty = TensorRef(0, "float32", (0, 4), (4, 1))
     assert memory().windows(empty).shape == (3, 0, 4)

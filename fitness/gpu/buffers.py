@@ -6,12 +6,13 @@ first dimension: one by one, thirty-two copies of a small kernel would keep the 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, assign
+from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, as_guard, assign
 from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
@@ -52,10 +53,11 @@ class DeviceMemory(Layout):
         self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
         self._gaps = list(self._between(pitch))
         self._sizes = [end - start for _, start, end in self._gaps]
-        self._pattern = torch.randint(0, 256, (sum(self._sizes),), dtype=torch.uint8, device=device)
-        for zone, pattern in zip(self._guards(), self._pattern.split(self._sizes), strict=True):
-            zone.copy_(pattern)
+        # PyTorch's own generator begins alike in every process.
+        self._generator = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._pattern = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
         self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
+        self._guard(1)
         refs = (ref for ref in plan.inputs if isinstance(ref, TensorRef))
         self._between_rows = {ref.buffer: rows for ref in refs if (rows := _left_free(ref, device)) is not None}
 
@@ -74,6 +76,18 @@ class DeviceMemory(Layout):
 
     def _guards(self) -> list[torch.Tensor]:
         return [self._whole[:, start:end] for _, start, end in self._gaps]
+
+    def _guard(self, number: int) -> None:
+        """Fills the guard zones with other random bytes, as `fitness.memory.as_guard` has them by number."""
+        self._pattern.random_(0, 256, generator=self._generator)
+        patterns = self._pattern.split(self._sizes)
+        for zone, pattern, (_, start, _) in zip(self._guards(), patterns, self._gaps, strict=True):
+            zone.copy_(as_guard(pattern, number, start))
+
+    def renew_guards(self, number: int) -> None:
+        """Enqueues: other bytes in the guard zones.  What was overwritten before is looked at first."""
+        self.look_at_guards()
+        self._guard(number)
 
     @property
     def arenas(self) -> torch.Tensor:

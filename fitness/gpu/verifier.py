@@ -51,6 +51,7 @@ class Verifier:
         """One replay on fresh inputs, beginning from the poison of that number; the first plain one several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(self.programs.inputs(case, key, variant))
+        program.memory.renew_guards(poison)
         repeats = SAME if variant == "normal" and not tally.knows(case) else 1
         self._replay(program, repeats, poison, where)
         broken = program.broken_guards()

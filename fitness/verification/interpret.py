@@ -22,6 +22,7 @@ from fitness.memory import FILE_NAME, Layout
 from fitness.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
 from fitness.verification.at_once import AtOnce
+from fitness.verification.bounds import Array, Arrays, Notes, Place, Undefined
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.delegation import Authors
 from fitness.verification.interpreter import Interpreter, Program, programs_of
@@ -43,20 +44,24 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     "buffers" (name of the file, laid out as by `fitness.memory.Layout`); and "authors" (name of a file of as many
     zeros) where it is to be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index
     of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
-    is not executed, nor "at once" where they met in atomics.
-    A run with "programs" (numbers of the programs to execute, of each launch) executes these alone; it has "inputs"
-    (path of a file with the inputs, which is not changed) instead of "buffers", "costs" (of one program, of each launch), "stores" (buffers that each launch writes to), "label" (what messages call the run) and "stored" (name
-    of a file for what the programs stored).  Programs of earlier launches that those need are executed as well
-    (`fitness.verification.producers`).
-    Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "stored": of each run
-    with "programs", how many spans its file has}.
+    is not executed, nor "at once" where they met in atomics.  "zeros": whether lanes that are undefined are zeros
+    (`fitness.verification.bounds`).
+    A run with "programs" (numbers of the programs to execute, of each launch) executes these alone, and those of
+    earlier launches that they need (`fitness.verification.producers`).  It has "inputs" (path of a file with the
+    inputs, which is not changed) instead of "buffers"; "costs" (of one program) and "stores" (buffers that are written
+    to) of each launch; "label" (what messages call the run) and "stored" (name of a file for what the programs stored).
+    Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "notes": for each run
+    what it did first of each kind ("load" or "store" out of bounds, "undefined" lanes), as [text, line], "spans": of
+    each run with "programs", how many spans its file has}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     count = 0
     orders: list[set[str]] = []  # of each run, other orders of its programs that say more
-    left_out, stored = [], []
+    left_out: list[int] = []
+    notes: list[dict[str, list]] = []
+    spans: list[int] = []
     with Interpreter() as interpreter:
         common = kernels, interpreter, scratch
         for number, run in enumerate(payload.get("runs") or [payload]):
@@ -64,17 +69,19 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             if twin is not None and run["order"] not in orders[twin]:
                 left_out.append(number)
                 orders.append(set())
+                notes.append({})
                 continue
             if "programs" in run:
                 sampled = _samples(run, *common)
-                count += sampled.programs
-                stored.append(sampled.leave(scratch / run["stored"]))
-                orders.append(set())
+                spans.append(sampled.leave(scratch / run["stored"]))
+                made: _Run = sampled
             else:
                 made = _Run(run, *common)
-                count += made.execute()
-                orders.append(made.orders_to_try())
-    return {"programs": count, "left_out": left_out, "stored": stored}
+                made.execute()
+            count += made.programs
+            orders.append(made.orders_to_try())
+            notes.append(made.notes)
+    return {"programs": count, "left_out": left_out, "notes": notes, "spans": spans}
 
 
 class _Run:
@@ -93,6 +100,9 @@ class _Run:
         self.conflicts = self._watch(run, memory, first)
         interpreter.builder.memory = first, first + self.layout.total
         interpreter.builder.conflicts = self.conflicts
+        interpreter.builder.arrays = _arrays(self.layout, first)
+        interpreter.builder.undefined = Undefined(zeros=run.get("zeros", False))
+        self.notes: dict[str, list] = {}
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
@@ -142,14 +152,19 @@ class _Run:
         config = launch.configs[choice]
         kernel = get_kernel(self.kernels, launch.kernel, launch.line)
         args = {name: self._kernel_argument(value) for name, value in config.args.items()}
+        notes = self.interpreter.builder.notes = Notes()
         try:
-            return self.interpreter.launch(kernel, args, config.grid, self._programs(config))
+            programs = self.interpreter.launch(kernel, args, config.grid, self._programs(config))
         except _GAPS as error:
             message = f"kernel {launch.kernel}: Triton's interpreter cannot execute it: {_text(error)}"
-            raise JobError(Verdict.UNSUPPORTED, message, _line(error, kernel) or launch.line) from error
+            raise JobError(Verdict.UNSUPPORTED, message, _line_of(error, kernel) or launch.line) from error
         except _FAULTS as error:
             message = f"kernel {launch.kernel}: {_text(error)}"
-            raise JobError(Verdict.RUNTIME_ERROR, message, _line(error, kernel) or launch.line) from error
+            raise JobError(Verdict.RUNTIME_ERROR, message, _line_of(error, kernel) or launch.line) from error
+        for kind, (what, places) in notes.found.items():
+            line = _line(places, kernel) or launch.line
+            self.notes.setdefault(kind, [f"kernel {launch.kernel}: {what}", line])
+        return programs
 
     def _programs(self, config: Config) -> Iterable[Program]:
         return programs_of(config.grid, self.order)
@@ -236,11 +251,23 @@ def _samples(run: Mapping[str, Any], *common: Any) -> _SampledRun:
     return executed_samples(run, lambda numbers: _SampledRun(run, numbers, *common))
 
 
+def _arrays(layout: Layout, first: int) -> Arrays:
+    """All arrays of the plan, whose memory begins at the address `first`."""
+    buffers = zip(layout.offsets, layout.plan.buffers, strict=True)
+    return Arrays([Array(first + start, buffer.nbytes, layout.name(b)) for b, (start, buffer) in enumerate(buffers)])
+
+
 def _text(error: BaseException) -> str:
     return str(error).strip() or type(error).__name__
 
 
-def _line(error: BaseException, kernel: JITFunction) -> int:
+def _line_of(error: BaseException, kernel: JITFunction) -> int:
     """The innermost line of the candidate's kernels on the way to the error, 0 where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return _line([(frame.filename, frame.lineno or 0) for frame in reversed(frames)], kernel)
+
+
+def _line(places: Sequence[Place], kernel: JITFunction) -> int:
+    """The first line among `places` that is one of the candidate's kernels, 0 if there is none."""
     file = kernel.fn.__code__.co_filename
-    return next((f.lineno or 0 for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == file), 0)
+    return next((line for name, line in places if name == file), 0)

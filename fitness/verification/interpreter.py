@@ -8,7 +8,8 @@ Triton ships an interpreter (`triton.runtime.interpreter`), which is what runs h
 - helper functions, `and`/`or`/`not`, loop variables and scalar arguments mean what they mean to the compiler;
 - `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy` are checked, as `tl.assume` is;
 - what the device leaves open is not done as one would like it: the order in which `tl.cat` and `tl.reduce` take
-  elements;
+  elements, and the values of lanes that a load leaves out (`fitness/verification/bounds.py`);
+- each access is compared with the array that its pointer comes from;
 - patching the language happens once for any number of launches, and arguments are never copied.
 What remains missing raises NotImplementedError: a gap is an error, never a wrong number.
 """
@@ -38,6 +39,7 @@ from triton.runtime.jit import JITFunction, mangle_type
 from evo import syntax
 from fitness.compilation.kernels import BUILTINS
 from fitness.verification.blocks import Semantic, Types, bound
+from fitness.verification.bounds import Arrays, led_by
 from fitness.verification.numerics import encode, numpy_dtype
 from fitness.verification.operations import Builder, reduce, scan, unwrap
 from fitness.verification.rewriter import HELPERS, rewritten, truth
@@ -184,7 +186,7 @@ class Interpreter:
         what others, which are not run, would have written is abandoned (`fitness.verification.validity`).
         """
         function = self._rewrite(kernel)
-        values = {p.name: _parameter(p, args[p.name]) for p in kernel.params if p.name in args}
+        values = {p.name: _parameter(p, args[p.name], self.builder.arrays) for p in kernel.params if p.name in args}
         self.builder.set_grid_dim(*grid)
         conflicts = self.builder.conflicts
         if conflicts is not None:
@@ -303,15 +305,16 @@ class Interpreter:
         return self.semantic.to_tensor(value, check_type=False)
 
 
-def _parameter(parameter: Any, value: Any) -> Any:
+def _parameter(parameter: Any, value: Any, arrays: Arrays | None) -> Any:
     """A kernel's argument as the launcher passes it."""
     if parameter.is_constexpr or value is None or isinstance(value, (str, JITFunction, tl.dtype)):
         return value
     if isinstance(value, (tuple, list)):
-        return tuple(_parameter(parameter, v) for v in value)
+        return tuple(_parameter(parameter, v, arrays) for v in value)
     if isinstance(value, torch.Tensor):
-        kind = tl.str_to_ty(mangle_type(value), None)
-        return tl.tensor(TensorHandle(np.array([value.data_ptr()], np.uint64), kind), kind)
+        address = value.data_ptr()
+        kind = led_by(tl.str_to_ty(mangle_type(value), None), arrays and arrays.at(address))
+        return tl.tensor(TensorHandle(np.array([address], np.uint64), kind), kind)
     name = parameter.annotation_type
     if not name and not parameter.do_not_specialize and mangle_type(value, specialize=True) == "constexpr":
         return value  # 1, which is a constant to the compiler

@@ -12,6 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, T
 
 from fitness.verification import libdevice
 from fitness.verification.at_once import AtOnce
+from fitness.verification.bounds import Arrays, Notes, Undefined, arrays_of, like
 from fitness.verification.conflicts import Conflicts
 from fitness.verification.numerics import decode, encode, numpy_dtype, towards_zero
 from fitness.verification.validity import Validity
@@ -34,10 +35,12 @@ class Builder(InterpreterBuilder):
     `fitness/estimation/trace.py`)."""
 
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
+    arrays: Arrays | None = None  # those in that memory, to which the pointers lead
     conflicts: Conflicts | AtOnce | Validity | None = None  # watches that memory
 
     def __init__(self) -> None:
         super().__init__()
+        self.undefined, self.notes = Undefined(), Notes()
         # Overflow checks are a debug feature of the compiler; the device wraps around.
         self.options = InterpreterOptions(sanitize_overflow=False)
 
@@ -64,7 +67,8 @@ class Builder(InterpreterBuilder):
         return self.cast_impl(src, dst_type)
 
     def create_bitcast(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
-        return TensorHandle(np.ascontiguousarray(src.data).view(numpy_dtype(dst_type)), dst_type.scalar)
+        data = np.ascontiguousarray(src.data).view(numpy_dtype(dst_type))
+        return TensorHandle(data, like(dst_type.scalar, src.dtype))
 
     create_int_to_ptr = create_bitcast
 
@@ -79,7 +83,11 @@ class Builder(InterpreterBuilder):
 
     def create_cat(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
         """`can_reorder=True`: in some order, so never in that of the operands."""
-        return TensorHandle(np.concatenate([lhs.data, rhs.data])[::-1].copy(), lhs.dtype.scalar)
+        data = np.concatenate([lhs.data, rhs.data])[::-1].copy()
+        return TensorHandle(data, like(lhs.dtype.scalar, lhs.dtype, rhs.dtype))
+
+    def create_join(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
+        return TensorHandle(np.stack([lhs.data, rhs.data], axis=-1), like(lhs.dtype.scalar, lhs.dtype, rhs.dtype))
 
     def create_gather(self, src: TensorHandle, indices: TensorHandle, axis: int) -> TensorHandle:
         if indices.data.size and not 0 <= int(indices.data.min()) <= int(indices.data.max()) < src.data.shape[axis]:
@@ -105,7 +113,8 @@ class Builder(InterpreterBuilder):
 
     def create_select(self, cond: TensorHandle, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
         chosen = np.where(cond.data.astype(np.bool_, copy=False), lhs.data, rhs.data)
-        return TensorHandle(chosen.astype(numpy_dtype(rhs.dtype), copy=False), rhs.dtype.scalar)
+        kind = like(rhs.dtype.scalar, lhs.dtype, rhs.dtype)
+        return TensorHandle(chosen.astype(numpy_dtype(kind), copy=False), kind)
 
     def create_minnumf(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
         return self.binary_op(lhs, rhs, np.fmin)
@@ -153,41 +162,73 @@ class Builder(InterpreterBuilder):
 
     # Without a check, what lies beyond is whatever this process has there: an access may go unnoticed, or end it.
 
-    def _check(self, what: str, at: TensorHandle, mask: Any) -> None:
-        """Raises IndexError for an address outside of `memory`, where that is known."""
+    def _check(self, what: str, at: TensorHandle, mask: np.ndarray | None) -> None:
+        """Notes an access outside of the array that the pointers come from, where that is known.
+
+        Raises IndexError for an address outside of `memory`.
+        """
         if self.memory is None or not at.data.size:
             return
-        start, end = self.memory
-        last = end - _element_bytes(at)
-        if start <= int(at.data.min()) and int(at.data.max()) <= last:
+        size, arrays = _element_bytes(at), arrays_of(at.dtype) or self.arrays
+        if arrays is not None and arrays.hold_all(at.data, size):
             return
         chosen = _chosen(at, mask)
-        outside = chosen[(chosen < start) | (chosen > last)]
-        if outside.size:
-            raise IndexError(f"{outside.size} of the addresses of a {what} are outside of all buffers")
+        start, last = self.memory[0], self.memory[1] - size
+        beyond = int(((chosen < start) | (chosen > last)).sum())
+        if beyond:
+            raise IndexError(f"{beyond} of the addresses of a {what} are outside of all buffers")
+        if arrays is not None and (outside := arrays.outside(chosen, size)):
+            kind = "load" if what == "load" else "store"
+            self.notes.add(kind, f"{what} out of bounds: {outside}")
 
-    def _meet(self, at: TensorHandle, mask: TensorHandle | None) -> None:
+    def _meet(self, at: TensorHandle, mask: np.ndarray | None) -> None:
         """Atomics are how programs meet."""
         if self.conflicts is not None:
-            self.conflicts.access("atomic", at.data, None if mask is None else mask.data, _element_bytes(at))
+            self.conflicts.access("atomic", at.data, mask, _element_bytes(at))
 
-    def create_masked_load(self, pointers: Any, mask: Any, other: Any | None, *_: Any, **__: Any) -> Any:
+    def create_load(self, pointers: TensorHandle, cache: Any, eviction: Any, is_volatile: bool) -> TensorHandle:
+        return self._load(pointers, np.ones(pointers.data.shape, np.bool_), None)
+
+    def create_masked_load(
+        self, pointers: TensorHandle, mask: Any, other: TensorHandle | None, *_: Any, **__: Any
+    ) -> TensorHandle:
+        chosen = _array(mask)
+        if other is None and not chosen.all():
+            other = self._left_open(pointers.data.shape, pointers.get_element_ty())
+        return self._load(pointers, chosen, other)
+
+    def _left_open(self, shape: tuple[int, ...], dtype: tl.dtype) -> TensorHandle:
+        self.notes.add("undefined", "lanes that the mask leaves out are undefined")
+        return TensorHandle(self.undefined.block(shape, dtype), dtype)
+
+    def _load(self, pointers: TensorHandle, mask: np.ndarray, other: TensorHandle | None) -> TensorHandle:
         self._check("load", pointers, mask)
         if self.conflicts is not None:
-            self.conflicts.access("load", pointers.data, mask.data, _element_bytes(pointers))
-        return super().create_masked_load(pointers, mask, other, *_, **__)
+            self.conflicts.access("load", pointers.data, mask, _element_bytes(pointers))
+        return super().create_masked_load(pointers, TensorHandle(mask, tl.int1), other, None, None, False)
 
     def create_masked_store(self, pointers: Any, value: Any, mask: Any, *_: Any, **__: Any) -> Any:
-        self._check("store", pointers, mask)
+        chosen = _array(mask)
+        self._check("store", pointers, chosen)
         if self.conflicts is not None:
-            self.conflicts.access("store", pointers.data, mask.data, _element_bytes(pointers))
-        return super().create_masked_store(pointers, value, mask, *_, **__)
+            self.conflicts.access("store", pointers.data, chosen, _element_bytes(pointers))
+        return super().create_masked_store(pointers, value, TensorHandle(chosen, tl.int1), *_, **__)
 
     def create_atomic_rmw(
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
-        self._check("atomic operation", ptr, mask)
-        self._meet(ptr, mask)
+        chosen = _array(mask)
+        self._check("atomic operation", ptr, chosen)
+        self._meet(ptr, chosen)
+        before = self._atomic(op, ptr, val, mask, sem, scope)
+        if chosen.all():
+            return before
+        rest = self._left_open(before.data.shape, before.dtype)
+        return TensorHandle(np.where(chosen, before.data, rest.data), before.dtype)
+
+    def _atomic(
+        self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
+    ) -> TensorHandle:
         if val.dtype.scalar.name == "bf16" and op == triton_interpreter._ir.ATOMIC_OP.FADD:
             return self._atomic_add_bfloat16(ptr, val, mask)
         if op == triton_interpreter._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
@@ -234,11 +275,17 @@ def _element_bytes(pointers: TensorHandle) -> int:
     return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
 
 
-def _chosen(pointers: TensorHandle, mask: TensorHandle | None) -> np.ndarray:
+def _array(mask: Any) -> np.ndarray:
+    """A mask as the interpreter passes it: a handle, or for tensor descriptors an array."""
+    data = mask.data if isinstance(mask, TensorHandle) else mask
+    return data.astype(np.bool_, copy=False)
+
+
+def _chosen(pointers: TensorHandle, mask: np.ndarray | None) -> np.ndarray:
     """The addresses that the mask lets through."""
-    if mask is None or mask.data.all():
+    if mask is None or mask.all():
         return pointers.data
-    return pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
+    return pointers.data[np.broadcast_to(mask, pointers.data.shape)]
 
 
 def _combined(combine: Callable[..., Any], left: Blocks, right: Blocks) -> Blocks:

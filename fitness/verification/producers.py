@@ -18,7 +18,7 @@ from fitness.verification.validity import Missing, Stored, Validity
 
 ATTEMPTS = 5  # two for each launch in a chain: where it stores, and what is needed
 MOST_PROGRAMS = 256  # that are searched for one program
-MOST_COST = 6000.0  # of all that are executed for others, as of `LaunchTrace.cost`
+MOST_COST = 6000.0  # of all that are executed for others (`LaunchWork.cost`)
 MOST_GRID = 1 << 20  # programs of a grid that is searched
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +35,7 @@ from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.interpret import LEFT_BYTES, ROW_BYTES
 from fitness.verification.slices import Part, Slices
-from fitness.verification.verify import Executable
+from fitness.verification.verify import Executable, check_accesses
 
 INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept for as long as the task is searched
 MEMORY_BYTES = 1 << 31  # of all buffers of a plan
@@ -44,8 +43,7 @@ FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never
 PLACES = 6  # in a grid, drawn once a run: what the reference gives there is computed once
 ROUNDS = 4  # programs of a launch, at most
 ALL = 4  # a launch of so few programs is executed as a whole
-# What the programs of a candidate may cost together, as of `LaunchWork.cost`.  The first
-# program of each case may cost more.
+# What the programs of a candidate may cost together (`LaunchWork.cost`); the first program of each case may cost more.
 COST, FIRST_COST = 12_000, 60_000
 ELEMENTS = 4096  # of an output, compared of one program
 
@@ -80,12 +78,7 @@ class Sampled:
         self._places = random.random(PLACES).tolist()
         self._slices = Slices(task) if task.reference is not None else None
         self._cases: list[_FullCase] = []
-        self._lock = threading.Lock()
-
-    @property
-    def cases(self) -> list[str]:
-        """Names of the cases that are sampled."""
-        return [full.case.name for full in self._cases]
+        self.left_out: dict[str, str] = {}  # why cases are not sampled, by name
 
     def prepare(
         self, seed: Executable, work: Mapping[str, Sequence[LaunchWork]], scratch: Path, limits: Limits
@@ -95,7 +88,11 @@ class Sampled:
             return
         for number, case in enumerate(self._task.cases):
             full = self._full(case, seed.plans[case.name], number)
-            if full is not None and self._passes(full, seed, work, scratch, limits):
+            if full is None:
+                self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
+            elif why := self._failure(full, seed, work, scratch, limits):
+                self.left_out[case.name] = why
+            else:
                 self._cases.append(full)
 
     def check(
@@ -125,20 +122,21 @@ class Sampled:
                 layout.write_inputs(memory, arguments)
         return _FullCase(case, arguments, file)
 
-    def _passes(
+    def _failure(
         self,
         full: _FullCase,
         seed: Executable,
         work: Mapping[str, Sequence[LaunchWork]],
         scratch: Path,
         limits: Limits,
-    ) -> bool:
+    ) -> str:
+        """Why the seed kernel does not pass, "" if it does."""
         random = np.random.Generator(np.random.PCG64(self._key))
         try:
             self._execute(self._drawn([full], seed, work, random), seed, work, random, scratch, limits)
-        except (Stop, EvoError):
-            return False
-        return True
+        except (Stop, EvoError) as error:
+            return str(error)
+        return ""
 
     # --- which programs ----------------------------------------------------------------------------------------------
 
@@ -199,14 +197,19 @@ class Sampled:
         done = self._zygote.run("interpret", payload, scratch=scratch, limits=limits, shared=self._folder)
         value = expect_ok("verify", done)
         for i, sample in enumerate(samples):
-            where = f"case {sample.full.case.name} ({sample.full.case.role}) at its full size"
+            where = _where(sample)
+            check_accesses(where, value["notes"][i])
             try:
-                self._compare(sample, _left(scratch / f"stored-{i}", value["stored"][i]), random, where)
-            except (LeftError, PlanError, KeyError, IndexError, TypeError, ValueError) as error:
+                left = _left(scratch / f"stored-{i}", value["spans"][i])
+            except LeftError as error:
                 raise Stop("verify", Verdict.RUNTIME_ERROR, f"{where}: its results were replaced: {error}") from error
+            self._compare(sample, left, random, where)
 
     def _payload(self, sample: _Sample, work: Mapping[str, Sequence[LaunchWork]], name: str) -> dict[str, Any]:
-        Layout(sample.plan).checked_inputs(sample.full.arguments)
+        try:
+            Layout(sample.plan).checked_inputs(sample.full.arguments)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{_where(sample)}: {error}") from error
         return {
             "plan": to_json(sample.plan),
             "choice": sample.choice,
@@ -215,7 +218,7 @@ class Sampled:
             "costs": [launch.cost for launch in work[sample.full.case.name]],
             "stores": [launch.written for launch in work[sample.full.case.name]],
             "stored": name,
-            "label": f"case {sample.full.case.name} at its full size",
+            "label": _where(sample),
         }
 
     def _compare(self, sample: _Sample, left: _Left, random: np.random.Generator, where: str) -> None:
@@ -233,10 +236,15 @@ class Sampled:
                 chosen = _fewer(at, random, [axis.dim for axis in self._slices.axes[output]])
                 if not chosen.size:
                     continue
-                part = self._slices.expected(full.case, full.arguments, output, at[chosen], random)
+                part = self._slices.expected(full.case, full.arguments, output, ref.shape, at[chosen], random)
                 if part is not None and (wrong := _wrong(ref, part, at[chosen], values[chosen])):
                     label = f"output {output}" if len(refs) > 1 else "output"
                     raise Stop("verify", Verdict.WRONG, f"{where}: {label} is wrong at {wrong}")
+
+
+def _where(sample: _Sample) -> str:
+    """What messages call the execution."""
+    return f"case {sample.full.case.name} ({sample.full.case.role}) at its full size"
 
 
 def _can_be_sampled(plan: LaunchPlan) -> bool:

@@ -8,21 +8,23 @@ the reference, it is executed in a child of its own before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from evo.records import Case, Check, Verdict
 from fitness import by_seed, oracle
-from fitness.memory import DTYPES, POISONS, Layout, Poison, contents
+from fitness.memory import DTYPES, POISONS, Guards, Layout, Poison, contents
 from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import LeftError, scratch_folder
-from fitness.stages import Stop, expect_ok
+from fitness.stages import Stop, at_line, expect_ok
 from fitness.task import Task
+from fitness.verification.bounds import NO_HABITS, Habits
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
 
 # Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
@@ -31,6 +33,7 @@ from fitness.verification.delegation import Authors, Share, check_share, needs_p
 TIMES_NEEDED = 8
 SPARE_BYTES, SPARE_TOGETHER = 128 << 20, 1 << 30
 MOST_BYTES, MOST_TOGETHER = 1 << 30, 8 << 30
+GUARDS_OF_SEED = (1 << 20) + 1  # the number of its guard zones; candidates have small ones
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class Jobs:
             "runs": [run.payload() for run in runs],
         }
         value = expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
+        for run, notes in zip(runs, value["notes"], strict=True):
+            run.notes = notes
         return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
 
 
@@ -120,9 +125,12 @@ class _Run:
     file: str  # of buffers, in the scratch folder
     authors: str = ""  # file of their authors, where operators might be among them
     twin: int | None = None  # index of the run that differs in nothing but the order of programs
+    zeros: bool = False  # in lanes that are undefined
+    notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # as the job of `interpret` gives them
 
     def payload(self) -> dict:
-        found = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.file}
+        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order}
+        found |= {"buffers": self.file, "zeros": self.zeros}
         found |= {"authors": self.authors} if self.authors else {}
         return found | ({} if self.twin is None else {"twin": self.twin})
 
@@ -143,13 +151,18 @@ def verify(
     `replays`, where it is not, with limits of their own.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
-    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    expected, habits = (
+        (_expectations(task, stretched, key), Habits()) if kernel is None else _of_seed(task, kernel, key, jobs)
+    )
     if not expected:
         raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+    guards = {inputs: n for n, inputs in enumerate(dict.fromkeys(r.inputs for r, _ in expected))}
     runs = [  # whose the outputs are is asked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", prove=not r.stretched)
+        _run(task, candidate, r, key, f"replay{number}", prove=not r.stretched, guards=guards[r.inputs])
         for number, (r, _) in enumerate(expected)
     ]
+    for run in runs:
+        run.zeros = habits.needs_zeros
     for run, (_, expectation) in zip(runs, expected, strict=True):
         _check_form(task, run, expectation)
     _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, expected, strict=True)], jobs.scratch)
@@ -166,10 +179,11 @@ def verify(
             continue
         refs = _output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
+        check_accesses(run.replay, run.notes, habits)
         ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = by_seed.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
-            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}")
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}{_undefined(run)}")
         if ratio >= worst:
             worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
         if run.replay.variant == "normal" and task.deterministic:
@@ -236,12 +250,12 @@ def _run(
     *,
     moved: bool = False,
     prove: bool = False,
-    pattern: int = 0,
+    guards: int = GUARDS_OF_SEED,
 ) -> _Run:
     """A replay of `what` on fresh inputs, in files called `name` that are yet to be made.
 
-    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them; pattern:
-    of the guard zones.
+    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them; guards:
+    number of the bytes of the guard zones.
     """
     plan = what.plans[replay.case.name]
     inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
@@ -249,7 +263,7 @@ def _run(
         inputs = by_seed.moved(task, inputs, key)
     authors = f"{name}.authors" if prove and needs_proof(plan) else ""
     choice = list(what.choices[replay.case.name])
-    return _Run(replay, plan, choice, inputs, Layout(plan, pattern), f"{name}.bin", authors)
+    return _Run(replay, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
 
 
 def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> None:
@@ -303,23 +317,25 @@ def _expectations(task: Task, stretched: Sequence[Case], key: int) -> _Expectati
     return [(replay, expected) for replay in every if (expected := known[replay.inputs]) is not None]
 
 
-def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
+def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> tuple[_Expectations, Habits]:
     """As `_seed_expectations`, of whose files none is left: the candidate's job could read them."""
     with scratch_folder(jobs.scratch) as own:
         return _seed_expectations(task, kernel, key, replace(jobs, scratch=own))
 
 
-def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
-    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones.
+def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> tuple[_Expectations, Habits]:
+    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones; and its habits.
 
     Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
     """
     firsts = {replay.inputs: replay for replay in reversed(replays(task))}
     pairs = {
-        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", moved=moved, pattern=1) for moved in (False, True)]
+        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", moved=moved) for moved in (False, True)]
         for n, (at, replay) in enumerate(firsts.items())
     }
     runs = [run for pair in pairs.values() for run in pair]
+    for run in runs:
+        run.zeros = True
     _make_files(runs, [_planned(run.plan) for run in runs], jobs.scratch)
     jobs.interpret(kernel, runs)
     found = []
@@ -330,7 +346,27 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
         expected = by_seed.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
         if expected is not None:
             found.append((replay, expected))
-    return found
+    usual = [own for own, _ in pairs.values() if own.replay.variant == "normal" and "undefined" in own.notes]
+    return found, Habits(any("load" in run.notes for run in runs), _needs_zeros(task, kernel, usual, key, jobs))
+
+
+def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int, jobs: Jobs) -> bool:
+    """Whether these runs of the seed kernel end otherwise if what the language leaves undefined is not zero."""
+    again = [_run(task, kernel, run.replay, key, f"undefined{n}") for n, run in enumerate(runs)]
+    _make_files(again, [_planned(run.plan) for run in again], jobs.scratch)
+    try:
+        if again:
+            jobs.interpret(kernel, again)
+    except Stop as stop:
+        if stop.verdict is not Verdict.RUNTIME_ERROR:
+            raise
+        return True
+    for one, other in zip(runs, again, strict=True):
+        refs = _output_refs(task, one.plan)
+        first, second = (_read(run, refs, _memory(run, jobs.scratch)) for run in (one, other))
+        if not all(map(_bitwise_equal, first, second)):
+            return True
+    return False
 
 
 def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
@@ -360,6 +396,22 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
     except JobError as error:
         raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
     return _read(run, refs, memory)
+
+
+def check_accesses(where: object, notes: Mapping[str, tuple[str, int]], habits: Habits = NO_HABITS) -> None:
+    """Raises Stop if a run with these notes left its arrays.  where: what a message calls the run."""
+    for kind in ("store", "load"):
+        if kind in notes and not (kind == "load" and habits.loads_beyond):
+            text, line = notes[kind]
+            raise Stop("verify", Verdict.WRONG, *at_line("verify", f"{where}: {text}; mask it", line))
+
+
+def _undefined(run: _Run) -> str:
+    """What may be the cause of a wrong result."""
+    if "undefined" not in run.notes or run.zeros:
+        return ""
+    text, line = run.notes["undefined"]
+    return f"; line {line}: {text}: if they reach the result, give the load an `other`"
 
 
 def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torch.Tensor]:

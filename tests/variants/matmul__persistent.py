@@ -22,7 +22,9 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constex
             b = tl.load(b_ptr + k[:, None] * N + columns, mask=(k < K)[:, None] & (columns < N), other=0.0)
             acc = tl.dot(a, b, acc)
         tl.store(
-            c_ptr + rows[:, None] * N + columns, acc.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None] & (columns < N)
+            c_ptr + rows[:, None] * N + columns,
+            acc.to(c_ptr.dtype.element_ty),
+            mask=(rows < M)[:, None] & (columns < N),
         )
 
 
