@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import evo.commands.models as models
-from evo.errors import ConfigError
+from evo.errors import ConfigError, EvoError
 from evo.records import GPU_FACTS
 from evo.store import RunInfo
 from fitness.compilation.target import Target, from_spec, get_target, machine, sm_name
@@ -142,6 +142,7 @@ def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> Non
         return said("NVIDIA H100 80GB HBM3")
 
     monkeypatch.setattr(device, "said_facts", said_by)
+    monkeypatch.setattr(gpus, "find_gpus", lambda target: gpus.Gpus(3, "NVIDIA H100 80GB HBM3", ""))
     assert gpus.measuring(H200, 1).dram_bytes_per_s == 3.35e12
     evaluator = GpuEvaluator(load_task("vector_sin"), H200, device=2)
     try:
@@ -152,6 +153,14 @@ def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> Non
     finally:
         evaluator.close()
     assert environment["target"] == "sm_90" and from_spec(environment[GPU_FACTS]) == evaluator.target
+
+
+def test_without_a_gpu_nothing_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "find_gpus", lambda target: gpus.Gpus(0, "", "torch sees no CUDA GPU"))
+    with pytest.raises(
+        EvoError, match="expected a GPU that measures for sm_90, but torch sees no CUDA GPU; --gpus none"
+    ):
+        GpuEvaluator(load_task("vector_sin"), H200)
 
 
 def test_prompts_say_the_machine_that_measured_first(evaluators) -> None:

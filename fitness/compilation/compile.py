@@ -66,8 +66,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     {"builds": [...]} in the order of the launches: the fields of `evo.records.Build`, "parameters" (names of the
     runtime parameters, in order), "launch" (see `_launch_facts`), "resident" (programs on a multiprocessor), "key"
     (Triton's name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).
-    A launch that Triton's autotuner would leave out has {"problem": why, "line": of the kernel's own, from 1, 0 where it
-    is not known} instead.  Raises JobError(COMPILE_ERROR) for all other errors.
+    A launch that Triton's autotuner would leave out has {"problem": why, "line": of the kernel's own, from 1, 0 where
+    it is not known} instead.  Raises JobError(COMPILE_ERROR) for all other errors.
     """
     target = from_spec(payload["target"])
     kernels = load_kernels(payload["source"], payload["constants"], scratch)

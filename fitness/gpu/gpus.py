@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+from evo.errors import EvoError
 from fitness.compilation.target import Target, machine, sm_name
 
 _PACKAGES = {"pynvml": "nvidia-ml-py", "cuda": "cuda-bindings"}  # module: what installs it
@@ -36,7 +37,11 @@ def find_gpus(target: Target) -> Gpus:
 
 
 def measuring(target: Target, index: int = 0) -> Target:
-    """`target` with the facts of CUDA device `index`, which is to measure."""
+    """`target` with the facts of CUDA device `index`, which is to measure.  Raises EvoError where no GPU can."""
+    if problem := find_gpus(target).problem:
+        raise EvoError(
+            f"expected a GPU that measures for {target.name}, but {problem}; --gpus none estimates without one"
+        )
     from fitness.gpu.device import said_facts
 
     return machine(target, said_facts(index))
