@@ -19,6 +19,7 @@ from analysis import schema, training
 from analysis.formats import FORMATS, Write
 from analysis.tables import batches, metadata, named_runs, opened, to_batches
 from evo.errors import ConfigError
+from evo.llm.completions import Operators
 from evo.store import RunReader
 
 MANIFEST = "manifest.json"
@@ -53,8 +54,18 @@ def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = F
     return _export(folders, out, list(schema.EXPORT.values()), [form], parts)
 
 
-def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_estimated: bool = False) -> Exported:
-    """Writes training data (`kind`: "sft" or "grpo") as JSON lines and as Parquet; raises as `export` does."""
+def export_training(
+    folders: Sequence[Path],
+    out: Path,
+    kind: str,
+    *,
+    operators: Operators,
+    allow_estimated: bool = False,
+) -> Exported:
+    """Writes training data (`kind`: "sft" or "grpo") as JSON lines and as Parquet; raises as `export` does.
+
+    operators: those that asked, by name; they read the answers again.
+    """
     table = schema.TRAINING[kind]
     notes: Counter[str] = Counter()
     asked = 0
@@ -64,9 +75,9 @@ def export_training(folders: Sequence[Path], out: Path, kind: str, *, allow_esti
         asked += next(reader.rows("SELECT COUNT(*) FROM llm_calls"))[0]
         notes["left out: no verdict yet, or the evaluator failed"] += training.unjudged(reader)
         if kind == "grpo":
-            rows = training.grpo(run, reader, notes=notes)
+            rows = training.grpo(run, reader, operators=operators, notes=notes)
         else:
-            rows = training.sft(run, reader, allow_estimated=allow_estimated, notes=notes)
+            rows = training.sft(run, reader, operators=operators, allow_estimated=allow_estimated, notes=notes)
         return ((kind, batch) for batch in to_batches(rows, table))
 
     done = _export(folders, out, [table], ["jsonl", "parquet"], parts)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -283,7 +283,18 @@ _TABLES = (
 
 _SAMPLE = (
     ("prompt", _MESSAGES, "", "messages the model was sent"),
-    ("completion", _MESSAGES, "", "one message: its answer"),
+    (
+        "completion",
+        _MESSAGES,
+        "",
+        "one message: its answer; verdict and speedup are of the kernel in this very text",
+    ),
+    (
+        "tuned",
+        _FLAG,
+        "",
+        "false: the completion is as the model wrote it; true: its code is the judged source, with tuned parameters",
+    ),
     ("reasoning", _TEXT, "", "what it said it thought, where the endpoint gives that apart; null otherwise"),
     ("plan_start", _INT, "characters", "first character of the plan in the completion; null without a plan"),
     ("plan_end", _INT, "characters", "one past its last"),

@@ -37,7 +37,8 @@ class Baseline:
 class Kernel:
     """One file.  `reason`: why it was not searched, "" where it was; `outcome` exists where its run is finished.
 
-    `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task.
+    `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
+    of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid").
     """
 
     name: str
@@ -46,6 +47,7 @@ class Kernel:
     outcome: Outcome | None = None
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     note: str = ""
+    unknown: frozenset[str] = frozenset()
 
     @property
     def speedup(self) -> float:
@@ -146,23 +148,45 @@ def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     candidates = sum(count(k) for k in done)
     right, valid = (sum(count(k, *verdicts) for k in done) for verdicts in (RIGHT, VALID))
     low, high = interval([[math.log(s)] for s in speedups])
-    certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
-    on_gpu = sum(k.outcome.gpu_spent for k in done if k.outcome)
     return [
         (f"success ≥ {SUCCESS}×", _share(len(gains), len(done))),
-        *((("success, certified", _share(certified, len(done))),) if on_gpu else ()),
+        *_certified(done),
         *((f"fast_{p:g}", _share(sum(s > p for s in speedups), len(done))) for p in FAST),
         (
             "geometric mean, failures as 1.0×",
             f"{geometric_mean(speedups):.2f}× [{math.exp(low):.2f}, {math.exp(high):.2f}]",
         ),
         ("mean of successes", _mean(gains) if gains else "none"),
-        ("candidates that compile and run", _share(valid, candidates)),
+        ("candidates that compile and run", _unless_unknown(done, "valid", _share(valid, candidates))),
         ("candidates that are right", _share(right, candidates)),
         ("candidates a kernel", f"{candidates / len(done):.1f}"),
         ("seconds of evaluation a kernel", f"{sum(k.outcome.seconds for k in done if k.outcome) / len(done):.1f}"),
-        *((("of these of a GPU", f"{on_gpu / len(done):.1f}"),) if on_gpu else ()),
+        *_on_gpu(done),
     ]
+
+
+def _certified(done: Sequence[Kernel]) -> list[tuple[str, str]]:
+    """How many successes are certified; nothing where no GPU was at work."""
+    if not _on_gpu(done):
+        return []
+    certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
+    return [("success, certified", _unless_unknown(done, "certified", _share(certified, len(done))))]
+
+
+def _on_gpu(done: Sequence[Kernel]) -> list[tuple[str, str]]:
+    """Seconds of a GPU; nothing where none was at work."""
+    spent = sum(k.outcome.gpu_spent for k in done if k.outcome)
+    if not spent and not any("gpu_seconds" in k.unknown for k in done):
+        return []
+    return [("of these of a GPU", _unless_unknown(done, "gpu_seconds", f"{spent / len(done):.1f}"))]
+
+
+def _unless_unknown(done: Sequence[Kernel], figure: str, value: str) -> str:
+    """`value`, or how many kernels lack what it is computed of."""
+    lacking = sum(figure in k.unknown for k in done)
+    if lacking:
+        return f"unknown: an earlier version of evo did not store it for {lacking} of {len(done)} kernels"
+    return value
 
 
 _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pass@k", f"pass@k ≥ {SUCCESS}×")
@@ -178,7 +202,9 @@ def _by_budget(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
         right = [pass_at(min(k, n), found, n) for _, n, found in runs if n]
         faster = [pass_at(min(k, n), run.successes, n) for run, n, _ in runs if n]
         gains = _share(sum(b >= SUCCESS for b in best), len(best))
-        rows.append((str(k), gains, f"{geometric_mean(best):.2f}×", _mean_share(right), _mean_share(faster)))
+        known = not any("successes" in kernel.unknown for kernel in done)
+        share = _mean_share(faster) if known else "unknown"
+        rows.append((str(k), gains, f"{geometric_mean(best):.2f}×", _mean_share(right), share))
     return rows
 
 
@@ -210,6 +236,7 @@ def _row(kernel: Kernel) -> tuple[str, str, str, str, str, str]:
     low, high = kernel.outcome.ci95
     within = "no gain" if kernel.speedup == 1 else f"[{low:.2f}, {high:.2f}]"
     certified = f"{kernel.outcome.certified:.2f}×" if kernel.outcome.certified > 1 else ""
+    certified = "unknown" if "certified" in kernel.unknown else certified
     return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, str(count(kernel))
 
 

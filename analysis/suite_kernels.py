@@ -27,6 +27,8 @@ _SCHEMA = pa.schema([
     ("right", _COUNT), ("successes", _COUNT), ("seconds", _NUMBER), ("gpu_seconds", _NUMBER),
     ("curve", pa.list_(_NUMBER)), ("note", pa.string()), ("baselines", pa.list_(_BASELINE)),
 ])  # fmt: skip
+# Columns that files of earlier versions lack.  What they say of a search cannot be computed from the others.
+_ADDED = frozenset({"certified", "gpu_seconds", "successes", "valid"})
 
 
 def write_kernels(path: Path, kernels: Sequence[Kernel]) -> None:
@@ -57,7 +59,8 @@ def _run_row(kernel: Kernel) -> dict[str, object]:
     }
     counts = {"candidates": count(kernel), "valid": count(kernel, *VALID), "right": count(kernel, *RIGHT)}
     seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent}
-    return speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
+    row = speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
+    return {name: value for name, value in row.items() if name not in kernel.unknown}
 
 
 def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:
@@ -72,17 +75,18 @@ def read_kernels(path: Path) -> list[Kernel]:
     """What `write_kernels` wrote.  Raises StoreError where `path` is no such file.
 
     Of verdicts the file has numbers alone: right ones are "ok" here, valid ones that are not right "wrong", all others
-    "failed".
+    "failed".  A file of an earlier version may lack columns: of a kernel that was searched they are `unknown`.
     """
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise StoreError(f"{path}: expected the {FILE} of a campaign over a suite, got: {error}") from None
-    if lacking := sorted(set(_SCHEMA.names) - set(table.column_names)):
+    missing = set(_SCHEMA.names) - set(table.column_names)
+    if lacking := sorted(missing - _ADDED):
         raise StoreError(
             f"{path}: expected the columns of {FILE}, got none called {', '.join(lacking)}; write it again by evo bench"
         )
-    return [_kernel(row) for row in table.to_pylist()]
+    return [_kernel(row, frozenset(missing)) for row in table.to_pylist()]
 
 
 def merged(campaigns: Iterable[Iterable[Kernel]]) -> list[Kernel]:
@@ -103,14 +107,19 @@ def _known(kernel: Kernel) -> tuple[bool, bool, bool]:
     return kernel.outcome is not None, bool(kernel.baselines), bool(kernel.reason)
 
 
-def _kernel(row: dict[str, Any]) -> Kernel:
+def _kernel(row: dict[str, Any], missing: frozenset[str]) -> Kernel:
+    """missing: columns that the file lacks."""
     baselines = {b["name"]: _baseline(b) for b in row["baselines"]}
-    outcome = _outcome(row) if row["curve"] is not None else None
-    return Kernel(row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"])
+    searched = row["curve"] is not None
+    outcome = _outcome(row, missing) if searched else None
+    unknown = missing if searched else frozenset()
+    return Kernel(row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"], unknown)
 
 
-def _outcome(row: dict[str, Any]) -> Outcome:
+def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
+    """Values of missing columns are placeholders: `Kernel.unknown` names them, and no figure uses them."""
     seed = 1
+    row = {**row, **{name: value for name, value in _placeholders(row).items() if name in missing}}
     right, valid = row["right"], row["valid"]
     verdicts = {"ok": seed + right, "wrong": valid - right, "failed": row["candidates"] - valid}
     return Outcome(
@@ -127,6 +136,10 @@ def _outcome(row: dict[str, Any]) -> Outcome:
         successes=row["successes"],
         certified=row["certified"],
     )
+
+
+def _placeholders(row: dict[str, Any]) -> dict[str, Any]:
+    return {"certified": 1.0, "gpu_seconds": 0.0, "successes": 0, "valid": row["right"]}
 
 
 def _baseline(row: dict[str, Any]) -> Baseline:

@@ -1,5 +1,7 @@
 """Training data for language models out of runs: answers, with what became of them.
 
+A row's completion yields the very source that its verdict and speedup are of: `evo.llm.completions`.
+
 Speedups are over the task's seed kernel, as everywhere (TritonRL's are over PyTorch).  Rewards and advantages:
 
 - `autotriton` (AutoTriton, arXiv 2507.05687): 1 where the rules are kept and the outputs are right, else 0.
@@ -20,11 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analysis.rows import Row
+from evo.llm.completions import Completion, Completions, Judged, Operators, spans_from_json
 from evo.records import STAGES, Verdict
 from evo.store import RunReader
 
 ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
+TUNED = "with parameters that were tuned before the verdict: the completion has the judged source (column tuned)"
 
 # What an answer became is judged by `e`.  A duplicate is judged by its twin `t`: the candidate that does the same work,
 # or (at stage "answer") the one with the same source, which may be a duplicate of `u` in turn.
@@ -35,8 +39,9 @@ _ANSWERS = f"""
            COALESCE(e.speedup, t.speedup, u.speedup), COALESCE(e.ci_low, t.ci_low, u.ci_low),
            COALESCE(e.ci_high, t.ci_high, u.ci_high), COALESCE(e.estimated, t.estimated, u.estimated),
            COALESCE(json_extract(e.evaluation, '$.eager'), 0),
-           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
-    FROM llm_calls c JOIN proposals p USING (trial) JOIN evaluations e USING (trial)
+           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value),
+           p.parents, s.text, COALESCE(json_extract(p.cost, '$.tuned'), 0)
+    FROM llm_calls c JOIN proposals p USING (trial) JOIN sources s USING (candidate) JOIN evaluations e USING (trial)
     LEFT JOIN proposals tp {_TWIN.format("t", "e")} LEFT JOIN evaluations t ON t.trial = tp.trial
     LEFT JOIN proposals up {_TWIN.format("u", "t")} LEFT JOIN evaluations u ON u.trial = up.trial
     WHERE c.answer IS NOT NULL AND 'infrastructure' NOT IN (e.verdict, COALESCE(t.verdict, ''))
@@ -72,6 +77,9 @@ class Answer:
     estimated: bool | None
     eager: int  # as of Evaluation
     parent_speedup: float | None
+    parents: str = "[]"  # JSON
+    source: str = ""  # that was evaluated; a line that says so where the text holds none of its own
+    tuned: float = 0.0  # 1: other parameters than the text's were evaluated
 
     @property
     def judged(self) -> tuple[Verdict, str]:
@@ -114,14 +122,27 @@ class Answer:
             "tritonrl_code": correct,
         }
 
-    def sample(self, run: str, reader: RunReader) -> Row:
+    def completion(self, completions: Completions) -> Completion | str:
+        """A text that yields what was judged, or why there is none."""
+        return completions.of(
+            Judged(
+                operator=self.operator,
+                text=self.text,
+                spans=spans_from_json(self.spans),
+                parents=tuple(json.loads(self.parents)),
+                source=self.source,
+                itself=self.stage == "answer",
+                tuned=bool(self.tuned),
+            )
+        )
+
+    def sample(self, run: str, reader: RunReader, made: Completion) -> Row:
         """The columns that both kinds of training data begin with."""
         config = reader.info.config
-        spans = json.loads(self.spans or "{}")
-        plan, code = (spans.get(part) or (None, None) for part in ("plan", "code"))
-        completion = [{"role": "assistant", "content": self.text}]
+        plan, code = (made.spans.get(part) or (None, None) for part in ("plan", "code"))
+        completion = [{"role": "assistant", "content": made.text}]
         return (
-            self.messages, completion, self.reasoning, *plan, *code,
+            self.messages, completion, made.tuned, self.reasoning, *plan, *code,
             run, self.call, self.trial, config.task, config.target, self.model, self.operator,
         )  # fmt: skip
 
@@ -148,8 +169,16 @@ def unjudged(reader: RunReader) -> int:
     return int(next(reader.rows(_UNJUDGED))[0])
 
 
-def sft(run: str, reader: RunReader, *, allow_estimated: bool, notes: Counter[str]) -> Iterator[Row]:
-    """Answers that became a verified gain; `notes` counts the others by reason."""
+def sft(
+    run: str,
+    reader: RunReader,
+    *,
+    operators: Operators,
+    allow_estimated: bool,
+    notes: Counter[str],
+) -> Iterator[Row]:
+    """Answers that became a verified gain; `notes` counts the others by reason.  `operators` read the answers."""
+    completions = Completions(reader, operators)
     for answer in answers(reader):
         if not answer.gained:
             notes["left out: no gain"] += 1
@@ -157,8 +186,11 @@ def sft(run: str, reader: RunReader, *, allow_estimated: bool, notes: Counter[st
             notes["left out: a gain, but only an estimated one (--allow-estimated takes it)"] += 1
         elif answer.eager:
             notes["left out: a gain, but only of the eager tier"] += 1
+        elif isinstance(made := answer.completion(completions), str):
+            notes[made] += 1
         else:
-            sample = answer.sample(run, reader)
+            notes[TUNED] += made.tuned
+            sample = answer.sample(run, reader, made)
             dialogue = answer.messages + sample[1]
             yield (
                 dialogue, *sample, answer.speedup, answer.ci_low, answer.ci_high, answer.estimated,
@@ -166,13 +198,21 @@ def sft(run: str, reader: RunReader, *, allow_estimated: bool, notes: Counter[st
             )  # fmt: skip
 
 
-def grpo(run: str, reader: RunReader, *, notes: Counter[str]) -> Iterator[Row]:
-    """All answers with a verdict, each with its rewards and its advantages within its group.
+def grpo(run: str, reader: RunReader, *, operators: Operators, notes: Counter[str]) -> Iterator[Row]:
+    """All answers with a verdict on their text, each with its rewards and its advantages within its group.
 
-    `notes` counts the answers that have no other to compare with.
+    `operators` read the answers; `notes` counts the answers that are left out, by reason, those with tuned parameters,
+    and those that have no other to compare with.
     """
-    groups = _groups(reader)
-    for index, answer in enumerate(answers(reader)):
+    completions = Completions(reader, operators)
+    groups = _groups(reader, completions)
+    index = 0
+    for answer in answers(reader):
+        made = answer.completion(completions)
+        if isinstance(made, str):
+            notes[made] += 1
+            continue
+        notes[TUNED] += made.tuned
         group = groups.get((answer.model, answer.prompt_hash), {})
         notes["alone in their group, so without an advantage"] += not group
         scored: list[float] = []
@@ -181,18 +221,23 @@ def grpo(run: str, reader: RunReader, *, notes: Counter[str]) -> Iterator[Row]:
             scored += [reward, (reward - mean) / (std + EPSILON)]
         task = reader.info.config.task
         yield (
-            *answer.sample(run, reader), f"{run}/{answer.model}/{answer.prompt_hash}", answer.verdict, answer.stage,
-            answer.syntax, answer.rules, answer.compiled, answer.correct,
+            *answer.sample(run, reader, made), f"{run}/{answer.model}/{answer.prompt_hash}", answer.verdict,
+            answer.stage, answer.syntax, answer.rules, answer.compiled, answer.correct,
             answer.speedup, answer.ci_low, answer.ci_high, answer.estimated, *scored, ALPHA,
             f"evo/{task}", "triton", {"style": "rule", "ground_truth": task}, {"index": index, "split": "train"},
         )  # fmt: skip
+        index += 1
 
 
-def _groups(reader: RunReader) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """(mean, std) of each reward by group of at least two: a first pass over all answers that keeps numbers only."""
+def _groups(reader: RunReader, completions: Completions) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
+    """(mean, std) of each reward by group of at least two: a first pass over all answers that keeps numbers only.
+
+    Groups are those of the rows: an answer that is left out has no part in them.
+    """
     found: defaultdict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for answer in answers(reader):
-        found[answer.model, answer.prompt_hash].append(answer.rewards)
+        if not isinstance(answer.completion(completions), str):
+            found[answer.model, answer.prompt_hash].append(answer.rewards)
     return {
         key: {name: _mean_and_std([r[name] for r in rewards]) for name in rewards[0]}
         for key, rewards in found.items()

@@ -350,6 +350,8 @@ class Evidence:
             raise ValueError(f"outcome must be passed, failed, noted or not run, got {self.outcome!r}")
 
 
+# Of an evaluator's environment: `Target.spec` of the GPU that measures; missing if it is the one of the target's name.
+GPU_FACTS = "gpu_facts"
 CERTIFICATE, PASSED = "certificate", "eager: passed"  # what a new champion's says, in its evaluation's environment
 
 

@@ -330,4 +330,4 @@ class Recorder:
 
     def _in(self, scratch: Path) -> dict[str, Any]:
         """Where sandboxed steps are executed."""
-        return {"zygote": self._zygote, "target": self.target.name, "scratch": scratch, "limits": self.limits}
+        return {"zygote": self._zygote, "target": self.target.spec, "scratch": scratch, "limits": self.limits}

@@ -13,9 +13,10 @@ from evo.errors import EvoError
 from evo.records import CERTIFICATE, PASSED, Certificate, Fitness, Timing, Verdict
 from fitness.certification.certify import Certifier
 from fitness.compilation.freeze import freeze
-from fitness.compilation.target import Target, get_target
+from fitness.compilation.target import Target
 from fitness.eager.host import Host, builds_of
 from fitness.facts import Facts, Recorder
+from fitness.gpu.gpus import measuring
 from fitness.gpu.runner import Report, Runner, Work
 from fitness.gpu.sharing import SharedGpu
 from fitness.gpu.timing import Ratio, counts
@@ -141,7 +142,7 @@ class EagerJudge(GpuJudge):
         self._begin()
         with self._runner.idle():
             self._host = Host(self._task, self._runner, wall_s=self._wall_s)
-            self._target = get_target(self._host.target)
+            self._target = self._host.target
         self._alone: Mapping[str, Timing] = {}
         judged = self._compared(seed, "seed")
         self._alone = {t.case: t for t in judged.timings}
@@ -211,9 +212,11 @@ class GpuEvaluator(Evaluator):
         zygote: Zygote | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done before a candidate is on the GPU, if
-        they are others; a `zygote` that is given is shared with others and not closed here.
+        """`target` gets the facts of that GPU.  `device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done
+        before a candidate is on the GPU, if they are others; a `zygote` that is given is shared with others and not
+        closed here.
         """
+        target = measuring(target, gpu.device if gpu else device)
         recorder = Recorder(task, target, measured=True, limits=recording or limits, zygote=zygote)
         super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, gpu=gpu))
 

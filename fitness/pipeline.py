@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 
 from evo import __version__
 from evo.errors import EvoError, TaskError
-from evo.records import Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
+from evo.records import GPU_FACTS, Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
 from fitness.advice import on_failing_seed
 from fitness.compilation.freeze import freeze
 from fitness.compilation.target import Target
@@ -220,7 +220,9 @@ class Evaluator:
     @property
     def environment(self) -> Mapping[str, Any]:
         """Versions and protections of this evaluator, and, after `prepare`, what judges."""
-        here = {"target": self.target.name, "sandbox": self._recorder.layers}
+        here: dict[str, Any] = {"target": self.target.name, "sandbox": self._recorder.layers}
+        if self.target.spec != self.target.name:  # another machine than the one that the name stands for
+            here[GPU_FACTS] = self.target.spec
         return MappingProxyType({**_versions(), **here, **self._judge.environment})
 
     def close(self) -> None:

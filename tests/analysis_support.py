@@ -82,16 +82,21 @@ def fill(folder: Path) -> None:
             add_call(db, *call)
 
 
+def answered(trial: int, plan: str = "") -> str:
+    """An answer that holds the source of that trial."""
+    return f"{plan}{chr(10) * bool(plan)}```python\n{proposal(trial).candidate.source}```"
+
+
 # (trial made of it, prompt, answer): two answers to the first prompt, in one group; one to a prompt of its own ...
 CALLS: Sequence[tuple[int | None, str, str | None]] = (
-    (1, "make it faster", "Plan: tile ü.\n```python\nx = 1\n```"),
-    (2, "make it faster", "```python\nx = 2\n```"),
-    (4, "make it faster", "Plan: cheat.\n```python\nimport os\n```"),
-    (3, "again", "```python\nx = 3\n```"),
-    (5, "and again", "```python\nx = 5\n```"),
-    (6, "mix", "```python\nx = 6\n```"),
-    (7, "unlucky", "```python\nx = 7\n```"),  # the evaluator failed
-    (8, "late", "```python\nx = 8\n```"),  # not evaluated yet
+    (1, "make it faster", answered(1, "Plan: tile ü.")),
+    (2, "make it faster", answered(2)),
+    (4, "make it faster", answered(4, "Plan: cheat.")),
+    (3, "again", answered(3)),
+    (5, "and again", answered(5)),
+    (6, "mix", answered(6)),
+    (7, "unlucky", answered(7)),  # the evaluator failed
+    (8, "late", answered(8)),  # not evaluated yet
     (None, "silent", None),  # the model did not answer
 )
 

@@ -416,7 +416,7 @@ trials = 12
 @pytest.fixture
 def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "DEFAULT_OPERATORS", ("change", "mend"))
-    monkeypatch.setattr(models, "prompt_context", lambda config, task: context)
+    monkeypatch.setattr(models, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})

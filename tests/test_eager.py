@@ -71,7 +71,7 @@ def zygote():
 class CpuRunner:
     """`fitness.gpu.runner.Runner` as far as a Host needs it, without its process."""
 
-    facts = MappingProxyType({"capability": (9, 0), "uuid": "none", "name": "none"})
+    facts = MappingProxyType({"capability": (9, 0), "uuid": "none", "name": "NVIDIA H200", "multiprocessors": 132})
 
     def __init__(self, task: Task, wall_s: float = 60.0) -> None:
         self.task, self.wall_s = task, wall_s

@@ -3,7 +3,7 @@
 import pytest
 
 from operators.llm.base import Unreadable
-from operators.llm.edits import Edits, apply_edits, has_edits, read_edits
+from operators.llm.edits import Edits, apply_edits, has_edits, read_edits, write_edits
 
 SOURCE = """def f(x):
     a = 1
@@ -101,3 +101,22 @@ def test_what_was_cut_off_is_refused(text, reason):
     result = read_edits(text)
     assert isinstance(result, Unreadable)
     assert reason in result.reason
+
+
+def test_written_edits_make_the_result():
+    for result in (
+        SOURCE.replace("b = 2", "b = 3"),
+        SOURCE.replace("a = 1", "a = 7"),  # twice
+        SOURCE.replace("return b", "return a"),  # found twice without the lines around it
+        SOURCE.replace("    a = 1\n    return b\n", "    return 1\n"),
+        "import os\n" + SOURCE,
+    ):
+        text = write_edits(SOURCE, result)
+        assert text is not None and text.startswith("<<<<<<< SEARCH\n") and text.endswith("\n>>>>>>> REPLACE")
+        assert edited(text) == result
+    assert write_edits(SOURCE, SOURCE.replace("b = 2", "b = 3")).count("SEARCH") == 1
+
+
+def test_what_edits_cannot_say_is_not_written():
+    assert write_edits(SOURCE, SOURCE) is None
+    assert write_edits(SOURCE, SOURCE.replace("    a = 1", '    a = """\n>>>>>>> REPLACE\n"""')) is None

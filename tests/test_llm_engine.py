@@ -34,7 +34,7 @@ from evo.repairs import REPAIRS
 from evo.store import RunReader
 from operators.base import Draft, Parent
 from operators.llm.base import Message, Prompt, Unreadable
-from tests.engine_support import create, facts, resume
+from tests.engine_support import MoreWarps, create, facts, resume
 from tests.llm_endpoint import error, in_turn
 from tests.llm_run import OPERATORS
 
@@ -491,13 +491,6 @@ def test_stored_answers_are_used_first(tmp_path: Path) -> None:
 
 
 # --- strategies ------------------------------------------------------------------------------------------------------
-
-
-class MoreWarps(InstantEvaluator):
-    """Estimates that more warps are faster."""
-
-    def screen(self, sources: Sequence[str]) -> list[float | None]:
-        return [float(re.findall(r"num_warps=(\d+)", source)[0]) for source in sources]
 
 
 def test_an_answer_is_judged_with_its_parameters_tuned(tmp_path: Path) -> None:

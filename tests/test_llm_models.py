@@ -128,7 +128,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "DEFAULT_OPERATORS", ("change", "mend"))
-    monkeypatch.setattr(commands, "prompt_context", lambda config, task: context)
+    monkeypatch.setattr(commands, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     made = install(monkeypatch.setattr)

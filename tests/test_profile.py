@@ -218,6 +218,7 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
         raise NoCounters("no permission (ERR_NVGPUCTRPERM)")
 
     monkeypatch.setattr(gpu_evaluator, "counters", denied)
+    monkeypatch.setattr(gpu_evaluator, "measuring", lambda target, index: target)
     monkeypatch.setattr(gpu_evaluator.Runner, "idle", lambda runner: nullcontext())  # its process needs a GPU
     monkeypatch.setattr(gpu_evaluator.GpuJudge, "environment", GPU)
     with gpu_evaluator.GpuEvaluator(evaluator.task, H200, zygote=evaluator._own_zygote) as on_gpu:

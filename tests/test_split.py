@@ -18,6 +18,7 @@ from evo.cli import main
 from evo.commands import parts
 from evo.engine import Engine, Outcome
 from evo.llm.models import Model
+from evo.records import GPU_FACTS
 from evo.store import RunReader, Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
@@ -214,6 +215,20 @@ def test_the_first_to_evaluate_decides_and_resume_may_be_the_first(
     capsys.readouterr()
     assert run("--evaluate-only", "--gpus", "1", "--run-dir", "out") == 2
     assert "--gpus 1: this run is estimated, and keeps to it; leave it out" in capsys.readouterr().err
+
+
+def test_prompts_of_a_run_say_one_machine(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those before the first evaluation could not know which one will measure; those after it do not say another."""
+    monkeypatch.setattr(CliEvaluator, "environment", {"evaluator": "instant", GPU_FACTS: "{}"})
+    assert run("softmax", "--propose-only", "2", "--budget", "6", "--run-dir", "halves") == 0
+    assert run("--evaluate-only", "--run-dir", "halves") == 0
+    with RunReader(Path("halves")) as reader:
+        assert reader.info.environment == {"evaluator": "instant"}
+    assert run("softmax", "--budget", "2", "--run-dir", "whole") == 0
+    with RunReader(Path("whole")) as reader:
+        assert reader.info.environment[GPU_FACTS] == "{}"
 
 
 def test_what_is_given_to_the_proposing_half_is_kept_for_the_other(

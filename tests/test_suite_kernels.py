@@ -18,6 +18,8 @@ from evo.errors import StoreError
 from tests.suite_support import KERNELS, TIMED, outcome
 
 REFERENCE = Path(__file__).parent.parent / "runs" / "reference" / "tritonbench-g"
+OLD = REFERENCE.parent / "kernelbench-level1"  # written before four of the columns existed
+ADDED = ["certified", "gpu_seconds", "successes", "valid"]
 
 
 def test_the_figures_of_each_kernel_are_in_parquet(tmp_path: Path) -> None:
@@ -123,3 +125,35 @@ def test_committed_figures_give_the_committed_summaries(capsys: pytest.CaptureFi
         assert capsys.readouterr().out == (folder / "summary.md").read_text()
     assert main(["suite", "summary", *map(str, parts)]) == 0
     assert capsys.readouterr().out == (REFERENCE / "all.md").read_text()
+
+
+def test_a_committed_file_of_an_earlier_version_gives_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not {*ADDED} & {*pq.read_schema(OLD / FILE).names}
+    assert main(["suite", "summary", str(OLD)]) == 0
+    assert capsys.readouterr().out == (OLD / "summary.md").read_text()
+
+
+def test_figures_that_an_earlier_version_did_not_store_are_unknown(tmp_path: Path) -> None:
+    write_kernels(tmp_path / FILE, KERNELS)
+    whole = pq.read_table(tmp_path / FILE)
+    pq.write_table(whole.drop_columns(ADDED), tmp_path / FILE)
+    old = read_kernels(tmp_path / FILE)
+    assert [k.unknown for k in old] == [frozenset(ADDED if k.outcome else ()) for k in KERNELS]
+    known, text = markdown(KERNELS).splitlines(), markdown(old).splitlines()
+    changed = [(new, was) for new, was in zip(text, known, strict=True) if new != was]
+    assert all("unknown" in new and "unknown" not in was for new, was in changed)
+    figures = {new.split(" | ")[0] for new, _ in changed}
+    assert {"| success, certified", "| candidates that compile and run", "| of these of a GPU"} < figures
+    assert {"| a", "| 1"} < figures  # certified of each kernel, pass@k of successes
+    write_kernels(tmp_path / "again.parquet", old)
+    again = pq.read_table(tmp_path / "again.parquet")
+    assert again.drop_columns(ADDED).equals(whole.drop_columns(ADDED))
+    assert all(again[name].null_count == len(again) for name in ADDED)
+
+
+def test_kernels_of_an_earlier_version_beside_new_ones_make_a_figure_unknown(tmp_path: Path) -> None:
+    write_kernels(tmp_path / FILE, KERNELS[:2])
+    pq.write_table(pq.read_table(tmp_path / FILE).drop_columns(ADDED), tmp_path / FILE)
+    text = markdown(merged([read_kernels(tmp_path / FILE), KERNELS[2:]]))
+    assert "| success, certified | unknown: an earlier version of evo did not store it for 2 of 4 kernels |" in text
+    assert "| c | 30 | 1.50× |" in text

@@ -13,16 +13,28 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.benchmarks.endpoint import Endpoint, llm_of, search_with
+import fitness
+from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
+from analysis.benchmarks.instant import InstantEvaluator
 from analysis.export import export_training
-from analysis.training import EPSILON, Answer
+from analysis.training import EPSILON, TUNED, Answer
 from evo.cli import main
+from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
 from evo.llm.models import Model
-from evo.records import Evaluation, Trial, Verdict
+from evo.records import Candidate, Evaluation, Trial, Verdict
 from evo.store import FILE, RunReader
-from tests.analysis_support import CALLS, add_call, fill
-from tests.engine_support import create, failed_trial, ok_trial, proposal, resume
+from fitness.score import score
+from operators.base import Draft, Parent
+from operators.llm.base import Unreadable
+from operators.registry import LLM_OPERATORS
+from tests.analysis_support import CALLS, add_call, answered, fill
+from tests.engine_support import MoreWarps, create, failed_trial, ok_trial, proposal, resume
+from tests.llm_endpoint import in_turn
 from tests.llm_run import OPERATORS
+
+TASK = "vector_sin"
+SEED = (Path(fitness.__file__).parent / "tasks" / TASK / "kernel.py").read_text(encoding="utf-8")
+GENES: Any = {o.name: o for o in (Ask(), Ask("mend", repairs=True), Ask("cross", 2))}  # these ask in `search_of_genes`
 
 REWARDS = ("autotriton", "tritonrl_plan", "tritonrl_code")
 
@@ -40,14 +52,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             store.finished(trial)
     with closing(sqlite3.connect(root / "many" / FILE)) as db, db:
         for i in range(1, 22):
-            add_call(db, i, f"prompt {i % 3}", f"Plan: {i}\n```python\nx = {i}\n```")
+            add_call(db, i, f"prompt {i % 3}", answered(i, f"Plan: {i}"))
     return [root / "measured", root / "many"]
 
 
 @pytest.fixture(scope="module")
 def grpo(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("grpo") / "out"
-    done = export_training(runs, out, "grpo")
+    done = export_training(runs, out, "grpo", operators=LLM_OPERATORS)
     assert done.notes == {
         "left out: no verdict yet, or the evaluator failed": 2,
         "alone in their group, so without an advantage": 3,
@@ -162,7 +174,7 @@ def test_datasets_loads_both_files(grpo: Path, rows: list[dict[str, Any]], tmp_p
 
 
 def test_sft_has_measured_gains_only(runs: list[Path], tmp_path: Path) -> None:
-    done = export_training(runs, tmp_path / "out", "sft")
+    done = export_training(runs, tmp_path / "out", "sft", operators=LLM_OPERATORS)
     rows = pq.read_table(tmp_path / "out" / "sft.parquet").to_pylist()
     assert [(r["run"], r["trial"], r["speedup"], r["parent_speedup"]) for r in rows] == [
         ("measured", 1, 2.0, 1.0),
@@ -210,8 +222,8 @@ def test_a_group_without_differences_has_no_advantages(tmp_path: Path) -> None:
             store.finished(trial)
     with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
         for i in (1, 2):
-            add_call(db, i, "prompt", f"```python\nx = {i}\n```")
-    export_training([tmp_path / "run"], tmp_path / "out", "grpo")
+            add_call(db, i, "prompt", answered(i))
+    export_training([tmp_path / "run"], tmp_path / "out", "grpo", operators=LLM_OPERATORS)
     rows = pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()
     assert [row[f"{name}_advantage"] for row in rows for name in REWARDS] == [0.0] * 6
 
@@ -232,8 +244,8 @@ def test_an_answer_that_repeats_a_candidate_is_judged_as_that_one(tmp_path: Path
             store.finished(Trial(made, judged))
     with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
         for index in range(9, 15):
-            add_call(db, index, "prompt", f"```python\nx = {index}\n```")
-    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo")
+            add_call(db, index, "prompt", answered(index))
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo", operators=LLM_OPERATORS)
     rows = pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()
     flags = [tuple(row[flag] for flag in ("syntax", "rules", "compiled", "correct", "speedup")) for row in rows]
     assert flags == [
@@ -246,16 +258,22 @@ def test_an_answer_that_repeats_a_candidate_is_judged_as_that_one(tmp_path: Path
     assert done.notes == {"left out: no verdict yet, or the evaluator failed": 2}
 
 
-def test_answers_of_a_real_search(tmp_path: Path) -> None:
+def search_of_genes(folder: Path, evaluator: InstantEvaluator | None = None, **config: Any) -> list[Trial]:
+    """Runs a search on an instant evaluator; the trials that were answers."""
     with Endpoint() as endpoint:
         model = Model("m", endpoint.url, max_tokens=100, timeout_s=30.0)
-        with create(tmp_path / "run", operators=OPERATORS, models=(model,), budget=20) as store:
-            search_with(store, llm_of(store))
-    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo")
+        with create(folder, operators=OPERATORS, models=(model,), budget=20, **config) as store:
+            search_with(store, llm_of(store), evaluator)
+    with RunReader(folder) as run:
+        return [t for t in run.trials() if "@" in t.proposal.operator]
+
+
+def test_answers_of_a_real_search(tmp_path: Path) -> None:
+    asked = search_of_genes(tmp_path / "run", tune_budget=0)
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo", operators=GENES)
     rows = {row["trial"]: row for row in pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()}
+    assert len(rows) == len(asked) > 5
     with RunReader(tmp_path / "run") as run:
-        asked = [t for t in run.trials() if "@" in t.proposal.operator]
-        assert len(rows) == len(asked) > 5
         for trial in asked:
             row = rows[trial.index]
             assert (row["operator"], row["model"]) == (trial.proposal.operator, "m")
@@ -263,7 +281,7 @@ def test_answers_of_a_real_search(tmp_path: Path) -> None:
             if trial.fitness:
                 assert (row["speedup"], row["estimated"]) == (trial.fitness.speedup, trial.fitness.estimated)
             call = run.call_of(trial.index)
-            assert call is not None and row["completion"][0]["content"] == call["answer"]
+            assert call is not None and row["completion"][0]["content"] == call["answer"] and not row["tuned"]
             spans = json.loads(call["spans"] or "{}")
             assert [row["code_start"], row["code_end"]] == spans.get("code", [None, None])
     assert sum(row["code_start"] is not None for row in rows.values()) > 5
@@ -271,3 +289,109 @@ def test_answers_of_a_real_search(tmp_path: Path) -> None:
         "left out: no verdict yet, or the evaluator failed",
         "alone in their group, so without an advantage",
     }
+
+
+def test_a_tuned_source_that_has_no_place_in_the_answer_is_left_out(tmp_path: Path) -> None:
+    """These answers are genes alone: warps cannot be written into them."""
+    asked = search_of_genes(tmp_path / "run", MoreWarps())
+    tuned = {t.index for t in asked if t.proposal.cost.get("tuned")}
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo", operators=GENES)
+    rows = pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()
+    assert tuned and done.notes[NO_FORM] == len(tuned)
+    assert {row["trial"] for row in rows} == {t.index for t in asked} - tuned
+    assert [row["extra_info"]["index"] for row in rows] == list(range(len(rows)))
+
+
+def test_answers_that_cannot_be_read_again_are_left_out(tmp_path: Path) -> None:
+    asked = search_of_genes(tmp_path / "run", tune_budget=0)
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo", operators=LLM_OPERATORS)
+    assert done.notes == {UNKNOWN_OPERATOR: sum(t.evaluation.stage != "answer" for t in asked)}
+
+
+def test_an_answer_that_does_not_yield_what_was_judged_is_left_out_of_its_group(tmp_path: Path) -> None:
+    """Of an old run it may not be known why."""
+    fill(tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
+        db.execute("UPDATE llm_calls SET answer = ? WHERE trial = 1", (answered(9),))
+    done = export_training([tmp_path / "run"], tmp_path / "out", "grpo", operators=LLM_OPERATORS)
+    rows = {row["trial"]: row for row in pq.read_table(tmp_path / "out" / "grpo.parquet").to_pylist()}
+    assert done.notes[UNEXPLAINED] == 1 and 1 not in rows
+    # Of the group of three there are two: rewards 1 and 0.
+    assert rows[2]["autotriton_advantage"] == -rows[4]["autotriton_advantage"] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+    done = export_training([tmp_path / "run"], tmp_path / "gains", "sft", operators=LLM_OPERATORS)
+    assert done.notes[UNEXPLAINED] == 1
+    assert [r["trial"] for r in pq.read_table(tmp_path / "gains" / "sft.parquet").to_pylist()] == [2]
+
+
+# --- answers that are tuned, with the real evaluator -----------------------------------------------------------------
+
+SLOW = SEED.replace("BLOCK_SIZE = 4", "BLOCK_SIZE = 16")
+ANSWERS = (
+    f"Plan: four times the block.\n```python\n{SLOW}```\nThat is all.",
+    "Plan: load what is read once.\n\n<<<<<<< SEARCH\n    x = tl.load(x_ptr + offsets, mask=mask)\n=======\n"
+    '    x = tl.load(x_ptr + offsets, mask=mask, eviction_policy="evict_first")\n>>>>>>> REPLACE\n',
+    f"```python\n{SLOW.replace('tl.sin(x)', 'tl.cos(x)')}```",
+    f"```python\n{SLOW.replace('tl.sin(x)', 'tl.no_such(x)')}```",
+    "I would rather not.",
+)
+
+
+@pytest.fixture(scope="module")
+def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search of the built-in task: answers written by hand, the real evaluator, the real tuning."""
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    with Endpoint(in_turn(*(Reply(text=text) for text in ANSWERS))) as endpoint:
+        options = ["--gpus", "none", "--workers", "1", "--seed", "3", "--budget", str(len(ANSWERS))]
+        model = ["--model", f"m@{endpoint.url}", "--operators", "mutate"]
+        assert main(["run", TASK, "--run-dir", str(folder), *options, *model]) == 0
+    return folder
+
+
+def exported(run: Path, out: Path, kind: str, *options: str) -> dict[int, dict[str, Any]]:
+    """Rows by trial."""
+    assert main(["export", str(run), "--out", str(out), "--format", kind, *options]) == 0
+    return {row["trial"]: row for row in pq.read_table(out / f"{kind}.parquet").to_pylist()}
+
+
+def test_the_text_of_a_row_judged_again_has_the_verdict_of_the_row(tuned_run, tmp_path, capsys, evaluators) -> None:
+    rows = exported(tuned_run, tmp_path / "grpo", "grpo")
+    said = capsys.readouterr().out
+    assert [row["tuned"] for row in rows.values()] == [True, True, True, False, False]
+    assert f"3 answers {TUNED}" in said
+    evaluator = evaluators(TASK)
+    with RunReader(tuned_run) as run:
+        trials = {trial.index: trial for trial in run.trials()}
+        for index, row in rows.items():
+            proposal, stored = trials[index].proposal, trials[index].evaluation
+            (message,) = row["completion"]
+            parents = [Parent(p, trials[p].proposal.candidate.source, 1.0) for p in proposal.parents]
+            draft = LLM_OPERATORS["mutate"].read(message["content"], parents)
+            if row["stage"] == "answer":
+                assert isinstance(draft, Unreadable)
+                continue
+            assert isinstance(draft, Draft)
+            again = evaluator.evaluate(Candidate(draft.source), seed=proposal.seed, known={})
+            assert (again.verdict, again.stage, again.plan_hash) == (row["verdict"], row["stage"], stored.plan_hash)
+            fitness = score(again)
+            assert (fitness.speedup if fitness else None) == row["speedup"]
+    assert {row["verdict"] for row in rows.values()} == {"ok", "wrong", "compile_error", "rejected"}
+
+
+def test_the_text_as_answered_has_another_speedup(tuned_run: Path, tmp_path: Path, evaluators) -> None:
+    """So a row must not pair it with that of the tuned source."""
+    row = exported(tuned_run, tmp_path / "grpo", "grpo")[1]
+    (as_answered,) = evaluators(TASK).screen([SLOW])
+    assert as_answered < row["speedup"] / 1.5
+
+
+def test_tuned_completions_keep_the_form_of_the_answer(tuned_run: Path, tmp_path: Path) -> None:
+    rows = exported(tuned_run, tmp_path / "sft", "sft", "--allow-estimated")
+    whole, edits = (row["completion"][0]["content"] for row in (rows[1], rows[2]))
+    assert whole.startswith("Plan: four times the block.\n```python\nimport torch") and whole.endswith("That is all.")
+    assert edits.startswith(ANSWERS[1].partition("<")[0]) and 'eviction_policy="evict_first"' in edits
+    assert edits.count("<<<<<<< SEARCH") >= 1 and "import torch" not in edits
+    for row, text in ((rows[1], whole), (rows[2], edits)):
+        assert row["tuned"] and row["messages"][-1]["content"] == text
+        assert text[row["plan_start"] : row["plan_end"]].startswith("Plan: ")
+        code = text[row["code_start"] : row["code_end"]]
+        assert code.startswith(("import torch", "<<<<<<< SEARCH")) and code.rstrip().endswith(("return y", "REPLACE"))

@@ -64,5 +64,9 @@ def _write(arguments: argparse.Namespace) -> Exported:
         from analysis.export import export, export_training
     runs = [run for folder in arguments.runs for run in runs_in(folder)]
     if arguments.format in TRAINING:
-        return export_training(runs, arguments.out, arguments.format, allow_estimated=arguments.allow_estimated)
+        from operators.registry import LLM_OPERATORS
+
+        return export_training(
+            runs, arguments.out, arguments.format, operators=LLM_OPERATORS, allow_estimated=arguments.allow_estimated
+        )
     return export(runs, arguments.out, arguments.format, with_text=arguments.with_text)

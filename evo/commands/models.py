@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from evo.commands import parts
 from evo.errors import ConfigError
 from evo.plain import quoted
+from evo.records import GPU_FACTS
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
     from evo.engine import Llm
     from evo.llm.models import Model
-    from evo.store import Store
+    from evo.store import RunInfo, Store
     from fitness.task import Task
     from operators.llm.base import LlmContext
 
@@ -159,7 +160,7 @@ def open_llm(store: Store, task: Task) -> Llm:
     from operators.registry import LLM_OPERATORS
 
     config = store.info.config
-    context = prompt_context(config, task)
+    context = prompt_context(store.info, task)
     remembers = STRATEGIES[config.strategy].remembers
     asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers)
     limits = Limits(config.max_tokens, config.max_usd)
@@ -180,19 +181,21 @@ def say_failures(store: Store) -> None:
         parts.say(f"first failure of model {name}: {error}")
 
 
-def prompt_context(config: RunConfig, task: Task) -> Callable[..., LlmContext]:
+def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
     """What all prompts of a run have in common.
 
-    Nothing that was measured on this machine: a prompt is to be the same wherever the run is re-done.
+    All of it is from the store, nothing from this machine: a prompt is to be the same wherever the run is re-done.
     """
     from fitness.briefing import hardware_facts, rules, task_facts
-    from fitness.compilation.target import get_target
+    from fitness.compilation.target import from_spec
     from operators.llm.base import LlmContext, TaskFacts
+
+    config = info.config
 
     return functools.partial(
         LlmContext,
         task=TaskFacts(**task_facts(task)),
-        hardware=hardware_facts(get_target(config.target)),
+        hardware=hardware_facts(from_spec(info.environment.get(GPU_FACTS, config.target))),
         rules=rules(task),
         triton=config.triton,
     )

@@ -28,7 +28,11 @@ EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--target", default="sm_90", help="GPU to compile for: sm_90, an H200 (default), or h100")
+    parser.add_argument(
+        "--target",
+        default="sm_90",
+        help="what to compile for: sm_90 (default) or h100; estimates are of an H200 or an H100",
+    )
     add_gpus(parser)
 
 

@@ -45,7 +45,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         task = _task(run.info, arguments.folder)
         rules = [name for name in config.operators if "@" not in name]
         operators = {o.name: o for o in get_operators(rules)} if rules else {}
-        context = models.prompt_context(config, task)
+        context = models.prompt_context(run.info, task)
         redone = list(Redoing(run, operators, LLM_OPERATORS, context).decisions())
     differences = [r for r in redone if not r.same]
     for r in differences:

@@ -17,6 +17,7 @@ from evo.commands import models, parts
 from evo.commands.search import conclude, run_engine
 from evo.errors import ConfigError
 from evo.plain import quoted
+from evo.records import GPU_FACTS
 
 if TYPE_CHECKING:
     from evo.config import RunConfig
@@ -131,14 +132,16 @@ def check_devices(store: Store, config: RunConfig, arguments: argparse.Namespace
 def prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Evaluator) -> Evaluation:
     """The evaluation of the seed.  Nothing can be refused any more: the run goes on with `config` and versions `going`.
 
-    The first evaluator of a run is noted in its store.
+    The first evaluator of a run is noted in its store, but not its machine: prompts that were made before said what the
+    target's name stands for, and those of one run say the same.
     """
     from evo.versions import versions
 
     first = evaluator.prepare()
     store.goes_on(config, going)
     if not store.info.environment:
-        store.set_evaluator(versions(), evaluator.environment)
+        environment = {name: value for name, value in evaluator.environment.items() if name != GPU_FACTS}
+        store.set_evaluator(versions(), environment)
     return first
 
 

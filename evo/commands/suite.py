@@ -227,6 +227,10 @@ def outcomes(
     from fitness.suites.check import gpu_verifier, new_zygote
 
     target = get_target(arguments.target)
+    if gpus:
+        from fitness.gpu.gpus import measuring
+
+        target = measuring(target)
     with ExitStack() as stack:
         zygote = stack.enter_context(new_zygote(target))
         verifier = stack.enter_context(gpu_verifier(gpus)) if gpus else None

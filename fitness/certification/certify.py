@@ -24,6 +24,7 @@ from fitness.calls import Calls
 from fitness.certification.answers import Malformed, checked
 from fitness.certification.judge import Match
 from fitness.certification.sanitize import TOOLS, Finding, sanitize
+from fitness.compilation.target import get_target, machine, sm_name
 from fitness.gpu.runner import Report, Runner, Work
 from fitness.gpu.work import make_work
 from fitness.sandbox.jobs import Limits
@@ -65,8 +66,7 @@ class Certifier:
         """The runner is shared with others and not closed here; nor is a `zygote` (for job "eager") that is given."""
         self._task, self._runner = task, runner
         facts = runner.facts
-        major, minor = facts["capability"]
-        self._target, self._gpu = f"sm_{major}{minor}", facts["uuid"]
+        self._compiled_for, self._gpu = sm_name(facts["capability"]), facts["uuid"]
         self._root = scratch_root()
         self._zygote, self._shared = zygote, zygote is not None
         self._recorder: Zygote | None = None  # started by a first full certificate
@@ -155,12 +155,13 @@ class Certifier:
 
     def _work(self, source: str, cases: Sequence[Case]) -> Work:
         """What to replay.  The source has one configuration for each launch.  Raises Stop."""
-        self._recorder = self._recorder or Zygote(self._target, ("record", "compile"))
+        self._recorder = self._recorder or Zygote(self._compiled_for, ("record", "compile"))
         calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
+        target = machine(get_target(self._compiled_for), self._runner.facts)
         with scratch_folder(self._root) as folder:
             work = make_work(
                 source, self._task, calls,
-                zygote=self._recorder, target=self._target, scratch=folder, limits=LIMITS,
+                zygote=self._recorder, target=target.spec, scratch=folder, limits=LIMITS,
             )  # fmt: skip
         choices = {name: [0] * len(plan.launches) for name, plan in work.plans.items()}
         return dataclasses.replace(work, choices=choices)
@@ -179,7 +180,7 @@ class Certifier:
             ]
             payload = {"source": source, "entry": self._task.entry, "device": DEVICE, "calls": calls}
             try:
-                self._zygote = self._zygote or Zygote(self._target, ("eager",), self._gpu)
+                self._zygote = self._zygote or Zygote(self._compiled_for, ("eager",), self._gpu)
                 result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
             except EvoError as error:  # no such process can be had here
                 raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error

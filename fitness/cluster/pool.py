@@ -32,7 +32,7 @@ from fitness.cluster.parcel import Parcel, Terms
 from fitness.compilation.target import Target
 from fitness.evaluator import CpuJudge
 from fitness.facts import Estimates, Facts, Recorder
-from fitness.gpu.gpus import Gpus, find_gpus
+from fitness.gpu.gpus import Gpus, find_gpus, measuring
 from fitness.gpu.runner import Work
 from fitness.gpu.sharing import SharedGpu
 from fitness.gpu_evaluator import GpuJudge, gpu_judge
@@ -162,6 +162,15 @@ class Cluster:
         except RayError as error:
             raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_first_line(error)}") from error
         return Gpus(count, found.name, found.problem)
+
+    def measuring(self, target: Target) -> Target:
+        """`target` with the facts of the GPUs, one of them looked at where it is: all of a run are of one model."""
+        look = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measuring)
+        try:
+            found: Target = ray.get(look.remote(target), timeout=START_S)
+        except RayError as error:
+            raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_first_line(error)}") from error
+        return found
 
     def workers(self, gpus: int) -> int:
         """Evaluations at once that keep all lanes busy."""
@@ -509,8 +518,8 @@ class ClusterWorkshop:
         limits: Limits | None = None,
     ) -> None:
         """`versions`: of what decides results, to be the same on all nodes; `cluster` is closed with the workshop."""
-        self._cluster, self._target = cluster, target
-        terms = Terms(target, gpus > 0, limits or Limits(), versions, versions())
+        self._cluster, self.target = cluster, cluster.measuring(target) if gpus else target
+        terms = Terms(self.target, gpus > 0, limits or Limits(), versions, versions())
         recorders, judges = posts(cluster.nodes, gpus)
         self._stage = (GpuJudge if gpus else CpuJudge).stage
         self._recorders = Staff("recorder", "record", recorders, terms)
@@ -521,7 +530,7 @@ class ClusterWorkshop:
             raise
 
     def open(self, task: Task) -> Evaluator:
-        return Evaluator(task, self._target, *self.hands(task))
+        return Evaluator(task, self.target, *self.hands(task))
 
     def hands(self, task: Task) -> tuple[Recorders, Judges]:
         """For an evaluator of that task.  Raises ConfigError where the task cannot be sent to the nodes."""
@@ -541,7 +550,7 @@ class ClusterEvaluator(Evaluator):
     def __init__(self, cluster: Cluster, task: Task, target: Target, **terms: Any) -> None:
         """As of ClusterWorkshop."""
         self.workshop = ClusterWorkshop(cluster, target, **terms)
-        super().__init__(task, target, *self.workshop.hands(task))
+        super().__init__(task, self.workshop.target, *self.workshop.hands(task))
 
     def close(self) -> None:
         self.workshop.close()

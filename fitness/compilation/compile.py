@@ -32,7 +32,7 @@ from triton.runtime.jit import JITFunction, MockTensor
 from evo.records import Verdict
 from fitness.compilation import screen
 from fitness.compilation.kernels import argument, get_kernel, load_kernels
-from fitness.compilation.target import Target, get_target
+from fitness.compilation.target import Target, from_spec
 from fitness.memory import DTYPES
 from fitness.plan import ITEMSIZE, TensorRef, decode
 from fitness.sandbox.jobs import JobError
@@ -61,15 +61,15 @@ _FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Compiles payload["launches"] one after the other.
 
-    payload: "source", "constants", "target" (name), "launches": [{"kernel", "args", "options", "line"?}] with arguments
-    encoded as in plans; "cache_dir" (optional) keeps Triton's cache elsewhere than in `scratch`.  Returns {"builds":
-    [...]} in the order of the launches: the fields of `evo.records.Build`, "parameters" (names of the runtime
-    parameters, in order), "launch" (see `_launch_facts`), "resident" (programs on a multiprocessor), "key" (Triton's
-    name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).  A launch
-    that Triton's autotuner would leave out has {"problem": why, "line": of the kernel's own, from 1, 0 where it is not
-    known} instead.  Raises JobError(COMPILE_ERROR) for all other errors.
+    payload: "source", "constants", "target" (`Target.spec`), "launches": [{"kernel", "args", "options", "line"?}] with
+    arguments encoded as in plans; "cache_dir" (optional) keeps Triton's cache elsewhere than in `scratch`.  Returns
+    {"builds": [...]} in the order of the launches: the fields of `evo.records.Build`, "parameters" (names of the
+    runtime parameters, in order), "launch" (see `_launch_facts`), "resident" (programs on a multiprocessor), "key"
+    (Triton's name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).
+    A launch that Triton's autotuner would leave out has {"problem": why, "line": of the kernel's own, from 1, 0 where
+    it is not known} instead.  Raises JobError(COMPILE_ERROR) for all other errors.
     """
-    target = get_target(payload["target"])
+    target = from_spec(payload["target"])
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     cache = Path(payload.get("cache_dir") or scratch / "triton")
     known: dict[str, dict[str, Any]] = {}

@@ -14,7 +14,7 @@ from evo.plain import plain
 from evo.records import Build, Verdict
 from fitness.certification import certify
 from fitness.compilation.screen import occupancy
-from fitness.compilation.target import Target
+from fitness.compilation.target import Target, get_target, machine, sm_name
 from fitness.eager.bench import DRAWN, OWN, SEED
 from fitness.eager.channel import make_pipes, mark_ended, release
 from fitness.gpu.runner import Report, Runner
@@ -37,9 +37,9 @@ class Host:
     def __init__(self, task: Task, runner: Runner, *, wall_s: float) -> None:
         """The runner is shared with others and not closed here.  wall_s: the most that a call may take."""
         self._task, self._runner, self._wall_s = task, runner, wall_s
-        major, minor = runner.facts["capability"]
-        self.target = f"sm_{major}{minor}"
-        self._zygote = Zygote(self.target, ("serve",), runner.facts["uuid"])
+        compiled_for = sm_name(runner.facts["capability"])
+        self.target = machine(get_target(compiled_for), runner.facts)
+        self._zygote = Zygote(compiled_for, ("serve",), runner.facts["uuid"])
         self._root = scratch_root()
         self._lock = threading.Lock()
 

@@ -94,23 +94,26 @@ def known_facts(index: int, told: Mapping[str, Any]) -> DeviceFacts | None:
 
 def device_facts(index: int = 0) -> DeviceFacts:
     """Facts of CUDA device `index`, its two ceilings measured (takes about a second and 6 GB of its memory)."""
+    device = torch.device("cuda", index)
+    return DeviceFacts(**said_facts(index), copy_bytes_per_s=_copy_rate(device), matmul_flops=_matmul_rate(device))
+
+
+def said_facts(index: int = 0) -> dict[str, Any]:
+    """What CUDA device `index` says of itself: all fields of DeviceFacts that are not measured."""
     properties, watch = torch.cuda.get_device_properties(index), Watch(index)
     bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(watch.handle)
     memory_hz = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_MEM)
-    device = torch.device("cuda", index)
-    return DeviceFacts(
-        name=properties.name,
-        uuid=watch.uuid,
-        driver=pynvml.nvmlSystemGetDriverVersion(),
-        capability=(properties.major, properties.minor),
-        multiprocessors=properties.multi_processor_count,
-        l2_bytes=properties.L2_cache_size,
-        memory_bytes=properties.total_memory,
-        max_clock_hz=1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_SM),
-        dram_bytes_per_s=2 * memory_hz * bus_bits / 8,
-        copy_bytes_per_s=_copy_rate(device),
-        matmul_flops=_matmul_rate(device),
-    )
+    return {
+        "name": properties.name,
+        "uuid": watch.uuid,
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+        "capability": (properties.major, properties.minor),
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "max_clock_hz": 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_SM),
+        "dram_bytes_per_s": 2 * memory_hz * bus_bits / 8,
+    }
 
 
 def _copy_rate(device: torch.device) -> float:

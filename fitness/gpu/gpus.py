@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from fitness.compilation.target import Target
+from evo.errors import EvoError
+from fitness.compilation.target import Target, machine, sm_name
 
 _PACKAGES = {"pynvml": "nvidia-ml-py", "cuda": "cuda-bindings"}  # module: what installs it
 
@@ -26,10 +27,21 @@ def find_gpus(target: Target) -> Gpus:
     if not torch.cuda.is_available():
         return Gpus(0, "", "torch sees no CUDA GPU")
     count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    major, minor = torch.cuda.get_device_capability(0)
+    major, minor = capability = torch.cuda.get_device_capability(0)
     if 10 * major + minor != target.arch:
-        return Gpus(count, name, f"GPU 0 ({name}) is sm_{major}{minor}, the target is {target.name}")
+        return Gpus(count, name, f"GPU 0 ({name}) is {sm_name(capability)}, the target is {target.name}")
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         return Gpus(count, name, f"GPU 0 ({name}) cannot be driven without {' and '.join(missing)}")
     return Gpus(count, name, "")
+
+
+def measuring(target: Target, index: int = 0) -> Target:
+    """`target` with the facts of CUDA device `index`, which is to measure.  Raises EvoError where no GPU can."""
+    if problem := find_gpus(target).problem:
+        raise EvoError(
+            f"expected a GPU that measures for {target.name}, but {problem}; --gpus none estimates without one"
+        )
+    from fitness.gpu.device import said_facts
+
+    return machine(target, said_facts(index))

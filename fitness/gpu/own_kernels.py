@@ -25,10 +25,10 @@ def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Ker
     `args`: tensors (aligned to ALIGNED) as TensorRef, constants; a parameter `n` is added, which may be any count.
     """
     from fitness.compilation import compile as compiler
-    from fitness.compilation.target import TARGETS
+    from fitness.compilation.target import TARGETS, sm_name
     from fitness.gpu.launcher import Kernel
 
-    target = "sm_{}{}".format(*torch.cuda.get_device_capability(index))
+    target = sm_name(torch.cuda.get_device_capability(index))
     if target not in TARGETS:
         return None
     # A count beyond 32 bits that 16 does not divide: nothing is specialised for it.

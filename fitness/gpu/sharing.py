@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from fitness.compilation.target import sm_name
 from fitness.gpu.runner import Runner
 from fitness.sandbox.zygote import Zygote
 
@@ -35,8 +36,7 @@ class SharedGpu:
         """The zygote in whose children candidates are run eagerly.  It starts in the background, at the first call."""
         with self._asking:
             if self._eager is None:
-                major, minor = self._facts["capability"]
-                self._eager = Zygote(f"sm_{major}{minor}", ("eager",), self._facts["uuid"])
+                self._eager = Zygote(sm_name(self._facts["capability"]), ("eager",), self._facts["uuid"])
             return self._eager
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from evo.records import Build, Verdict
 from fitness.compilation.kernels import Closure, closures
 from fitness.compilation.known import KnownBuilds, build_key, cubin_of
 from fitness.compilation.screen import out_of_resources
-from fitness.compilation.target import Target, get_target
+from fitness.compilation.target import Target, from_spec
 from fitness.compilation.told import checked
 from fitness.gpu.runner import Work
 from fitness.plan import Launch, LaunchPlan, from_json, to_json
@@ -168,7 +168,7 @@ def build(
         with _sound():
             known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
-    problems = {i: why for i, b in built.items() if (why := _problem(b, get_target(target)))}
+    problems = {i: why for i, b in built.items() if (why := _problem(b, from_spec(target)))}
     left_out = _left_out(launches, ways, built, problems, kernels)
     left = {name: _without(plan, left_out) for name, plan in plans.items()}
     in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
@@ -187,7 +187,7 @@ def _sound() -> Iterator[None]:
 
 def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The build of a launch by a job in that folder, as seen from the one above.  Raises as `told.checked`."""
-    build = checked(told, launch["kernel"], get_target(target))
+    build = checked(told, launch["kernel"], from_spec(target))
     return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
 
 

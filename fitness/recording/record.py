@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from evo.records import Verdict
 from fitness.certification.candidate import MODULE, compiled, entry_of, returned
-from fitness.compilation.target import Target, get_target
+from fitness.compilation.target import Target, from_spec
 from fitness.plan import LaunchPlan, TensorRef, to_json
 from fitness.recording.constants import constants, merged
 from fitness.recording.fakecuda import fake_cuda
@@ -38,7 +38,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     UNSUPPORTED where host code needs values, REJECTED for random numbers, WRONG where the entry returns no tensors,
     RUNTIME_ERROR where it raises.
     """
-    target = get_target(payload["target"])
+    target = from_spec(payload["target"])
     code = compiled(payload["source"], scratch)
     plans, found = {}, {}
     for call in payload["calls"]:

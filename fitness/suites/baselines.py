@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fitness.compilation.target import Target
 from fitness.facts import Recorder
 from fitness.gpu.baselines import NAMES, Baseline
+from fitness.gpu.gpus import measuring
 from fitness.gpu.runner import Report, Runner, Work
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
@@ -16,10 +17,11 @@ from fitness.task import Task
 
 
 def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tuple[Task, list[Baseline]]]:
-    """Task by task in one process on the GPU; `workers` at once are recorded and compiled meanwhile.
+    """Task by task in one process on the GPU, whose facts `target` gets; meanwhile `workers` record and compile.
 
     Raises EvoError where no runner can be had.
     """
+    target = measuring(target)
     with (
         Zygote(target.name, ("record", "compile")) as zygote,
         Runner("softmax", wall_s=LIMITS.wall_s) as runner,

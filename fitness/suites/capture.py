@@ -33,7 +33,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from evo.records import Verdict
-from fitness.compilation.target import get_target
+from fitness.compilation.target import from_spec
 from fitness.recording.fakecuda import AsCuda, device_facts
 from fitness.recording.lines import CANDIDATE, line_of_call, line_of_error
 from fitness.sandbox.jobs import JobError
@@ -64,7 +64,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     of `fitness.suites.values`} or {"value": plain value}, "timed" whether it is the script's; files of kept values are
     left in `scratch`.  Raises JobError where the kernel part cannot be executed.
     """
-    target = get_target(payload["target"])
+    target = from_spec(payload["target"])
     listener = _Listener(scratch, int(payload["most"]), payload["launching"])
     torch.manual_seed(0)
     random.seed(0)

@@ -228,7 +228,7 @@ class Checker:
             "tests": source.tests,
             "launching": self.launching,
             "timed": timed,
-            "target": self._target.name,
+            "target": self._target.spec,
             "most": MOST_CALLS,
         }
         found = expect_ok("capture", self._zygote.run(CAPTURE, payload, scratch=scratch, limits=CAPTURE_LIMITS))
@@ -309,7 +309,7 @@ class Checker:
         return found
 
     def _in(self, scratch: Path) -> dict[str, Any]:
-        return {"zygote": self._zygote, "target": self._target.name, "scratch": scratch, "limits": LIMITS}
+        return {"zygote": self._zygote, "target": self._target.spec, "scratch": scratch, "limits": LIMITS}
 
 
 def _quickly_compiled(

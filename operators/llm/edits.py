@@ -13,11 +13,13 @@ guessed.
 
 from __future__ import annotations
 
+import difflib
 import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from evo.records import candidate_id
 from operators.llm.base import Unreadable
 
 Lines = list[str]
@@ -79,6 +81,27 @@ def apply_edits(source: str, edits: Sequence[Edit]) -> str | Unreadable:
         start, shift = place
         lines[start : start + len(search)] = [shift(line) for line in _trimmed(edit.replace)]
     return "\n".join(lines)
+
+
+def write_edits(source: str, result: str) -> str | None:
+    """The shortest blocks that make `result` of `source`; None where there are none, or none can say it."""
+    lines, wanted = source.split("\n"), result.split("\n")
+    matcher = difflib.SequenceMatcher(None, lines, wanted, autojunk=False)
+    context = 1
+    while True:
+        groups = matcher.get_grouped_opcodes(context)
+        text = "\n".join(_block(lines[g[0][1] : g[-1][2]], wanted[g[0][3] : g[-1][4]]) for g in groups)
+        edits = read_edits(text) if text else None
+        made = apply_edits(source, edits.edits) if isinstance(edits, Edits) else None
+        if isinstance(made, str) and candidate_id(made) == candidate_id(result):
+            return text
+        if context >= len(lines):
+            return None
+        context *= 2
+
+
+def _block(search: Lines, replace: Lines) -> str:
+    return "\n".join(["<<<<<<< SEARCH", *search, "=======", *replace, ">>>>>>> REPLACE"])
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+"""fitness.compilation.target: what is compiled for, and which machine measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import evo.commands.models as models
+from evo.errors import ConfigError, EvoError
+from evo.records import GPU_FACTS
+from evo.store import RunInfo
+from fitness.compilation.target import Target, from_spec, get_target, machine, sm_name
+from fitness.facts import Recorder
+from fitness.gpu import gpus
+from fitness.gpu_evaluator import GpuEvaluator
+from fitness.roofline import impossible, least_us
+from fitness.task import load_task
+from tests.engine_support import config
+from tests.test_roofline import plan
+
+H200 = get_target("sm_90")
+
+
+def said(name: str, multiprocessors: int = 132, **facts: Any) -> dict[str, Any]:
+    """As `fitness.gpu.device.said_facts`; the figures are those of no GPU, so that it shows where they come from."""
+    return {
+        "name": name,
+        "multiprocessors": multiprocessors,
+        "l2_bytes": 60 << 20,
+        "max_clock_hz": 1.0e9,
+        "dram_bytes_per_s": 1.0e12,
+        **facts,
+    }
+
+
+def test_a_compute_capability_names_what_is_compiled_for() -> None:
+    assert sm_name((9, 0)) == "sm_90" and sm_name([10, 3]) == "sm_103"
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "tb_per_s", "tflops"),
+    [
+        ("NVIDIA H200", 132, 4.8, 989),
+        ("NVIDIA H100 80GB HBM3", 132, 3.35, 989),
+        ("NVIDIA H100 PCIe", 114, 2.0, 756),
+    ],
+)
+def test_a_machine_has_the_facts_of_its_data_sheet(
+    name: str, multiprocessors: int, tb_per_s: float, tflops: float
+) -> None:
+    found = machine(H200, said(name, multiprocessors))
+    assert (found.name, found.arch, found.device_name) == ("sm_90", 90, name)
+    assert (found.multiprocessors, found.dram_bytes_per_s) == (multiprocessors, tb_per_s * 1e12)
+    assert found.tensor_flops["bfloat16"] == tflops * 1e12
+    assert found.l2_bytes == 50 << 20
+
+
+def test_the_machine_that_a_target_stands_for_changes_nothing() -> None:
+    assert machine(H200, said("NVIDIA H200")) == H200
+    assert machine(get_target("h100"), said("NVIDIA H100 80GB HBM3")) == get_target("h100")
+    assert machine(get_target("h100"), said("NVIDIA H200")).dram_bytes_per_s == 4.8e12  # the one that measures counts
+
+
+@pytest.mark.parametrize("gpu", [said("NVIDIA GH200 480GB", 66), said("NVIDIA H200", 66)], ids=["another", "a part"])
+def test_a_machine_without_a_data_sheet_has_the_facts_that_it_says(gpu: dict[str, Any]) -> None:
+    found = machine(H200, gpu)
+    assert (found.name, found.device_name, found.multiprocessors) == ("sm_90", gpu["name"], 66)
+    assert (found.clock_hz, found.dram_bytes_per_s, found.l2_bytes) == (1e9, 1e12, 60 << 20)
+    assert found.tensor_flops["float16"] == pytest.approx(989e12 * 66 / 132 / 1.98)
+    assert found.shared_per_program == H200.shared_per_program  # of the compute capability
+
+
+def test_jobs_read_what_a_target_says_of_itself() -> None:
+    pcie = machine(H200, said("NVIDIA H100 PCIe", 114))
+    assert from_spec(pcie.spec) == pcie
+    assert H200.spec == "sm_90" and from_spec("sm_90") == H200
+    with pytest.raises(ConfigError, match="unknown target 'sm_1'; expected one of: sm_90, h100"):
+        from_spec("sm_1")
+
+
+def test_a_time_is_impossible_by_the_facts_of_the_machine_that_measures() -> None:
+    h100 = machine(H200, said("NVIDIA H100 80GB HBM3"))
+    needed = 4.8e9  # bytes: 1000 us on an H200, 1433 us on an H100
+    there, here = least_us(plan(), needed, None, H200), least_us(plan(), needed, None, h100)
+    assert (there, here) == (pytest.approx(1000), pytest.approx(1432.8, abs=0.1))
+    assert impossible("c", 800, there, H200.device_name) is None
+    assert "on NVIDIA H100 80GB HBM3" in (impossible("c", 800, here, h100.device_name) or "")
+    assert impossible("c", 1010, here, h100.device_name) is None  # 0.7 of it is the limit
+    # The nearest right kernel: the H100's own speed, which an H200's facts allow too.
+    assert impossible("c", 1433, here, h100.device_name) is None
+
+
+# --- where a GPU measures --------------------------------------------------------------------------------------------
+
+PERSISTENT = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sin_kernel(x_ptr, y_ptr, n, programs, BLOCK: tl.constexpr):
+    for start in range(tl.program_id(0) * BLOCK, n, programs * BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + offsets, mask=offsets < n)
+        tl.store(y_ptr + offsets, tl.sin(x), mask=offsets < n)
+
+
+def vector_sin(x):
+    y = torch.empty_like(x)
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    sin_kernel[(programs,)](x, y, x.numel(), programs, BLOCK=1024)
+    return y
+"""
+
+
+@contextmanager
+def opened(target: Target) -> Iterator[Recorder]:
+    recorder = Recorder(load_task("vector_sin"), target, measured=True)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+@pytest.mark.parametrize(("target", "programs"), [(H200, 132), (machine(H200, said("NVIDIA H100 PCIe", 114)), 114)])
+def test_host_code_sees_the_machine_that_measures(target: Target, programs: int) -> None:
+    with opened(target) as recorder:
+        facts = recorder.collect(PERSISTENT)
+    (launch,) = facts.plans["4M"].launches
+    assert launch.configs[0].grid == (programs, 1, 1)
+
+
+def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = pytest.importorskip("fitness.gpu.device")
+    asked = []
+
+    def said_by(index: int) -> dict[str, Any]:
+        asked.append(index)
+        return said("NVIDIA H100 80GB HBM3")
+
+    monkeypatch.setattr(device, "said_facts", said_by)
+    monkeypatch.setattr(gpus, "find_gpus", lambda target: gpus.Gpus(3, "NVIDIA H100 80GB HBM3", ""))
+    assert gpus.measuring(H200, 1).dram_bytes_per_s == 3.35e12
+    evaluator = GpuEvaluator(load_task("vector_sin"), H200, device=2)
+    try:
+        assert asked == [1, 2]
+        for target in (evaluator.target, evaluator._recorder.target):
+            assert (target.name, target.device_name) == ("sm_90", "NVIDIA H100 80GB HBM3")
+        environment = evaluator.environment
+    finally:
+        evaluator.close()
+    assert environment["target"] == "sm_90" and from_spec(environment[GPU_FACTS]) == evaluator.target
+
+
+def test_without_a_gpu_nothing_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "find_gpus", lambda target: gpus.Gpus(0, "", "torch sees no CUDA GPU"))
+    with pytest.raises(
+        EvoError, match="expected a GPU that measures for sm_90, but torch sees no CUDA GPU; --gpus none"
+    ):
+        GpuEvaluator(load_task("vector_sin"), H200)
+
+
+def test_prompts_say_the_machine_that_measured_first(evaluators) -> None:
+    task = load_task("vector_sin")
+
+    def hardware(environment: dict[str, Any]) -> dict[str, str]:
+        context = models.prompt_context(RunInfo(config(), "hash", {}, environment), task)
+        return dict(context.keywords["hardware"])
+
+    h100 = hardware({GPU_FACTS: machine(H200, said("NVIDIA H100 80GB HBM3")).spec})
+    assert h100["GPU"].startswith("NVIDIA H100 80GB HBM3") and h100["memory bandwidth"] == "3.35 TB/s"
+    # An old run, or one that was proposed before anything measured: the machine that the target's name stands for.
+    old = hardware({"target": "sm_90", "machine": "x86_64", "gpu": "NVIDIA H100 80GB HBM3"})
+    assert old["GPU"].startswith("NVIDIA H200") and old["memory bandwidth"] == "4.80 TB/s"
+    assert GPU_FACTS not in evaluators("vector_sin").environment  # estimated: nothing measures
