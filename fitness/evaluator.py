@@ -44,6 +44,7 @@ class CpuJudge:
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
         self._stretched: list[Case] = []  # what the seed does right
+        self._stored: set[int] = set()  # arguments that the seed stores to
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
@@ -83,6 +84,7 @@ class CpuJudge:
                 kernel=self._seed,
                 stretched=stretched,
                 stretched_limits=limits,
+                stored_by_seed=self._stored,
             )
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         added = {case.name for case in facts.stretched}

@@ -38,7 +38,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     zeros) where it is to be found out who wrote what (`fitness.verification.delegation.Authors`); and "twin", the index
     of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
     is not executed, nor "at once" where they met in atomics.
-    Returns {"programs": how many were run, "left_out": indices of runs that were not executed}.
+    Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "stored": of each run,
+    positions of the entry's arguments that something was stored to, whatever it was}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
@@ -46,17 +47,20 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     count = 0
     orders: list[set[str]] = []  # of each run, other orders of its programs that say more
     left_out = []
+    stored: list[list[int]] = []
     with Interpreter() as interpreter:
         for number, run in enumerate(payload.get("runs") or [payload]):
             twin = run.get("twin")
             if twin is not None and run["order"] not in orders[twin]:
                 left_out.append(number)
                 orders.append(set())
+                stored.append([])
                 continue
             made = _Run(run, kernels, interpreter, scratch)
             count += made.execute()
             orders.append(made.orders_to_try())
-    return {"programs": count, "left_out": left_out}
+            stored.append(sorted(interpreter.builder.stored))
+    return {"programs": count, "left_out": left_out, "stored": stored}
 
 
 class _Run:
@@ -76,6 +80,12 @@ class _Run:
         self.conflicts = AtOnce(memory, first) if at_once else Conflicts(first, first + self.layout.total)
         interpreter.builder.memory = first, first + self.layout.total
         interpreter.builder.conflicts = self.conflicts
+        interpreter.builder.arguments = [
+            (first + start, first + start + buffer.nbytes, buffer.input)
+            for start, buffer in zip(self.layout.offsets, self.plan.buffers, strict=True)
+            if buffer.input is not None
+        ]
+        interpreter.builder.stored = set()
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
@@ -104,13 +114,22 @@ class _Run:
     def _execute(self, step: Step, choice: int) -> None:
         match step:
             case Fill():
+                self._note_store(step.dst)
                 self._view(step.dst).fill_(step.value)
             case Copy():
+                self._note_store(step.dst)
                 self._view(step.dst).copy_(self._view(step.src))
             case Op():
+                for output in step.outputs:
+                    self._note_store(output)
                 aten.execute(step, self._view, torch.device("cpu"))
             case Launch():
                 self.programs += self._launch(step, choice)
+
+    def _note_store(self, ref: TensorRef) -> None:
+        argument = self.plan.buffers[ref.buffer].input
+        if argument is not None and ref.numel:
+            self.interpreter.builder.stored.add(argument)
 
     def _view(self, ref: TensorRef) -> torch.Tensor:
         return self.layout.view(self.memory, ref)

@@ -34,11 +34,13 @@ class Builder(InterpreterBuilder):
 
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
     conflicts: Conflicts | AtOnce | None = None  # watches that memory
+    arguments: Sequence[tuple[int, int, int]] = ()  # first address, the one past the last, and position of each
 
     def __init__(self) -> None:
         super().__init__()
         # Overflow checks are a debug feature of the compiler; the device wraps around.
         self.options = InterpreterOptions(sanitize_overflow=False)
+        self.stored: set[int] = set()  # positions of the arguments that something was stored to
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
@@ -165,6 +167,17 @@ class Builder(InterpreterBuilder):
         if outside.size:
             raise IndexError(f"{outside.size} of the addresses of a {what} are outside of all buffers")
 
+    def _note_store(self, at: TensorHandle, mask: TensorHandle | None) -> None:
+        """Notes the arguments that it changes, or stores to what they hold already."""
+        if len(self.stored) == len(self.arguments) or not at.data.size:
+            return
+        low, high = int(at.data.min()), int(at.data.max())
+        for start, end, position in self.arguments:
+            if position not in self.stored and low < end and high >= start:
+                chosen = _chosen(at, mask)
+                if ((chosen >= start) & (chosen < end)).any():
+                    self.stored.add(position)
+
     def _meet(self) -> None:
         """Atomics are how programs meet."""
         if self.conflicts is not None:
@@ -178,6 +191,7 @@ class Builder(InterpreterBuilder):
 
     def create_masked_store(self, pointers: Any, value: Any, mask: Any, *_: Any, **__: Any) -> Any:
         self._check("store", pointers, mask)
+        self._note_store(pointers, mask)
         if self.conflicts is not None:
             self.conflicts.access("store", pointers.data, mask.data, _element_bytes(pointers))
         return super().create_masked_store(pointers, value, mask, *_, **__)
@@ -186,6 +200,7 @@ class Builder(InterpreterBuilder):
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, mask)
+        self._note_store(ptr, mask)
         self._meet()
         if val.dtype.scalar.name == "bf16" and op == triton_interpreter._ir.ATOMIC_OP.FADD:
             return self._atomic_add_bfloat16(ptr, val, mask)
@@ -198,6 +213,7 @@ class Builder(InterpreterBuilder):
         self, ptr: TensorHandle, cmp: TensorHandle, val: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, None)
+        self._note_store(ptr, None)
         self._meet()
         if cmp.data.dtype.kind != "f":
             return super().create_atomic_cas(ptr, cmp, val, sem, scope)

@@ -8,7 +8,7 @@ the reference, it is executed in a child of its own before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +105,8 @@ class Jobs:
             "runs": [run.payload() for run in runs],
         }
         value = expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
+        for run, stored in zip(runs, value["stored"], strict=True):
+            run.stored.update(stored)
         return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
 
 
@@ -120,6 +122,7 @@ class _Run:
     file: str  # of buffers, in the scratch folder
     authors: str = ""  # file of their authors, where operators might be among them
     twin: int | None = None  # index of the run that differs in nothing but the order of programs
+    stored: set[int] = field(default_factory=set)  # arguments that something was stored to, once it was executed
 
     def payload(self) -> dict:
         found = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order, "buffers": self.file}
@@ -136,11 +139,13 @@ def verify(
     kernel: Executable | None = None,
     stretched: Sequence[Case] = (),
     stretched_limits: Limits | None = None,
+    stored_by_seed: set[int] | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
     `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
-    `replays`, where it is not, with limits of their own.  Raises Stop with the verdict of the first replay that fails.
+    `replays`, where it is not, with limits of their own; `stored_by_seed`: arguments that the seed kernel stores to,
+    which a verification of the seed adds to it.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
     expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
@@ -166,6 +171,10 @@ def verify(
             continue
         refs = _output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
+        if candidate.source != task.seed_source:
+            _check_stores(task, run, stored_by_seed or set())
+        elif stored_by_seed is not None:
+            stored_by_seed |= run.stored
         ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = by_seed.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
@@ -360,6 +369,13 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
     except JobError as error:
         raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
     return _read(run, refs, memory)
+
+
+def _check_stores(task: Task, run: _Run, stored_by_seed: set[int]) -> None:
+    """Raises Stop where something was stored to an input, which then held what it had held before."""
+    for i in sorted(run.stored - set(task.written) - stored_by_seed):
+        message = f"{run.replay}: something was stored to input {task.parameters[i]!r}, though it is as before now"
+        raise Stop("verify", Verdict.WRONG, f"{message}; store to memory of its own, torch.empty_like or the like")
 
 
 def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torch.Tensor]:
