@@ -13,12 +13,11 @@ cannot be had is reported with its reason, never skipped in silence:
 | capabilities | what root could do where a user namespace is not to be had |
 | rlimits | memory, CPU time, file size, open files, processes, core dumps |
 | landlock | files: reads of all but Python, its packages and system libraries, writes outside the scratch folder |
-| seccomp | sockets, signals to others, their scheduling, tracing, mounts, namespaces, io_uring, watches on files; if
-"strict" processes |
+| seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring, watches on files; if "strict" processes |
 
-Profile "gpu" is "compiler" without a view of its own, and with what the CUDA driver needs on top: its device files, its threads' names, anonymous
-files, the scheduling of threads, and no limit of the address space, of which CUDA reserves more than any machine has:
-the data it may map writable is limited instead.
+Profile "gpu" is "compiler" without the view, and with what the CUDA driver needs on top: its device files, its threads'
+names, anonymous files, the scheduling of threads, and no limit of the address space, of which CUDA reserves more than
+any machine has: the data it may map writable is limited instead.
 
 Nothing here imports torch; `python -m fitness.sandbox.layers` prints the layers of this machine as JSON.
 """
