@@ -707,6 +707,34 @@ k.signature
 k, = [kernel]
 k.signature
 
+# other places than they seem
+a, k, b = *[0, kernel], Names(), *[]
+k.signature
+
+# the rest
+a, *k = Names(), kernel
+k[0].signature
+
+# what is around a function
+k = Names()
+def change():
+    nonlocal k
+    k = kernel
+change()
+k.signature
+
+# bound in a comprehension
+k = Names()
+n = [0 for v in (kernel,) if (k := v) is not None]
+k.signature
+
+# in a list of its arguments
+def ask(k):
+    for one in k:
+        one.signature
+ask([Names()])
+ask([kernel])
+
 # a with statement
 with torch.no_grad() as k:
     k.signature

@@ -119,7 +119,7 @@ class _Reader:
         match target, value:
             case ast.Name(id=name), _:
                 self._bind(name, scope, value, "own")
-            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if _are_pairs(targets, values):
                 for part, its in zip(targets, values, strict=True):
                     self._assign(part, its, scope)
             case _:
@@ -352,6 +352,12 @@ class _Follower:
             case ast.Call(func=ast.Attribute(value=base, attr="values"), args=[], keywords=[]):
                 return self.is_kind(base, "holder", scope)
         return False
+
+
+def _are_pairs(targets: list[ast.expr], values: list[ast.expr]) -> bool:
+    """Whether each target gets the value at its place."""
+    starred = any(isinstance(part, ast.Starred) for part in (*targets, *values))
+    return len(targets) == len(values) and not starred
 
 
 def _enter(function: FunctionNode, call: ast.Call, scope: _Scope, inner: _Scope) -> None:
