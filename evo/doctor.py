@@ -45,6 +45,7 @@ _FIX_LAYERS = {
     "userns=0; in a container --security-opt seccomp=unconfined",
     "landlock": "Linux 5.13 or newer with landlock among the lsm= of the kernel's command line",
     "seccomp": "install libseccomp (Debian, Ubuntu: apt install libseccomp2)",
+    "view": "allow user namespaces, and mounts in them",
     "tmpfs": "allow user namespaces, and mounts in them",
     "mounts": "needed only where Landlock is missing; allow user namespaces",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -48,6 +48,7 @@ class CpuJudge:
         self._stretched: list[Case] = []  # what the seed does right
         (self._root / "inputs").mkdir()
         self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
+        self._stored: set[int] = set()  # arguments that the seed stores to
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
@@ -58,8 +59,13 @@ class CpuJudge:
         def judged(stretched: Sequence[Case]) -> Judged:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
 
+        found = self._prepared(facts, judged)
         with scratch_folder(self._root) as scratch:
             self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
+        return found
+
+    def _prepared(self, facts: Facts, judged: Callable[[Sequence[Case]], Judged]) -> Judged:
+        """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
         self._stretched = list(facts.stretched)
         try:
             return judged(self._stretched)
@@ -92,6 +98,7 @@ class CpuJudge:
                 kernel=self._seed,
                 stretched=stretched,
                 stretched_limits=limits,
+                stored_by_seed=self._stored,
             )
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         added = {case.name for case in facts.stretched}

@@ -24,6 +24,7 @@ MOST_BYTES = 1 << 48  # of a buffer: what a process can address
 MOST_DIMENSIONS = 64  # of a window: as many as PyTorch takes
 NAME_CHARACTERS = 200  # of a kernel, an operator
 LABEL_CHARACTERS = 4000  # of a configuration
+MOST_TUNED = 1024  # autotune configurations of all launches together: each is compiled, and tried or traced
 
 
 class PlanError(ValueError):
@@ -183,6 +184,11 @@ class LaunchPlan:
         return tuple(s for s in self.steps if isinstance(s, Launch))
 
     @property
+    def tuned(self) -> int:
+        """Configurations to choose from, of all launches together."""
+        return sum(len(launch.configs) for launch in self.launches if len(launch.configs) > 1)
+
+    @property
     def delegated(self) -> tuple[Op, ...]:
         return tuple(s for s in self.steps if isinstance(s, Op))
 
@@ -241,6 +247,14 @@ def _check_launch(launch: Launch) -> None:
                 f"a configuration of {launch.kernel!r} whose text has {len(config.label)} characters, at most "
                 f"{LABEL_CHARACTERS} are read"
             )
+
+
+def too_many_tuned(count: int) -> str:
+    """What is said of a plan with so many autotune configurations."""
+    return (
+        f"{count} autotune configurations in all launches together, at most {MOST_TUNED} are tried; launch autotuned "
+        "kernels less often, or shorten their lists"
+    )
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,51 @@ def test_every_right_variant_is_ok(evaluators, path):
     assert evaluation.verdict is Verdict.OK, f"{evaluation.stage}: {evaluation.message}"
 
 
+LOCKED = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, lock, o, n, BLOCK: tl.constexpr):
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    c = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * n
+    tl.store(o + row + c, tl.load(x + row + c, mask=c < n) * 2, mask=c < n)
+    tl.atomic_xchg(lock, 0)
+
+def doubled(x, lock):
+    o = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, lock, o, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return o
+"""
+LOCKED_TASK = """import torch
+from fitness import Case
+
+entry = "doubled"
+cases = [Case("one", {"M": 64, "N": 512}, cpu_axes={"M": 4, "N": 40})]
+
+def inputs(case, generator):
+    x = torch.randn(case.axes["M"], case.axes["N"], generator=generator, device=generator.device)
+    return x, torch.zeros(1, dtype=torch.int32, device=generator.device)
+
+def reference(x, lock):
+    return x * 2
+"""
+
+
+def test_what_the_seed_stores_to_others_may_leave_as_it_was_too(tmp_path):
+    (tmp_path / "task.py").write_text(LOCKED_TASK)
+    (tmp_path / "kernel.py").write_text(LOCKED)
+    with closing(CpuEvaluator(load_task(tmp_path), get_target("sm_90"))) as evaluator:
+        assert evaluator.prepare().verdict is Verdict.OK
+        warps = LOCKED.replace("x.shape[1]))", "x.shape[1]), num_warps=1)")
+        stores = warps.replace("    tl.atomic_xchg", "    tl.store(x + row, tl.load(x + row))\n    tl.atomic_xchg")
+        right, wrong = (evaluator.evaluate(Candidate(source), seed=1, known={}) for source in (warps, stores))
+    assert right.verdict is Verdict.OK, right.message
+    assert wrong.verdict is Verdict.WRONG and "stored to input 'x'" in wrong.message
+
+
 def test_the_same_work_under_another_name_is_a_duplicate(evaluators):
     evaluator = evaluators("softmax")
     seed = evaluator.task.seed_source

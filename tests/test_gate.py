@@ -24,6 +24,8 @@ PATTERNS = sorted((ROOT / "fitness" / "suites").glob("*/kernels/*.py"))
 HONEST = sorted([*(ROOT / "fitness" / "tasks").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")])
 
 HEAD = """
+import dataclasses
+import enum
 import functools
 import math
 from typing import NamedTuple
@@ -302,6 +304,32 @@ class Tile(NamedTuple):
 def tile_area(tile):
     return tile.tile_rows * tile.tile_columns
 
+# records wherever they come from
+@dataclasses.dataclass
+class Plan:
+    signature: int
+    warps: int = 4
+class Way(enum.Enum):
+    ROWS = 1
+    COLUMNS = 2
+PLANS = [Plan(16), Plan(32, warps=8)]
+BY_SIZE = {16: Plan(16), 'other': Plan(64)}
+DEFAULT = Plan(8)
+def chosen(n, *, fallback):
+    for plan in PLANS:
+        if plan.signature > n:
+            return plan
+    return BY_SIZE.get(n, fallback) if n else BY_SIZE['other']
+def block_of(plan, way, *, scale=1):
+    return plan.signature * scale if way is Way.ROWS else plan.warps
+def total(n):
+    plan = chosen(n, fallback=DEFAULT) or DEFAULT
+    plan = dataclasses.replace(plan, warps=2)
+    one, other = chosen(1, fallback=plan), chosen(2, fallback=PLANS[0])
+    grid = lambda meta: (plan.signature, one.warps + other.warps)
+    return block_of(plan, Way.ROWS) + block_of(way=Way.COLUMNS, plan=PLANS[0], scale=2) + grid({})[0]
+TOTAL = total(3) + sum(p.signature for p in PLANS) + max([p.warps for p in BY_SIZE.values()]) + len(PLANS)
+
 # table
 TABLE = {16: {'BLOCK': 16}}
 def pick(n):
@@ -528,6 +556,215 @@ def test_rule(rule, source):
     assert rule in rules(source)
 
 
+RECORD = """
+@dataclasses.dataclass
+class Names:
+    signature: int = 0
+    from_callable: int = 0
+    _replace: int = 0
+def text(f: 'print(1)'): pass
+"""
+NOT_OWN = snippets("""
+# another name
+k = kernel
+k.signature.from_callable(text, eval_str=True)
+
+# one of two
+k = Names(1)
+k = kernel
+k.signature
+
+# one of two branches
+k = kernel if x.dim() > 1 else Names(1)
+k.signature
+
+# chosen
+k = Names(0) and kernel
+k.signature
+
+# an assignment inside an expression
+n = [k := kernel, k.signature]
+
+# an argument
+def ask(k):
+    return k.signature
+ask(Names())
+ask(kernel)
+
+# a default
+def ask(k=kernel):
+    return k.signature
+ask()
+
+# a keyword
+def ask(a, *, k):
+    return k.signature
+ask(1, k=kernel)
+
+# arguments in a list
+def ask(a, k):
+    return k.signature
+ask(*[Names(), kernel])
+
+# many arguments
+def ask(*k):
+    return k.signature
+ask(Names())
+
+# by another name
+def ask(k):
+    return k.signature
+again = ask
+ask(Names())
+again(kernel)
+
+# called by somebody else
+def ask(k):
+    return k.signature
+ask(Names())
+list(map(ask, [kernel]))
+
+# a lambda
+(lambda k: k.signature)(kernel)
+
+# a loop
+for k in (Names(), kernel):
+    k.signature
+
+# a comprehension
+[k.signature for k in [kernel]]
+
+# keys
+for k in {kernel: Names()}:
+    k.signature
+
+# a list that grows
+kept = [Names()]
+kept.append(kernel)
+kept[1].signature
+
+# a list with another name
+kept = [Names()]
+more = kept
+more.append(kernel)
+kept[1].signature
+
+# a list that a function changes
+def put(where):
+    where.append(kernel)
+kept = [Names()]
+put(kept)
+kept[1].signature
+
+# a list that a helper with a harmless name changes
+def len(where):
+    where.append(kernel)
+kept = [Names()]
+len(kept)
+kept[1].signature
+
+# a list that is written to
+kept = [Names()]
+kept[0] = kernel
+kept[0].signature
+
+# a list of lists
+kept = [[kernel]]
+for k in kept[0]:
+    k.signature
+
+# a table that is asked for what it lacks
+kept = {1: Names()}
+kept.get(2, kernel).signature
+
+# what a field holds
+Names(kernel).signature.from_callable(text, eval_str=True)
+
+# what a field called like a method returns
+Names(_replace=lambda: kernel)._replace().signature
+
+# what a function returns
+def get(n):
+    if n:
+        return Names()
+    return kernel
+get(0).signature
+
+# a class that is hidden
+Names = lambda: kernel
+Names().signature
+
+# a pattern
+match kernel:
+    case k:
+        k.signature
+
+# several at once
+a, k = Names(), kernel
+k.signature
+
+# taken apart
+k, = [kernel]
+k.signature
+
+# other places than they seem
+a, k, b = *[0, kernel], Names(), *[]
+k.signature
+
+# the rest
+a, *k = Names(), kernel
+k[0].signature
+
+# what is around a function
+k = Names()
+def change():
+    nonlocal k
+    k = kernel
+change()
+k.signature
+
+# bound in a comprehension
+k = Names()
+n = [0 for v in (kernel,) if (k := v) is not None]
+k.signature
+
+# in a list of its arguments
+def ask(k):
+    for one in k:
+        one.signature
+ask([Names()])
+ask([kernel])
+
+# a with statement
+with torch.no_grad() as k:
+    k.signature
+
+# an input
+x.signature
+
+# the entry's argument
+def ask(k):
+    return k.signature
+""")
+
+
+@pytest.mark.parametrize("name", NOT_OWN)
+def test_a_field_makes_its_name_legal_on_records_alone(name):
+    code = NOT_OWN[name]
+    if name == "the entry's argument":
+        source, entry = host("pass", f"{RECORD}\n{code}\nask(Names())"), "ask"
+    else:
+        source, entry = host(code, RECORD), "run"
+    assert "attribute" in rules(source, entry=entry)
+    messages = [f.message for f in check(source, entry=entry) if f.rule == "attribute"]
+    assert all("is a field of a record" in m for m in messages), messages
+
+
+def test_in_kernels_there_are_no_records():
+    assert "kernel" in rules(in_kernel("y = kernel.signature", RECORD))
+    assert "kernel" in rules(in_kernel("y = x.signature", RECORD))
+
+
 def test_sizes():
     assert rules("#" * (MAX_CHARACTERS + 1)) == {"size"}
     assert rules(host("z = " + "+".join("1" * 150))) == {"size"}
@@ -651,6 +888,17 @@ LONG: dict[str, Callable[[int], str]] = {
     "decorators": lambda n: HEAD + "@a\n" * n + "def f(): x\n" + RUN,
     "comparisons": lambda n: host("x < " * n + "x"),
     "fields": lambda n: host("x", "class A(NamedTuple):\n" + numbered("    a#: int\n", n)),
+    "records": lambda n: host(numbered("a# = A(#)\na#.one\n", n), "class A(NamedTuple):\n    one: int"),
+    "record lists": lambda n: host(
+        numbered("for a# in L: a#.one\n", n), "class A(NamedTuple):\n    one: int\nL = [" + "A(1), " * n + "]"
+    ),
+    "record targets": lambda n: host(
+        numbered("a# = ", n) + "(" + "A(1), " * n + ")\na1[0].one", "class A(NamedTuple):\n    one: int"
+    ),
+    "names of names": lambda n: host(
+        "a0 = x\n" + "".join(f"a{n - i} = a{n - i - 1}\n" for i in range(n)) + "a1.one",
+        "class A(NamedTuple):\n    one: int",
+    ),
 }
 
 

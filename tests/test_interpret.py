@@ -48,6 +48,15 @@ def assembly(o):
 @triton.jit
 def counted(o):
     tl.atomic_add(o, 1.0)
+
+@triton.jit
+def same(o, n, B: tl.constexpr):
+    c = tl.arange(0, B)
+    tl.store(o + c, tl.load(o + c, mask=c < n), mask=c < n)
+
+@triton.jit
+def locked(o, before, after):
+    tl.atomic_cas(o.to(tl.pointer_type(tl.int32)), before, after)
 """
 ROWS, COLUMNS = 6, 50
 X = TensorRef(0, "float32", (ROWS, COLUMNS), (64, 1))  # rows 64 apart
@@ -81,7 +90,8 @@ def test_a_launch_on_a_strided_input(tmp_path):
     softmax = launch("softmax", (ROWS, 1, 1), x=X, o=OUT, n=COLUMNS, stride=64, B=64)
     layout, memory, x, value = run(tmp_path, softmax, inputs=(X,), buffers=buffers)
     torch.testing.assert_close(layout.read(memory, OUT), x.softmax(1))
-    assert value == {"programs": ROWS, "left_out": [], "notes": [{}]} and layout.broken_guards(memory) == []
+    assert value == {"programs": ROWS, "left_out": [], "notes": [{}], "spans": [], "stored": [[]]}
+    assert layout.broken_guards(memory) == []
 
 
 def test_the_chosen_configuration_runs(tmp_path):
@@ -115,7 +125,37 @@ def test_fill_copy_and_delegated_operators(tmp_path):
     out = layout.read(memory, TensorRef(1, "float32", (ROWS * COLUMNS,), (1,)))
     torch.testing.assert_close(out[100 : 100 + ROWS], (x @ x.t()).sum(1))
     assert torch.equal(layout.read(memory, half), x[:, 3].half())
-    assert value == {"programs": 0, "left_out": [], "notes": [{}]} and out[0] == 2.5 and out[-1] == 2.5
+    assert value == {"programs": 0, "left_out": [], "notes": [{}], "spans": [], "stored": [[]]}
+    assert out[0] == 2.5 and out[-1] == 2.5
+
+
+FIRST = TensorRef(0, "float32", (1,), (1,))
+PADDING = TensorRef(0, "float32", (1,), (1,), COLUMNS)
+EMPTY = TensorRef(0, "float32", (0,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("step", "stored"),
+    [
+        (launch("same", o=FIRST, n=4, B=4), [0]),
+        (launch("same", o=FIRST, n=1, B=4), [0]),
+        (launch("same", o=FIRST, n=0, B=4), []),
+        (launch("same", o=PADDING, n=4, B=4), [0]),
+        (launch("same", o=ONE, n=4, B=4), []),
+        (launch("counted", o=FIRST), [0]),
+        (launch("locked", o=FIRST, before=1, after=1), [0]),
+        (launch("softmax", (ROWS, 1, 1), x=X, o=OUT, n=COLUMNS, stride=64, B=64), []),
+        (Fill(PADDING, 0.0), [0]),
+        (Fill(EMPTY, 0.0), []),
+        (Copy(FIRST, FIRST), [0]),
+        (Copy(OUT, X), []),
+        (Op("aten.neg.out", (FIRST,), {"out": FIRST}, (FIRST,), 7), [0]),
+    ],
+)
+def test_a_store_to_an_argument_is_noted_whatever_is_stored(tmp_path, step, stored):
+    buffers = (Buffer(X.last_byte(), input=0), Buffer(1200))
+    *_, value = run(tmp_path, step, inputs=(X,), buffers=buffers)
+    assert value["stored"] == [stored]
 
 
 def test_several_runs_share_one_extraction(tmp_path):
@@ -129,7 +169,7 @@ def test_several_runs_share_one_extraction(tmp_path):
         for i, order in enumerate(("forward", "reverse"))
     ]
     value = job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path)
-    assert value == {"programs": 4, "left_out": [], "notes": [{}, {}]}
+    assert value == {"programs": 4, "left_out": [], "notes": [{}, {}], "spans": [], "stored": [[], []]}
     ref = plan.launches[0].configs[0].args["o"]
     assert [layout.read(m, ref).item() for m in memories] == [1.0, 0.0]
 
@@ -176,3 +216,4 @@ def test_programs_are_executed_in_the_orders_that_say_more(tmp_path, kernel, arg
     runs = [first] + [{**first, "order": o, "buffers": b, "twin": 0} for o, b in (("reverse", "b"), ("at once", "c"))]
     value = job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path)
     assert (value["programs"], value["left_out"]) == ((ROWS - 1) * (3 - len(left_out)), left_out)
+    assert value["stored"] == [[]] * 3

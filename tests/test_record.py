@@ -11,7 +11,7 @@ import pytest
 
 from evo.records import Verdict
 from fitness.compilation.target import get_target
-from fitness.plan import Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
+from fitness.plan import MOST_TUNED, Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
 
@@ -491,6 +491,17 @@ def test_autotune_that_cannot_be_recorded(record: Record, decorator: str, verdic
     result = record.result(f"@triton.autotune({decorator})\n{KERNEL}\ndef run(x):\n    k[(1,)](x)\n", tensor(4))
     assert result.verdict is verdict and words in result.message
     assert result.line == FIRST + 6
+
+
+def test_configurations_of_all_launches_have_a_limit(record: Record) -> None:
+    code = "@triton.autotune([triton.Config({'B': b}) for b in range(64)], key=[])\n" + KERNEL
+    code += "def run(x):\n    for _ in range(COUNT):\n        k[(1,)](x)\n"
+    assert len(record(code.replace("COUNT", "16"), tensor(4)).launches) == MOST_TUNED // 64 == 16
+    result = record.result(code.replace("COUNT", "17"), tensor(4))
+    assert (result.verdict, result.line) == (Verdict.UNSUPPORTED, FIRST + 6), result
+    assert f"1088 autotune configurations in all launches together, at most {MOST_TUNED}" in result.message
+    single = code.replace("range(64)", "range(1)").replace("COUNT", "1200")  # there is nothing to choose from
+    assert len(record(single, tensor(4)).launches) == 1200
 
 
 def test_a_host_descriptor_is_refused_with_its_line(record: Record) -> None:

@@ -111,11 +111,104 @@ def test_writes_only_in_the_scratch_folder(tmp_path: Path, profile: str) -> None
     """
     answer = inside(code, scratch, profile)
     assert answer[:3] == ["ok"] * 3
-    assert (
-        set(answer[3:]) == {"PermissionError"}
-        or answer[3:] == ["PermissionError"] * 4 + ["OSError"] + ["PermissionError"] * 5
-    )
+    if LAYERS["view"] == ACTIVE and profile != "gpu":
+        hidden = ["FileNotFoundError"]  # but for calls that are refused whatever the path
+        assert answer[3:] == hidden * 5 + ["PermissionError"] + hidden * 3 + ["PermissionError"]
+    else:
+        assert (
+            set(answer[3:]) == {"PermissionError"}
+            or answer[3:] == ["PermissionError"] * 4 + ["OSError"] + ["PermissionError"] * 5
+        )
     assert (outside / "file").read_text() == "untouched" and len(list(outside.iterdir())) == 1
+
+
+SIGHT = """
+def sees(path):
+    tries = [
+        lambda: os.stat(path),
+        lambda: os.lstat(path),
+        lambda: os.statvfs(path),
+        lambda: os.open(path, os.O_PATH),
+        lambda: os.stat(os.path.join(path, "..")),
+        lambda: os.getxattr(path, "user.x"),
+    ]
+    found = [os.access(path, os.F_OK)]
+    for attempt in tries:
+        try:
+            attempt()
+            found.append(True)
+        except FileNotFoundError:
+            found.append(False)
+        except OSError:
+            found.append(True)
+    return sorted(set(found))
+"""
+
+
+@needs("view")
+@pytest.mark.parametrize("limits", ["Limits()", IN_MEMORY])
+@pytest.mark.parametrize("profile", ["strict", "compiler"])
+def test_a_job_does_not_see_which_other_files_there_are(tmp_path: Path, profile: str, limits: str) -> None:
+    scratch, outside = tmp_path / "scratch", tmp_path / "outside"
+    scratch.mkdir()
+    outside.write_text("x")
+    (scratch / "link").symlink_to(outside)
+    hidden = [str(outside), str(ROOT / "README.md"), str(ROOT / "tests"), "/etc/passwd", "/boot"]
+    code = f"""
+    {textwrap.indent(SIGHT, "    ").strip()}
+    answer = [sees(path) for path in {hidden!r}] + [os.path.exists(scratch / "link")]
+    """
+    assert inside(code, scratch, profile, limits) == [[False]] * len(hidden) + [False]
+
+
+@needs("view")
+@pytest.mark.parametrize("profile", ["strict", "compiler"])
+def test_a_job_finds_what_it_needs(tmp_path: Path, profile: str) -> None:
+    code = """
+    import sqlite3, torch.fft, triton.backends.nvidia.driver, xml.dom.minidom
+    import fitness.recording.record
+    needed = [sys.executable, os.path.realpath(sys.executable), torch.__file__, fitness.recording.record.__file__]
+    needed += ["/bin/sh", "/usr/bin/env", "/lib", "/dev/null", "/dev/urandom", "/proc/self/maps", "/etc/ld.so.cache"]
+    answer = [path for path in needed if not os.path.exists(path)], os.getcwd() == str(scratch)
+    """
+    assert inside(code, tmp_path, profile, "Limits(memory_bytes=8 << 30)") == [[], True]
+
+
+@needs("view", "landlock")
+def test_what_a_job_writes_is_there_for_others(tmp_path: Path) -> None:
+    inside("(scratch / 'folder').mkdir()\n(scratch / 'folder' / 'file').write_text('x')", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    assert (tmp_path / "folder" / "file").read_text() == "x"
+
+
+@needs("view")
+def test_where_there_can_be_no_new_root_a_job_has_its_folder(tmp_path: Path) -> None:
+    before = """
+import fitness.sandbox.mounts as mounts
+def fails(root):
+    raise OSError(22, "no new root", root)
+mounts._enter = fails
+"""
+    (tmp_path / "file").write_text("x")
+    code = "answer = [layers, (scratch / 'file').read_text(), os.listdir(scratch), os.getcwd()]"
+    layers, *found = inside(code, tmp_path, before=before)
+    assert "view" not in layers and {"landlock", "seccomp"} & set(layers) == {
+        name for name in ("landlock", "seccomp") if LAYERS[name] == ACTIVE
+    }
+    assert found[:2] == ["x", ["file"]]
+
+
+@needs("seccomp")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_nobody_watches_files(tmp_path: Path, profile: str) -> None:
+    code = """
+    import ctypes, errno
+    libc = ctypes.CDLL(None, use_errno=True)
+    calls = {"inotify_init": (), "inotify_init1": (0,), "inotify_add_watch": (0, b"/usr", 2), "fanotify_init": (0, 0)}
+    calls["fanotify_mark"] = (0, 1, 2, 0, -100, b"/usr")
+    answer = {name: (getattr(libc, name)(*a), errno.errorcode[ctypes.get_errno()]) for name, a in calls.items()}
+    """
+    assert set(map(tuple, inside(code, tmp_path, profile).values())) == {(-1, "EPERM")}
 
 
 @needs("userns", "seccomp")
@@ -146,6 +239,8 @@ rules.load()
     layers = answer.pop("layers")
     if "mounts" not in layers:
         pytest.skip("mounts of this machine cannot be changed in a user namespace")
+    if "view" in layers:
+        assert answer.pop("/dev/shm/new") == "No such file or directory"
     assert "landlock" not in layers and set(answer.values()) == {"Read-only file system"}
     assert sorted(p.name for p in scratch.iterdir()) == ([] if "tmpfs" in layers else ["own", "relative"])
 

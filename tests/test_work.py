@@ -14,7 +14,7 @@ from fitness.compilation.known import KnownBuilds, build_key
 from fitness.gpu import work as steps
 from fitness.gpu.parameters import pack
 from fitness.gpu.work import Built, Unbuildable, build, cubins, make_work, record
-from fitness.plan import LaunchPlan, TensorRef
+from fitness.plan import MOST_TUNED, Config, Launch, LaunchPlan, TensorRef, to_json
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.stages import Stop
@@ -182,6 +182,44 @@ def blocks(plans: dict[str, LaunchPlan]) -> dict[str, list[Any]]:
     return {name: [c.args["BLOCK"] for c in plan.launches[0].configs] for name, plan in plans.items()}
 
 
+def test_launches_that_are_the_same_are_compiled_once(zygote, tmp_path):
+    counting = Counting(zygote)
+    launch = next(line for line in picky().splitlines() if "kernel[" in line)
+    many = picky().replace(launch, "\n".join([launch] * 5))
+    _, built = built_of(many, counting, tmp_path / "many")
+    assert sum(counting.jobs) == len(WIDTHS) * 3  # configurations
+    for by_launch in built.builds.values():
+        assert [[b["num_warps"] for b in by_config] for by_config in by_launch] == [[1, 2, 4]] * 5
+
+
+class Recording:
+    """A zygote whose recorder says that a kernel is launched so often, with so many configurations each."""
+
+    def __init__(self, launches: int, configurations: int) -> None:
+        configs = tuple(Config((1, 1, 1), {}, {}, f"BLOCK: {n}") for n in range(configurations))
+        self._plan = LaunchPlan((), (), (), "none", (Launch("kernel", configs),) * launches)
+
+    def run(self, job: str, payload: Any, **options: Any) -> JobResult:
+        return JobResult("ok", {"plans": {"any": to_json(self._plan)}, "constants": {}})
+
+
+@pytest.mark.parametrize(("launches", "configurations"), [(MOST_TUNED // 64, 64), (3 * MOST_TUNED, 1)])
+def test_plans_may_have_many_launches_or_configurations(tmp_path, launches, configurations):
+    recorded = recorded_by(Recording(launches, configurations), tmp_path)
+    assert len(recorded.plans["any"].launches) == launches
+
+
+def test_no_recorder_may_say_that_more_is_to_be_tried(tmp_path):
+    with pytest.raises(Stop, match="2050 autotune configurations in all launches together, at most 1024") as caught:
+        recorded_by(Recording(MOST_TUNED + 1, 2), tmp_path)
+    assert (caught.value.stage, caught.value.verdict) == ("record", Verdict.UNSUPPORTED)
+
+
+def recorded_by(zygote: Any, scratch: Any) -> Any:
+    call = {"name": "any", "args": []}
+    return record("", load_task("softmax"), [call], zygote=zygote, target="sm_90", scratch=scratch, limits=Limits())
+
+
 def test_a_configuration_that_triton_leaves_out_is_left_out_of_all_cases(zygote, tmp_path):
     plans, built = built_of(picky(least=128), zygote, tmp_path / "all")
     assert blocks(plans) == {"200": [64, 128, 256], "500": [64, 128, 256], "1000": [64, 128, 256]}
@@ -291,12 +329,16 @@ def test_jobs_are_made_by_what_differs(zygote, tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "CONFIGS_A_JOB", 1)
     monkeypatch.setattr(steps, "COMPILE_JOBS", 6)
     counting = Counting(zygote)
-    twice = "((64, 1), (128, 2), (64, 1))"
-    _, built = built_of(picky(configs=twice), counting, tmp_path / "jobs")
-    every = [b for (by_config,) in built.builds.values() for b in by_config]
-    assert len({b["key"] for b in every}) == 6 and sorted(counting.jobs) == [1, 1, 1, 2, 2, 2]
+    launch = "    kernel[(x.shape[0],)](x, y, x.shape[1], triton.next_power_of_2(x.shape[1]))\n"
+    other = launch.replace("(x, y,", "(y, y,")  # of other memory, which makes no other build
+    source = picky(configs="((64, 1), (128, 2), (64, 1))").replace(launch, launch + other)
+    _, both = built_of(source, counting, tmp_path / "jobs")
+    assert all(first == second for first, second in both.builds.values())
+    built = {name: first for name, (first, _) in both.builds.items()}
+    every = [b for by_config in built.values() for b in by_config]
+    assert len({b["key"] for b in every}) == 6 and counting.jobs == [2] * 6
     assert len({b["cubin"] for b in every}) == 6  # each compiled once, by one of the jobs
-    for by_case in zip(*(by_config for (by_config,) in built.builds.values()), strict=True):
+    for by_case in zip(*built.values(), strict=True):
         assert (
             len({b["cubin"].split("/")[0] for b in by_case}) == 3
         )  # a configuration of several widths is several jobs'

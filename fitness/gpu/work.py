@@ -20,7 +20,7 @@ from fitness.compilation.screen import out_of_resources
 from fitness.compilation.target import Target, from_spec
 from fitness.compilation.told import checked
 from fitness.gpu.runner import Work
-from fitness.plan import Launch, LaunchPlan, from_json, to_json
+from fitness.plan import MOST_TUNED, Launch, LaunchPlan, from_json, to_json, too_many_tuned
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import scratch_folder
@@ -109,6 +109,8 @@ def _check_work(task: Task, name: str, plan: LaunchPlan) -> None:
         ops = sorted({f"{op.name} (line {op.line})" for op in plan.delegated})
         message = f"work delegated to {', '.join(ops)}; compute it in the Triton kernel"
         raise Stop("record", Verdict.REJECTED, message)
+    if plan.tuned > MOST_TUNED:  # the recorder, which is not trusted, ends before
+        raise Stop("record", Verdict.UNSUPPORTED, f"case {name}: {too_many_tuned(plan.tuned)}")
     if not plan.launches:
         raise Stop("record", Verdict.REJECTED, f"case {name}: the entry launches no Triton kernel")
 
@@ -134,7 +136,8 @@ def build(
     names of cubins begin with.
 
     Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
-    candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards.
+    candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards; of
+    launches that are the same one is compiled.
 
     A configuration that Triton's autotuner would take for infinitely slow is left out of all plans: one that cannot be
     compiled, or needs more than the target has, at any launch.  Raises Stop: Unbuildable where that leaves a kernel
@@ -145,8 +148,11 @@ def build(
     launches, ways = _launches(compiled)
     known = known or KnownBuilds()
     keys = [build_key(kernels, constants, target, launch) for launch in launches]
-    built = known.left_in(scratch, keys)
-    unknown = [i for i in range(len(launches)) if i not in built]
+    firsts = _firsts(keys)
+    different = sorted(set(firsts))
+    left = known.left_in(scratch, [keys[i] for i in different])
+    built = {different[place]: build for place, build in left.items()}
+    unknown = [i for i in different if i not in built]
 
     def job(folder: Path, parts: Sequence[Sequence[int]]) -> list[tuple[int, dict[str, Any]]]:
         folder.mkdir()
@@ -168,12 +174,13 @@ def build(
         with _sound():
             known.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
+    built = {i: built[first] for i, first in enumerate(firsts)}
     problems = {i: why for i, b in built.items() if (why := _problem(b, from_spec(target)))}
     left_out = _left_out(launches, ways, built, problems, kernels)
-    left = {name: _without(plan, left_out) for name, plan in plans.items()}
+    fewer = {name: _without(plan, left_out) for name, plan in plans.items()}
     in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
-    builds = {name: [[next(in_order) for _ in launch.configs] for launch in left[name].launches] for name in compiled}
-    return Built(left, builds, tuple(left_out.values()))
+    builds = {name: [[next(in_order) for _ in launch.configs] for launch in fewer[name].launches] for name in compiled}
+    return Built(fewer, builds, tuple(left_out.values()))
 
 
 @contextmanager
@@ -208,6 +215,12 @@ def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], li
                 launches.append({"kernel": step["launch"], "line": step["line"], **config})
                 ways.append((step["launch"], len(configs), number))
     return launches, ways
+
+
+def _firsts(keys: Sequence[str]) -> list[int]:
+    """Of each launch the place of the first one with the same build; one whose build cannot be known is its own."""
+    first: dict[str, int] = {}
+    return [first.setdefault(key, i) if key else i for i, key in enumerate(keys)]
 
 
 # --- what differs ----------------------------------------------------------------------------------------------------

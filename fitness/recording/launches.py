@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evo.records import Verdict
-from fitness.plan import ITEMSIZE, Argument, Config, Launch, TensorRef
+from fitness.plan import ITEMSIZE, MOST_TUNED, Argument, Config, Launch, TensorRef, too_many_tuned
 from fitness.recording.lines import line_of_call
 from fitness.recording.recorder import Recorder
 
@@ -64,6 +64,7 @@ class _Launches:
         self.kernels: dict[str, JITFunction] = {}  # launched so far
         self._tuning: list[tuple[JITFunction, Config]] | None = None  # configurations of an autotuner at work
         self._label = ""
+        self._tuned = 0  # configurations so far
 
     def run(self, fn: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Compiled:
         """Stands in for JITFunction.run."""
@@ -90,6 +91,9 @@ class _Launches:
         if self._tuning is not None:
             raise self.recorder.fail(Verdict.UNSUPPORTED, "an autotuner within an autotuner; use one list of configs")
         configs = self._configurations(tuner, args, kwargs)
+        self._tuned += len(configs) if len(configs) > 1 else 0
+        if self._tuned > MOST_TUNED:
+            raise self.recorder.fail(Verdict.UNSUPPORTED, too_many_tuned(self._tuned))
         self._tuning, result = [], Compiled(self.recorder)
         try:
             for config in configs:

@@ -24,7 +24,6 @@ from fitness.rules.names import (
     FRAME_ATTRIBUTES,
     HOOKS,
     HOST_BUILTINS,
-    INSIDES,
     JIT_OPTIONS,
     MEMORY_ATTRIBUTES,
     MODULES,
@@ -36,6 +35,7 @@ from fitness.rules.names import (
     leaf_rule,
     refused_rule,
 )
+from fitness.rules.records import Records
 
 _DUNDER = re.compile(r"__\w+__")
 _VALUE_ATTRIBUTES = TENSOR_VIEWS | TENSOR_VIEW_LISTS | TENSOR_FACTS | OTHER_ATTRIBUTES
@@ -165,6 +165,7 @@ class HostRules(ScopedVisitor):
     def __init__(self, module: Module, report: Report, *, allow_delegation: bool) -> None:
         super().__init__(module, report)
         self.allow_delegation = allow_delegation
+        self.records = Records(module)
         self.depth = 0  # of nested functions
         self.used = True  # whether the entry, or the import, can reach the code being visited
 
@@ -355,8 +356,11 @@ class HostRules(ScopedVisitor):
                 self.report("delegate", node, f"`.{name}` computes with torch on the host; {_ADVICE['delegate']}")
         elif name.startswith("_"):
             self.report("dunder", node, f"`.{name}` is private; {_ADVICE['dunder']}")
-        elif name not in self.module.fields or name in INSIDES:
+        elif name not in self.module.fields:
             self.report("attribute", node, f"`.{name}` is not needed to allocate, view and launch; leave it out")
+        elif not self.records.owns(node):
+            message = f"`.{name}` is a field of a record, but what is asked for it may be something else; "
+            self.report("attribute", node, message + "call the record's class in the same function, or pass the number")
 
     # --- calls
 

@@ -9,17 +9,14 @@ import re
 from fitness.rules.module import Module, Report, ScopedVisitor
 from fitness.rules.names import (
     FRAME_ATTRIBUTES,
-    INSIDES,
     KERNEL_ATTRIBUTES,
     KERNEL_BUILTINS,
     KERNEL_LANGUAGE,
-    MEMORY_ATTRIBUTES,
     MODULES,
     leaf_rule,
 )
 
 _DUNDER = re.compile(r"__\w+__")
-_NO_FIELDS = INSIDES | MEMORY_ATTRIBUTES | {"format", "format_map"}  # read more than a field
 _TRITON = ("triton.cdiv", "triton.next_power_of_2")
 _FORBIDDEN = (
     ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef,
@@ -69,7 +66,7 @@ class KernelRules(ScopedVisitor):
             self.report("frame", node, f"`.{node.attr}` reaches into the interpreter; no frames or code objects")
         elif node.attr.startswith("_"):
             self.report("dunder", node, f"`.{node.attr}` is private; use public attributes")
-        elif node.attr not in KERNEL_ATTRIBUTES and (node.attr not in self.module.fields or node.attr in _NO_FIELDS):
+        elif node.attr not in KERNEL_ATTRIBUTES:  # nor are there records: a kernel gets them as plain tuples
             self.report("kernel", node, f"`.{node.attr}` is no attribute of tensors in a kernel; use triton.language")
         self.visit(node.value)
 

@@ -237,14 +237,6 @@ CODE_OPTIONS = words("extern_libs ir_override ptx_options backend_name instrumen
 HOOKS = words("pre_hook post_hook do_bench")
 JIT_OPTIONS = words("do_not_specialize do_not_specialize_on_alignment debug noinline version")
 
-# What kernels, the values in them and tensors are made of.  A field of a record does not make these names legal: an
-# attribute may belong to anything, so the name of a field has to be harmless on everything else.
-INSIDES = words("""
-    handle fn base_fn run warmup preload src raw_src configs device_caches create_binder pre_run_hooks add_pre_run_hook
-    apply_ map_ map2_ as_subclass backward grad_fn register_hook register_post_accumulate_grad_hook module_load
-    fake_mode fake_device real_tensor
-""")
-
 # What kernels ask of values: methods of tl.tensor, dtypes, tensor descriptors, constexpr, tuples.
 KERNEL_ATTRIBUTES = words("""
     T abs advance argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or

@@ -6,17 +6,18 @@ cannot be had is reported with its reason, never skipped in silence:
 | layer | keeps out |
 |---|---|
 | userns | privileges of the caller: the child has none, even where the caller is root |
+| view | sight of other files: but on a GPU, a root in which only what the job may read exists, and /proc |
 | tmpfs | of jobs whose files nobody reads: full disks, by a scratch folder in memory, of limited size |
 | mounts | only where Landlock is missing: writes outside the scratch folder, by a read-only view of all mounts |
 | netns, ipcns | network interfaces (loopback too), System V and POSIX message queues of others |
 | capabilities | what root could do where a user namespace is not to be had |
 | rlimits | memory, CPU time, file size, open files, processes, core dumps |
 | landlock | files: reads of all but Python, its packages and system libraries, writes outside the scratch folder |
-| seccomp | sockets, signals to others, their scheduling, tracing, mounts, namespaces, io_uring; if "strict" processes |
+| seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring, watches on files; if "strict" processes |
 
-Profile "gpu" is "compiler" with what the CUDA driver needs on top: its device files, its threads' names, anonymous
-files, the scheduling of threads, and no limit of the address space, of which CUDA reserves more than any machine has:
-the data it may map writable is limited instead.
+Profile "gpu" is "compiler" without the view, and with what the CUDA driver needs on top: its device files, its threads'
+names, anonymous files, the scheduling of threads, and no limit of the address space, of which CUDA reserves more than
+any machine has: the data it may map writable is limited instead.
 
 Nothing here imports torch; `python -m fitness.sandbox.layers` prints the layers of this machine as JSON.
 """
@@ -42,7 +43,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fitness.sandbox.jobs import Limits
-from fitness.sandbox.mounts import in_memory, only_writable
+from fitness.sandbox.mounts import in_memory, only_visible, only_writable
 
 PROFILES = ("strict", "compiler", "gpu")
 ACTIVE = "active"
@@ -75,6 +76,8 @@ _DENIED = (
     "utimensat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr",
     "removexattrat", "file_setattr",
     "truncate",  # by path, which Landlock knows since Linux 6.2
+    # what happens to a file, which needs no right to read it
+    "inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "fanotify_init", "fanotify_mark",
     # ways around the filter and around the memory limit
     "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "shmget", "shmat",
     "msgget", "mq_open",
@@ -154,6 +157,7 @@ def clean_environment() -> dict[str, str]:
 def preload() -> None:
     """Do what is the same for every child once, before the first fork.  `confine` reports what is missing."""
     _readable()
+    _shown()
     _landlock_abi()
     for package in ("landlock", "pyseccomp"):
         with contextlib.suppress(ImportError, RuntimeError):
@@ -183,6 +187,8 @@ def _confine(profile: str, scratch: Path, limits: Limits, shared: str | None = N
     attempt("userns", lambda: _unshare(_CLONE_NEWUSER))
     attempt("netns", lambda: _unshare(_CLONE_NEWNET))
     attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
+    if profile != "gpu":  # CUDA looks at more than was tried
+        attempt("view", lambda: only_visible(_shown(), scratch, owner))
     if limits.scratch_bytes:
         attempt("tmpfs", lambda: in_memory(scratch, limits.scratch_bytes, owner))
     if not _landlock_abi():
@@ -250,15 +256,30 @@ def _kernel_version() -> tuple[int, int]:
 
 
 @functools.cache
-def _readable() -> tuple[str, ...]:
-    """Existing files and folders a Python process with torch and Triton reads, none of them a person's."""
+def _named() -> tuple[str, ...]:
+    """Existing files and folders a Python process with torch and Triton reads, none of them a person's; some by way of
+    links.
+    """
     paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()}
     paths |= {p for p in sys.path if p and p != str(PROJECT)}
     paths |= {str(PROJECT / package) for package in ("evo", "fitness", "operators")}
     paths |= {"/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"}
     paths |= {"/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random", "/sys/devices/system/cpu", "/proc/cpuinfo"}
     paths |= {str(Path(sys.executable).resolve().parent), "/proc/meminfo", "/proc/stat"}
-    return tuple(sorted(os.path.realpath(p) for p in paths if os.path.exists(p)))
+    return tuple(sorted(p for p in paths if os.path.exists(p)))
+
+
+@functools.cache
+def _readable() -> tuple[str, ...]:
+    """The same without links."""
+    return tuple(sorted({os.path.realpath(p) for p in _named()}))
+
+
+@functools.cache
+def _shown() -> tuple[str, ...]:
+    """What exists for a job: what it reads and writes, and links from one program to another."""
+    others = ("/sbin", "/dev/null", "/etc/alternatives", sys.executable)
+    return tuple(sorted({os.path.abspath(p) for p in (*_named(), *others) if os.path.exists(p)}))
 
 
 # What libcuda reads beside its device files; the nodes of a NUMA machine among them.

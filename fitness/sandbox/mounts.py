@@ -1,19 +1,22 @@
-"""Mounts that only one process sees: a folder in memory, and a read-only view of all file systems but one folder, the
-stand-in for Landlock where the kernel has none.
+"""Mounts that only one process sees: a root in which little else exists than what it needs, a folder in memory, and a
+read-only view of all file systems but one folder, the stand-in for Landlock where the kernel has none.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # linux/mount.h and linux/sched.h
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _KEPT = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
 _CLONE_NEWNS = 0x00020000
+_MNT_DETACH = 2
+ROOT_BYTES = 1 << 20  # of the new root itself: it holds empty folders and links
 BYTES_A_FILE = 1 << 14  # of a folder in memory, on average: it takes so many files, as what a file is takes memory too
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,14 +27,95 @@ def in_memory(scratch: Path, most_bytes: int, owner: tuple[int, int]) -> None:
 
     Needs a new user namespace.  `owner`: the process's user and group outside of it.  Raises OSError.
     """
-    user, group = owner
-    # Who creates a file has to be known in the namespace that the file system belongs to.
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        Path("/proc/self", name).write_bytes(text.encode())
+    _identify(owner)
     _new_namespace()
     options = f"size={most_bytes},nr_inodes={most_bytes // BYTES_A_FILE},mode=700"
     _mount("tmpfs", str(scratch), _KEPT["nosuid"] | _KEPT["nodev"], "tmpfs", options)
     os.chdir(scratch)
+
+
+def only_visible(paths: Iterable[str], scratch: Path, owner: tuple[int, int]) -> None:
+    """Make `paths`, /proc and `scratch` all that exists for this process, with the folders and links on the way there.
+
+    Needs a new user namespace.  `owner`: as of `in_memory`.  Raises OSError; then everything is visible as before.
+    """
+    _identify(owner)
+    _new_namespace()
+    own = os.open(scratch, os.O_PATH | os.O_DIRECTORY)
+    root = str(scratch)  # the new root begins here, as any folder would do
+    try:
+        _mount("tmpfs", root, _KEPT["nosuid"] | _KEPT["nodev"], "tmpfs", f"size={ROOT_BYTES},mode=755")
+        try:
+            _fill(root, paths)
+            os.makedirs(root + root, exist_ok=True)
+            _mount(f"/proc/self/fd/{own}", root + root, _MS_BIND)  # without the new root on top of it
+            _enter(root)
+        except OSError:
+            _libc.umount2(os.fsencode(root), _MNT_DETACH)
+            raise
+    finally:
+        os.close(own)
+    os.chdir(scratch)
+
+
+def _fill(root: str, paths: Iterable[str]) -> None:
+    """Makes what lies at `paths` visible below `root`; each link on the way stays the link that it is."""
+    waiting, real = ["/proc", *paths], set[str]()
+    while waiting:
+        path = waiting.pop()
+        link = _first_link(path)
+        if link is None:
+            real.add(path)
+            continue
+        target = os.readlink(link)
+        if not os.path.lexists(root + link):
+            os.makedirs(os.path.dirname(root + link), exist_ok=True)
+            os.symlink(target, root + link)
+        waiting.append(os.path.normpath(os.path.join(os.path.dirname(link), target) + path[len(link) :]))
+    shown: list[str] = []
+    for path in sorted(real, key=len):
+        if not any(path.startswith(f"{folder}/") for folder in shown):
+            _show(root, path)
+            shown.append(path)
+
+
+def _show(root: str, path: str) -> None:
+    """Makes a file, or a folder with all that is in it, visible below `root`."""
+    if os.path.isdir(path):
+        os.makedirs(root + path, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        Path(root + path).touch()
+    _mount(path, root + path, _MS_BIND | _MS_REC)
+
+
+def _first_link(path: str) -> str | None:
+    """The shortest beginning of an absolute path that is a symbolic link."""
+    parts = path.split("/")
+    return next((b for n in range(2, len(parts) + 1) if os.path.islink(b := "/".join(parts[:n]))), None)
+
+
+def _enter(root: str) -> None:
+    """Makes the mount at `root` the root, and lets go of what was."""
+    if not hasattr(_libc, "pivot_root"):
+        raise OSError(errno.ENOSYS, "this C library has no pivot_root")
+    before = f"{root}/before"
+    os.mkdir(before)
+    if _libc.pivot_root(os.fsencode(root), os.fsencode(before)) != 0:
+        raise _error("a new root")
+    os.chdir("/")
+    if _libc.umount2(b"/before", _MNT_DETACH) != 0:
+        raise _error("the root before")
+    os.rmdir("/before")
+
+
+def _identify(owner: tuple[int, int]) -> None:
+    """Names the process's user and group in its new user namespace: who creates a file has to be known there."""
+    user, group = owner
+    if Path("/proc/self/uid_map").read_bytes().strip():
+        return  # done before
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        Path("/proc/self", name).write_bytes(text.encode())
 
 
 def only_writable(scratch: Path) -> None:

@@ -52,7 +52,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     to) of each launch; "label" (what messages call the run) and "stored" (name of a file for what the programs stored).
     Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "notes": for each run
     what it did first of each kind ("load" or "store" out of bounds, "undefined" lanes), as [text, line], "spans": of
-    each run with "programs", how many spans its file has}.
+    each run with "programs", how many spans its file has, "stored": of each run, positions of the entry's arguments
+    that something was stored to, whatever it was}.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
@@ -62,6 +63,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     left_out: list[int] = []
     notes: list[dict[str, list]] = []
     spans: list[int] = []
+    stored: list[list[int]] = []
     with Interpreter() as interpreter:
         common = kernels, interpreter, scratch
         for number, run in enumerate(payload.get("runs") or [payload]):
@@ -70,6 +72,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
                 left_out.append(number)
                 orders.append(set())
                 notes.append({})
+                stored.append([])
                 continue
             if "programs" in run:
                 sampled = _samples(run, *common)
@@ -81,7 +84,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             count += made.programs
             orders.append(made.orders_to_try())
             notes.append(made.notes)
-    return {"programs": count, "left_out": left_out, "notes": notes, "spans": spans}
+            stored.append(sorted(interpreter.builder.stored))
+    return {"programs": count, "left_out": left_out, "notes": notes, "spans": spans, "stored": stored}
 
 
 class _Run:
@@ -103,6 +107,12 @@ class _Run:
         interpreter.builder.arrays = _arrays(self.layout, first)
         interpreter.builder.undefined = Undefined(zeros=run.get("zeros", False))
         self.notes: dict[str, list] = {}
+        interpreter.builder.arguments = [
+            (first + start, first + start + buffer.nbytes, buffer.input)
+            for start, buffer in zip(self.layout.offsets, self.plan.buffers, strict=True)
+            if buffer.input is not None
+        ]
+        interpreter.builder.stored = set()
         self.authors = self._authors(scratch / run["authors"]) if "authors" in run else None
         if len(self.choice) != len(self.plan.launches):
             raise ValueError(f"{len(self.plan.launches)} launches need as many choices, got {len(self.choice)}")
@@ -137,13 +147,22 @@ class _Run:
     def _execute(self, step: Step, choice: int) -> None:
         match step:
             case Fill():
+                self._note_store(step.dst)
                 self._view(step.dst).fill_(step.value)
             case Copy():
+                self._note_store(step.dst)
                 self._view(step.dst).copy_(self._view(step.src))
             case Op():
+                for output in step.outputs:
+                    self._note_store(output)
                 aten.execute(step, self._view, torch.device("cpu"))
             case Launch():
                 self.programs += self._launch(step, choice)
+
+    def _note_store(self, ref: TensorRef) -> None:
+        argument = self.plan.buffers[ref.buffer].input
+        if argument is not None and ref.numel:
+            self.interpreter.builder.stored.add(argument)
 
     def _view(self, ref: TensorRef) -> torch.Tensor:
         return self.layout.view(self.memory, ref)

@@ -37,12 +37,14 @@ class Builder(InterpreterBuilder):
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
     arrays: Arrays | None = None  # those in that memory, to which the pointers lead
     conflicts: Conflicts | AtOnce | Validity | None = None  # watches that memory
+    arguments: Sequence[tuple[int, int, int]] = ()  # first address, the one past the last, and position of each
 
     def __init__(self) -> None:
         super().__init__()
         self.undefined, self.notes = Undefined(), Notes()
         # Overflow checks are a debug feature of the compiler; the device wraps around.
         self.options = InterpreterOptions(sanitize_overflow=False)
+        self.stored: set[int] = set()  # positions of the arguments that something was stored to
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
@@ -181,6 +183,17 @@ class Builder(InterpreterBuilder):
             kind = "load" if what == "load" else "store"
             self.notes.add(kind, f"{what} out of bounds: {outside}")
 
+    def _note_store(self, at: TensorHandle, mask: np.ndarray | None) -> None:
+        """Notes the arguments that it changes, or stores to what they hold already."""
+        if len(self.stored) == len(self.arguments) or not at.data.size:
+            return
+        low, high = int(at.data.min()), int(at.data.max())
+        for start, end, position in self.arguments:
+            if position not in self.stored and low < end and high >= start:
+                chosen = _chosen(at, mask)
+                if ((chosen >= start) & (chosen < end)).any():
+                    self.stored.add(position)
+
     def _meet(self, at: TensorHandle, mask: np.ndarray | None) -> None:
         """Atomics are how programs meet."""
         if self.conflicts is not None:
@@ -210,6 +223,7 @@ class Builder(InterpreterBuilder):
     def create_masked_store(self, pointers: Any, value: Any, mask: Any, *_: Any, **__: Any) -> Any:
         chosen = _array(mask)
         self._check("store", pointers, chosen)
+        self._note_store(pointers, chosen)
         if self.conflicts is not None:
             self.conflicts.access("store", pointers.data, chosen, _element_bytes(pointers))
         return super().create_masked_store(pointers, value, TensorHandle(chosen, tl.int1), *_, **__)
@@ -219,6 +233,7 @@ class Builder(InterpreterBuilder):
     ) -> TensorHandle:
         chosen = _array(mask)
         self._check("atomic operation", ptr, chosen)
+        self._note_store(ptr, chosen)
         self._meet(ptr, chosen)
         before = self._atomic(op, ptr, val, mask, sem, scope)
         if chosen.all():
@@ -240,6 +255,7 @@ class Builder(InterpreterBuilder):
         self, ptr: TensorHandle, cmp: TensorHandle, val: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
         self._check("atomic operation", ptr, None)
+        self._note_store(ptr, None)
         self._meet(ptr, None)
         if cmp.data.dtype.kind != "f":
             return super().create_atomic_cas(ptr, cmp, val, sem, scope)

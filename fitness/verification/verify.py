@@ -108,8 +108,9 @@ class Jobs:
             "runs": [run.payload() for run in runs],
         }
         value = expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
-        for run, notes in zip(runs, value["notes"], strict=True):
+        for run, notes, stored in zip(runs, value["notes"], value["stored"], strict=True):
             run.notes = notes
+            run.stored.update(stored)
         return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
 
 
@@ -127,6 +128,7 @@ class _Run:
     twin: int | None = None  # index of the run that differs in nothing but the order of programs
     zeros: bool = False  # in lanes that are undefined
     notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # as the job of `interpret` gives them
+    stored: set[int] = field(default_factory=set)  # arguments that something was stored to, once it was executed
 
     def payload(self) -> dict:
         found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order}
@@ -144,11 +146,13 @@ def verify(
     kernel: Executable | None = None,
     stretched: Sequence[Case] = (),
     stretched_limits: Limits | None = None,
+    stored_by_seed: set[int] | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
     `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
-    `replays`, where it is not, with limits of their own.  Raises Stop with the verdict of the first replay that fails.
+    `replays`, where it is not, with limits of their own; `stored_by_seed`: arguments that the seed kernel stores to,
+    which a verification of the seed adds to it.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
     expected, habits = (
@@ -180,6 +184,10 @@ def verify(
         refs = _output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
         check_accesses(run.replay, run.notes, habits)
+        if candidate.source != task.seed_source:
+            check_stores(task, run.replay, run.stored, stored_by_seed or set())
+        elif stored_by_seed is not None:
+            stored_by_seed |= run.stored
         ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = by_seed.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
@@ -404,6 +412,13 @@ def check_accesses(where: object, notes: Mapping[str, tuple[str, int]], habits: 
         if kind in notes and not (kind == "load" and habits.loads_beyond):
             text, line = notes[kind]
             raise Stop("verify", Verdict.WRONG, *at_line("verify", f"{where}: {text}; mask it", line))
+
+
+def check_stores(task: Task, where: object, stored: set[int], stored_by_seed: set[int]) -> None:
+    """Raises Stop if something was stored to an input, even if it then held what it had held before."""
+    for i in sorted(stored - set(task.written) - stored_by_seed):
+        message = f"{where}: something was stored to input {task.parameters[i]!r}"
+        raise Stop("verify", Verdict.WRONG, f"{message}; store to memory of its own, torch.empty_like or the like")
 
 
 def _undefined(run: _Run) -> str:

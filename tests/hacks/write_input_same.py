@@ -1,0 +1,28 @@
+"""task: softmax
+verdict: wrong
+stage: verify
+why: each program changes its row of x, and puts it back before it ends
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_kernel(x_ptr, y_ptr, stride, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < n_cols
+    x = tl.load(x_ptr + row * stride + columns, mask=mask, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(x_ptr + row * stride + columns, e, mask=mask)
+    tl.store(y_ptr + row * stride + columns, e / tl.sum(e, axis=0), mask=mask)
+    tl.store(x_ptr + row * stride + columns, x, mask=mask)
+
+
+def softmax(x):
+    M, N = x.shape
+    y = torch.empty_like(x)
+    softmax_kernel[(M,)](x, y, x.stride(0), N, BLOCK=triton.next_power_of_2(N))
+    return y

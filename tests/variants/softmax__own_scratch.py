@@ -1,0 +1,29 @@
+"""The exponentials wait in memory of its own; nothing is stored to what the caller gave.
+
+task: softmax
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_kernel(x_ptr, e_ptr, y_ptr, stride, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < n_cols
+    x = tl.load(x_ptr + row * stride + columns, mask=mask, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(e_ptr + row * stride + columns, e, mask=mask)
+    tl.debug_barrier()
+    e = tl.load(e_ptr + row * stride + columns, mask=mask, other=0.0)
+    tl.store(x_ptr + row * stride + columns, e, mask=columns < 0)
+    tl.store(y_ptr + row * stride + columns, e / tl.sum(e, axis=0), mask=mask)
+
+
+def softmax(x):
+    M, N = x.shape
+    y, e = torch.empty_like(x), torch.empty_like(x)
+    softmax_kernel[(M,)](x, e, y, x.stride(0), N, BLOCK=triton.next_power_of_2(N))
+    return y
