@@ -582,9 +582,9 @@ def wide_index_lost(text: Text) -> Iterator[list[Edit]]:
     """`.to(tl.int64)` is dropped."""
     for kernel in text.kernels:
         for node in ast.walk(kernel):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr == "to" and text.of(node.args[0]) == "tl.int64":
-                    yield [text.swap(node, text.of(node.func.value))]
+            match node:
+                case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind]) if text.of(kind) == "tl.int64":
+                    yield [text.swap(node, text.of(value))]
 
 
 @operator

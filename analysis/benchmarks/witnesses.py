@@ -15,7 +15,7 @@ The status of a kernel at a place (`PLACES`):
     unclear         an error of 1 to CLEAR times the budget
     outside-read    it reads outside of every array of its launch, and its results are right all the same
     invalid         it does not compile, or its host code raises
-    timeout         it did not end
+    unfinished      it did not end, or there was not enough memory
     right           none of these
 """
 
@@ -109,6 +109,13 @@ class Watch:
             return launch(executor, *args, **kwargs)
 
         interpreter.GridExecutor.__call__ = watched
+        patch = interpreter._patch_lang_tensor
+
+        def patched(tensor: Any, *args: Any) -> None:
+            patch(tensor, *args)
+            tensor.__index__ = lambda self: int(self.handle.data.item())  # Triton 3.6 fails beside NumPy 2.4
+
+        interpreter._patch_lang_tensor = patched
 
     def reset(self) -> None:
         self.read = self.written = False
@@ -169,14 +176,15 @@ class Lab:
             device_facts: Any = lambda *_: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)  # noqa: E731
             torch.cuda.get_device_properties = device_facts
         torch.use_deterministic_algorithms(True, warn_only=True)  # for the next line: empty memory is filled with NaN
-        setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010: a property of the module
+        memory: Any = torch.utils.deterministic
+        memory.fill_uninitialized_memory = True
         self._task: Task | None = None
         self._expected: dict[tuple[str, str], tuple[Any, int]] = {}  # with a sum of its bits
         self._folder = tempfile.TemporaryDirectory(prefix="evo-witness-")
 
     def look(self, job: Job, soft_s: float = SOFT_S) -> Answer:
         """What comes of a kernel at a place: the first inputs at which it is wrong, or the worst that were tried."""
-        id, name, place, source = job
+        _, name, place, source = job
         begin = time.perf_counter()
         worst: Answer = {"status": "right", "error": 0.0}
         tried = 0
@@ -191,12 +199,12 @@ class Lab:
                 tried += 1
                 if _rank(found) > _rank(worst):
                     worst = found
-                if worst["status"] in WRONG:
+                if worst["status"] in WRONG | {"invalid", "unfinished"}:
                     break
         except Exception as error:
-            worst = {"status": "invalid", "message": f"{type(error).__name__}: {error}"[:500]}
+            worst = self._raised(error)
         seconds = round(time.perf_counter() - begin, 3)
-        return {"id": id, "task": name, "place": place, **worst, "tried": tried, "seconds": seconds}
+        return {**_known(job), **worst, "tried": tried, "seconds": seconds}
 
     def _load(self, name: str) -> Task:
         if self._task is None or self._task.name != name:
@@ -273,13 +281,25 @@ class Lab:
             torch.cuda.synchronize()
 
     def _raised(self, error: Exception) -> Answer:
+        import torch
+
         message = f"{type(error).__name__}: {error}"[:500]
         if self.watch is not None and self.watch.written:
             return {"status": "outside-write", "error": "inf", "message": "a store outside of every array"}
         broken = ("CUDA error", "illegal", "misaligned", "unspecified launch failure")
-        if self.place == "cuda" and any(text in message for text in broken):
+        if self.place == "cuda" and (any(text in message for text in broken) or self._is_broken()):
             return {"status": "crash", "error": "inf", "message": message}
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return {"status": "unfinished", "message": message}
         return {"status": "invalid", "message": message}
+
+    def _is_broken(self) -> bool:
+        """An earlier launch of the same kernel broke the context, and something else was noticed first."""
+        try:
+            self._wait()
+        except RuntimeError:
+            return True
+        return False
 
 
 def _inputs(task: Task, place: str) -> Iterator[tuple[str, Case]]:
@@ -290,7 +310,7 @@ def _inputs(task: Task, place: str) -> Iterator[tuple[str, Case]]:
         yield from ((variant, case) for case in cases_at(task, place))
 
 
-_ORDER = ("right", "outside-read", "unclear", "invalid", "wrong", "outside-write", "crash")
+_ORDER = ("right", "outside-read", "unclear", "unfinished", "invalid", "wrong", "outside-write", "crash")
 
 
 def _rank(answer: Answer) -> tuple[int, float]:
@@ -334,7 +354,7 @@ def _over(error: float, budget: float) -> float:
 
 
 def serve(device: str) -> None:
-    """Answers jobs until the input ends.  A process whose GPU context is broken ends itself after the answer."""
+    """Answers jobs until the input ends."""
     import numpy as np
 
     answers = os.fdopen(os.dup(1), "w")
@@ -342,17 +362,14 @@ def serve(device: str) -> None:
     np.seterr(all="ignore")
     lab = Lab(device)
     for line in sys.stdin:
-        answer = lab.look(tuple(json.loads(line)))
-        print(json.dumps(answer), file=answers, flush=True)
-        if answer["status"] == "crash":
-            os._exit(0)
+        print(json.dumps(lab.look(tuple(json.loads(line)))), file=answers, flush=True)
 
 
 # --- many kernels ----------------------------------------------------------------------------------------------------
 
 
 class Process:
-    """A process that executes kernels; started anew when it died or took too long."""
+    """A process that executes kernels; started anew when it died, took too long, or broke its GPU context."""
 
     def __init__(self, device: str, cache: Path) -> None:
         self._command = [sys.executable, "-m", "analysis.benchmarks.witnesses", device]
@@ -363,24 +380,27 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: Job, hard_s: float = HARD_S) -> Answer:
-        """The answer to a job; "timeout" or "crash" if there was none."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = self._started()
-        sent, received = self._process.stdin, self._process.stdout
-        assert sent is not None and received is not None
-        known = {"id": job[0], "task": job[1], "place": job[2]}
+        """The answer to a job; "unfinished" or "crash" if there was none.  Who died is asked once more."""
+        return self._asked(job, hard_s) or self._asked(job, hard_s) or {
+            **_known(job), "status": "crash", "error": "inf", "message": "the process died"
+        }  # fmt: skip
+
+    def _asked(self, job: Job, hard_s: float) -> Answer | None:
+        """None where the process died."""
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None and process.stdout is not None
         try:
-            sent.write(json.dumps(job).encode() + b"\n")
-            sent.flush()
-            line = _line(received, time.monotonic() + hard_s)
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            line = _line(process.stdout, time.monotonic() + hard_s)
         except BrokenPipeError:
             line = b""
-        if line:
-            return dict(json.loads(line))
-        self.close()
         if line is None:
-            return {**known, "status": "timeout", "message": f"no answer within {hard_s:.0f} s"}
-        return {**known, "status": "crash", "error": "inf", "message": "the process died"}
+            answer: Answer | None = {**_known(job), "status": "unfinished", "message": f"no answer within {hard_s:g} s"}
+        else:
+            answer = json.loads(line) if line else None
+        if not line or answer is None or answer["status"] == "crash":
+            self.close()
+        return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -397,6 +417,10 @@ class Process:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+
+def _known(job: Job) -> Answer:
+    return {"id": job[0], "task": job[1], "place": job[2]}
 
 
 def _line(source: IO[bytes], deadline: float) -> bytes | None:
