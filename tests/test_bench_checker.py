@@ -139,14 +139,14 @@ def test_sizes_in_between_are_within_those_of_the_cases():
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "hard_s", "status"),
     [
-        ("import time; input(); time.sleep(60)", "unfinished"),
-        ("input()", "crash"),
-        ('print(input() and \'{"status": "right"}\')', "right"),
+        ("import time; time.sleep(600)", 0.1, "unfinished"),
+        ("input()", 60, "crash"),
+        ("""print(input() and '{"status": "right"}')""", 60, "right"),
     ],
 )
-def test_a_process_that_dies_or_hangs_is_an_answer_too(tmp_path, code, status):
+def test_a_process_that_dies_or_hangs_is_an_answer_too(tmp_path, code, hard_s, status):
     process = witnesses.Process("interpret", tmp_path)
     process._command = [sys.executable, "-c", code]
     try:
