@@ -97,13 +97,14 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 def find_witnesses(folder: Folder, variants: Sequence[Variant], device: str, jobs: int) -> None:
     """Executes every kernel at the places of a device, one place after the other, unless that was done.
 
-    What is wrong at one of them is not executed at the next.
+    What is wrong or invalid at one of them is not executed at the next.
     """
     path = folder.witnesses(device)
     processes = min(jobs, CUDA_PROCESSES) if device == "cuda" else jobs
     for place in PLACES_OF[device]:
         lines = read(path)
-        known = {line["id"] for line in lines if line["place"] == place or line["status"] in WRONG}
+        settled = WRONG | {"invalid"}
+        known = {line["id"] for line in lines if line["place"] == place or line["status"] in settled}
         waiting = [(v.id, v.task, place, v.source) for v in variants if v.id not in known]
         done = Counter[str]()
         begin = time.perf_counter()
@@ -169,7 +170,8 @@ def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, j
             for task, kernels in sorted(by_task.items(), key=lambda item: -len(item[1]))
         }
         for task, future in futures.items():
-            say(f"{evaluator}: {task}, {future.result():.0f} s")
+            error = future.exception()  # of a task that cannot be judged: its kernels count as not judged
+            say(f"{evaluator}: {task}, {f'{future.result():.0f} s' if error is None else error}")
     count = sum(map(len, by_task.values()))
     say(f"{evaluator}: judged {count} in {time.perf_counter() - begin:.0f} s")
 

@@ -617,12 +617,12 @@ def bound_from_data(text: Text) -> Iterator[list[Edit]]:
 
 @operator
 def value_from_data(text: Text) -> Iterator[list[Edit]]:
-    """Values above a bound are cut off, as they seldom occur."""
+    """Loaded values above a bound count as zero."""
     for kernel in text.kernels:
         index = index_nodes(kernel)
         for call in calls(kernel, "tl.load"):
             if call not in index:
-                yield [text.swap(call, f"tl.minimum({text.of(call)}, 2.5)")]
+                yield [text.swap(call, f"({text.of(call)} * ({text.of(call)} < 2.5))")]
 
 
 @operator
