@@ -155,6 +155,20 @@ def test_a_process_that_dies_or_hangs_is_an_answer_too(tmp_path, code, hard_s, s
         process.close()
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_process_that_a_kernel_broke_answers_nothing_more(tmp_path, broken):
+    process = witnesses.Process("interpret", tmp_path)
+    answers = (
+        f"while input(): print(json.dumps({{'status': 'crash', 'broken': {broken}, 'pid': os.getpid()}}), flush=True)"
+    )
+    process._command = [sys.executable, "-c", f"import json, os\n{answers}"]
+    try:
+        first, second = (process.ask(("id", "task", "cpu", ""))["pid"] for _ in range(2))
+    finally:
+        process.close()
+    assert (first != second) == broken
+
+
 def test_errors_count_in_units_of_the_budget():
     exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
     expected = Expected("tensor", (exact,), (torch.float32,), ((1,),), (Budget(rms=0.1, max=0.2),))

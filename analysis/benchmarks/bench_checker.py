@@ -355,7 +355,7 @@ def _inputs(witness: Answer) -> str:
 
 
 def kernels(only: Sequence[str], seed: int, limit: int | None) -> tuple[list[Variant], list[Variant]]:
-    """Mutants and right kernels of the tasks; `limit`: at most so many of each, of every task alike."""
+    """Mutants and right kernels of the tasks; `limit`: about how many of each, from all tasks alike."""
     names = tasks(only)
     wrong = {task: wrong_kernels(task, MUTANTS, seed) for task in names}
     right = {task: right_kernels(task, REWRITES, seed) for task in names}
@@ -389,7 +389,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--device", choices=("all", "interpret", "cuda", "none"), default="all")
     parser.add_argument("--only", nargs="*", default=(), metavar="TASK")
-    parser.add_argument("--limit", type=int, help="at most so many mutants, and as many right kernels")
+    parser.add_argument("--limit", type=int, help="about how many mutants, and how many right kernels")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     devices = {"all": tuple(PLACES_OF), "none": ()}.get(options.device, (options.device,))

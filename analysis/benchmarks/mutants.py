@@ -441,7 +441,7 @@ def axes_swapped(text: Text) -> Iterator[list[Edit]]:
 
 
 def _grids(text: Text) -> Iterator[ast.Tuple]:
-    """The tuples that are grids, where they are written out."""
+    """The tuples that are grids, if they are written out."""
     for host in text.hosts:
         for node in ast.walk(host):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
@@ -514,7 +514,7 @@ def condition_edge(text: Text) -> Iterator[list[Edit]]:
 
 @operator
 def wrong_at_large_size(text: Text) -> Iterator[list[Edit]]:
-    """Results are 2 % off where a size is above a bound."""
+    """Results are 2 % off if a size is above a bound."""
     yield from _wrong_if(text, [f"{{}} > {bound}" for bound in LARGE])
 
 
@@ -543,7 +543,7 @@ def wrong_program(text: Text) -> Iterator[list[Edit]]:
 
 @operator
 def work_left_out(text: Text) -> Iterator[list[Edit]]:
-    """A loop stops early where it would be long."""
+    """A loop stops early if it would be long."""
     for kernel in text.kernels:
         for _, call in loops(kernel):
             stop = text.of(call.args[1])
@@ -605,7 +605,7 @@ def access_far_outside(text: Text) -> Iterator[list[Edit]]:
 
 @operator
 def bound_from_data(text: Text) -> Iterator[list[Edit]]:
-    """Where a loop stops follows from a loaded value: for half of all inputs it is right."""
+    """The end of a loop follows from a loaded value, and is right for about half of all inputs."""
     for kernel in text.kernels:
         pointers = [p.arg for p in kernel.args.args if p.arg.endswith("ptr")]
         for _, call in loops(kernel):

@@ -5,7 +5,7 @@ Its Python entry is called on real tensors, in Triton's own interpreter (device 
 sandboxed; but a wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
 
 `python -m analysis.benchmarks.witnesses DEVICE` is such a process: a job is a line of JSON on its standard input, the
-answer a line on its standard output.
+answer a line on its standard output.  An answer that says "broken" is the last of its process.
 
 The status of a kernel at a place (`PLACES`):
 
@@ -188,6 +188,8 @@ class Lab:
         begin = time.perf_counter()
         worst: Answer = {"status": "right", "error": 0.0}
         tried = 0
+        if self.watch is not None:
+            self.watch.reset()
         try:
             task = self._load(name)
             module = self._imported(source)
@@ -237,7 +239,8 @@ class Lab:
         except Exception as error:
             return {**self._raised(error), **where}
         if not self._intact(case, variant):
-            return {"status": "outside-write", "error": "inf", "message": "another array was written to", **where}
+            message = "an array that is none of its own was written to"
+            return {"status": "outside-write", "error": "inf", "message": message, "broken": True, **where}
         outputs = list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
         off = error_of(expected, [*outputs, *(arguments[i] for i in task.written)])
         status = "wrong" if off > CLEAR else "unclear" if off > 1 else "right"
@@ -288,7 +291,7 @@ class Lab:
             return {"status": "outside-write", "error": "inf", "message": "a store outside of every array"}
         broken = ("CUDA error", "illegal", "misaligned", "unspecified launch failure")
         if self.place == "cuda" and (any(text in message for text in broken) or self._is_broken()):
-            return {"status": "crash", "error": "inf", "message": message}
+            return {"status": "crash", "error": "inf", "message": message, "broken": True}
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return {"status": "unfinished", "message": message}
         return {"status": "invalid", "message": message}
@@ -369,7 +372,7 @@ def serve(device: str) -> None:
 
 
 class Process:
-    """A process that executes kernels; started anew when it died, took too long, or broke its GPU context."""
+    """A process that executes kernels; started anew when it died, took too long, or was broken by a kernel."""
 
     def __init__(self, device: str, cache: Path) -> None:
         self._command = [sys.executable, "-m", "analysis.benchmarks.witnesses", device]
@@ -386,7 +389,7 @@ class Process:
         }  # fmt: skip
 
     def _asked(self, job: Job, hard_s: float) -> Answer | None:
-        """None where the process died."""
+        """None if the process died."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -398,7 +401,7 @@ class Process:
             answer: Answer | None = {**_known(job), "status": "unfinished", "message": f"no answer within {hard_s:g} s"}
         else:
             answer = json.loads(line) if line else None
-        if not line or answer is None or answer["status"] == "crash":
+        if not line or answer is None or answer.get("broken"):
             self.close()
         return answer
 
@@ -446,7 +449,7 @@ def _closing(process: Process) -> Iterator[Process]:
 
 
 def observe(jobs: Sequence[Job], device: str, processes: int, tell: Callable[[Answer], None]) -> None:
-    """Executes all jobs in so many processes; `tell` gets each answer as it comes, one at a time."""
+    """Executes all jobs, each in one of `processes` processes; `tell` gets the answers as they come, one at a time."""
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
