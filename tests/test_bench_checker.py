@@ -223,7 +223,7 @@ def test_wilson_intervals():
 
 def test_verdicts_are_counted_by_what_they_say_about_the_checker():
     tally = Tally()
-    for verdict in ("wrong", "timeout", "unsupported", "ok", "compile_error", "infrastructure", ""):
+    for verdict in ("wrong", "timeout", "unsupported", "ok", "compile_error", "infrastructure", "not asked"):
         tally.add(verdict)
     assert (tally.refused, tally.accepted, tally.not_compiled, tally.not_judged) == (3, 1, 1, 2)
     assert tally.row("all").startswith("| all | 3/4 = 75.0% [30.1%, 95.4%] | 1 | 2 |")

@@ -37,7 +37,8 @@ EVALUATORS = {"interpret": "cpu", "cuda": "gpu"}
 # The class of a mutant is the first place at which it is wrong: each evaluator's own sizes come first.
 CLASSES = {"cpu": ("cpu", "gpu", "elsewhere"), "gpu": ("gpu", "cpu", "elsewhere")}
 CUDA_PROCESSES = 12  # that share the memory of a GPU
-ACCEPTED, NOT_JUDGED, NOT_COMPILED = "ok", "infrastructure", "compile_error"
+ACCEPTED, NOT_COMPILED = "ok", "compile_error"
+NOT_JUDGED = ("infrastructure", "not asked")
 
 Verdicts = Mapping[str, Mapping[str, Any]]  # by id: verdict, stage, message
 
@@ -249,7 +250,7 @@ class Tally:
             self.accepted += 1
         elif verdict == NOT_COMPILED:
             self.not_compiled += 1
-        elif verdict in (NOT_JUDGED, ""):
+        elif verdict in NOT_JUDGED:
             self.not_judged += 1
         else:
             self.refused += 1
@@ -295,8 +296,9 @@ def figures(
             found.rewrites_not_right.append((variant, seen))
             continue
         said = verdicts.get(variant.id, {})
-        found.right[said.get("verdict", NOT_JUDGED)] += 1
-        if said.get("verdict", ACCEPTED) not in (ACCEPTED, NOT_JUDGED):
+        verdict = said.get("verdict", "not asked")
+        found.right[verdict] += 1
+        if verdict not in (ACCEPTED, *NOT_JUDGED):
             found.refused_right.append((variant, said))
     return found
 
@@ -304,8 +306,8 @@ def figures(
 def _add_mutant(
     found: Figures, variant: Variant, answers: Mapping[str, Answer], said: Mapping[str, Any], order: Sequence[str]
 ) -> None:
-    verdict, kind = said.get("verdict", ""), witness_class(answers, order)
-    found.verdicts[verdict or "not asked"] += 1
+    verdict, kind = said.get("verdict", "not asked"), witness_class(answers, order)
+    found.verdicts[verdict] += 1
     for tally in (
         found.whole, found.by_class[kind], found.by_operator[variant.operator], found.by_task[variant.task],
     ):  # fmt: skip
@@ -328,7 +330,7 @@ def table(evaluator: str, found: Figures) -> str:
         f"- {kind}: {v.id} {v.task}/{v.kernel} {v.operator}, {v.place}; wrong at {_inputs(witness)}"
         for v, kind, witness in sorted(found.survivors, key=lambda s: (s[1], s[0].task, s[0].id))
     ]
-    judged = sum(found.right.values()) - found.right[NOT_JUDGED]
+    judged = sum(count for verdict, count in found.right.items() if verdict not in NOT_JUDGED)
     lines += ["", f"Right kernels: accepted {share(found.right[ACCEPTED], judged)}; {_counts(found.right)}.", ""]
     lines += [
         f"- refused: {v.id} {v.task}/{v.kernel} {v.operator}: {said['verdict']} at {said['stage']}: {said['message']}"
