@@ -1,0 +1,421 @@
+"""Of wrong kernels, how many does the evaluator refuse; of right ones, how many does it accept?
+
+    python -m analysis.benchmarks.bench_checker --out DIR [--jobs N] [--only TASK …] [--limit N] [--device all]
+
+Makes mutants and right rewrites of right kernels (`mutants.py`), finds inputs at which a mutant is wrong without the
+evaluator (`witnesses.py`), and has the evaluator judge every mutant that is seen to be wrong and every rewrite that is
+seen to be right.  What was done is kept in DIR; the same command goes on from there.  `--device none` executes nothing
+and prints the table of what is there.
+
+Device "interpret" executes kernels in Triton's interpreter and judges them by the evaluator without a GPU, "cuda" does
+both on a GPU, "all" does all of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.benchmarks.mutants import Variant, right_kernels, tasks, wrong_kernels
+from analysis.benchmarks.witnesses import PLACES_OF, WRONG, Answer, observe
+
+MUTANTS, REWRITES = 42, 10  # of a task
+EVALUATORS = {"interpret": "cpu", "cuda": "gpu"}
+# The class of a mutant is the first place at which it is wrong: each evaluator's own sizes come first.
+CLASSES = {"cpu": ("cpu", "gpu", "elsewhere"), "gpu": ("gpu", "cpu", "elsewhere")}
+CUDA_PROCESSES = 12  # that share the memory of a GPU
+ACCEPTED, NOT_COMPILED = "ok", "compile_error"
+NOT_JUDGED = ("infrastructure", "not asked")
+
+Verdicts = Mapping[str, Mapping[str, Any]]  # by id: verdict, stage, message
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+class Folder:
+    """The files of one benchmark: the kernels, what was seen of them, and what the evaluators say."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def witnesses(self, device: str) -> Path:
+        return self.root / f"witnesses-{device}.jsonl"
+
+    def verdicts(self, evaluator: str, task: str) -> Path:
+        return self.root / f"verdicts-{evaluator}-{task}.jsonl"
+
+    def all_witnesses(self) -> dict[str, dict[str, Answer]]:
+        """By kernel and place."""
+        found: dict[str, dict[str, Answer]] = defaultdict(dict)
+        for device in ("interpret", "cuda"):
+            for line in read(self.witnesses(device)):
+                found[line["id"]][line["place"]] = line
+        return found
+
+    def all_verdicts(self, evaluator: str) -> dict[str, dict[str, Any]]:
+        paths = sorted(self.root.glob(f"verdicts-{evaluator}-*.jsonl"))
+        return {line["id"]: line for path in paths for line in read(path)}
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON lines, without one that was cut off; [] if it is not there."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Adds one line; behind one that was cut off, it begins a new one."""
+    data = (json.dumps(line) + "\n").encode()
+    with open(path, "ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                data = b"\n" + data
+        file.write(data)
+
+
+# --- witnesses -------------------------------------------------------------------------------------------------------
+
+
+def find_witnesses(folder: Folder, variants: Sequence[Variant], device: str, jobs: int) -> None:
+    """Executes every kernel at the places of a device, one place after the other, unless that was done.
+
+    What is wrong or invalid at one of them is not executed at the next.
+    """
+    path = folder.witnesses(device)
+    processes = min(jobs, CUDA_PROCESSES) if device == "cuda" else jobs
+    for place in PLACES_OF[device]:
+        lines = read(path)
+        settled = WRONG | {"invalid"}
+        known = {line["id"] for line in lines if line["place"] == place or line["status"] in settled}
+        waiting = [(v.id, v.task, place, v.source) for v in variants if v.id not in known]
+        done = Counter[str]()
+        begin = time.perf_counter()
+
+        def tell(answer: Answer, done: Counter[str] = done) -> None:
+            append(path, answer)
+            done[answer["status"]] += 1
+            if sum(done.values()) % 100 == 0:
+                say(f"  {dict(done)}")
+
+        observe(waiting, device, processes, tell)
+        say(f"{device}, {place}: executed {len(waiting)} in {time.perf_counter() - begin:.0f} s, {dict(done)}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def state(answers: Mapping[str, Answer]) -> str:
+    """What is known of a kernel from all places.
+
+    "wrong", "unclear", "outside" (it reads outside of all arrays, without an effect), "invalid", "unfinished", "right".
+    """
+    found = {answer["status"] for answer in answers.values()}
+    on_gpu = {answers[place]["status"] for place in ("gpu",) if place in answers}
+    if "invalid" in on_gpu:  # it does not compile; Triton's interpreter takes more than the compiler
+        return "invalid"
+    if found & WRONG:
+        return "wrong"
+    for status, name in (("invalid", "invalid"), ("unclear", "unclear"), ("unfinished", "unfinished")):
+        if status in found:
+            return name
+    if "outside-read" in found:
+        return "outside"
+    return "right" if found else "unfinished"
+
+
+def witness_class(answers: Mapping[str, Answer], order: Sequence[str]) -> str:
+    """The first place, in this order, at which it is wrong; "" if it is at none."""
+    return next((place for place in order if place in answers and answers[place]["status"] in WRONG), "")
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, jobs: int) -> None:
+    """Has every kernel judged, unless that was done; each task in a process of its own."""
+    known = folder.all_verdicts(evaluator)
+    by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for variant in variants:
+        if variant.id not in known:
+            by_task[variant.task].append((variant.id, variant.source))
+    if not by_task:
+        return
+    # On one GPU one candidate is judged at a time: more processes than these would only wait for each other.
+    processes = max(1, min(len(by_task), jobs if evaluator == "cpu" else jobs // 4))
+    threads = max(1, jobs // processes)
+    begin = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        futures = {
+            task: pool.submit(judge, task, evaluator, kernels, threads, folder.verdicts(evaluator, task))
+            for task, kernels in sorted(by_task.items(), key=lambda item: -len(item[1]))
+        }
+        for task, future in futures.items():
+            error = future.exception()  # of a task that cannot be judged: its kernels count as not judged
+            say(f"{evaluator}: {task}, {f'{future.result():.0f} s' if error is None else error}")
+    count = sum(map(len, by_task.values()))
+    say(f"{evaluator}: judged {count} in {time.perf_counter() - begin:.0f} s")
+
+
+def judge(task: str, evaluator: str, kernels: Sequence[tuple[str, str]], threads: int, path: Path) -> float:
+    """Writes the verdicts on kernels of one task; the seconds that took."""
+    from evo.records import Candidate
+    from fitness.compilation.target import get_target
+    from fitness.evaluator import CpuEvaluator
+    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.pipeline import Evaluator
+    from fitness.task import load_task
+
+    begin = time.perf_counter()
+    writing = threading.Lock()
+    kind = CpuEvaluator if evaluator == "cpu" else GpuEvaluator
+    with kind(load_task(task), get_target("sm_90")) as found:
+        whole: Evaluator = found
+        whole.prepare()
+
+        def one(kernel: tuple[str, str]) -> None:
+            id, source = kernel
+            said = whole.evaluate(Candidate(source), seed=0, known={})
+            error = said.check.max_error if said.check else None
+            with writing:
+                append(
+                    path,
+                    {
+                        "id": id,
+                        "verdict": said.verdict.value,
+                        "stage": said.stage,
+                        "message": said.message[:500],
+                        "error": error,
+                        "seconds": round(math.fsum(said.seconds.values()), 3),
+                    },
+                )
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(one, kernels))
+    return time.perf_counter() - begin
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def wilson(count: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of a share."""
+    from scipy import stats
+
+    if not of:
+        return 0.0, 1.0
+    low, high = stats.binomtest(count, of).proportion_ci(method="wilson")
+    return float(low), float(high)
+
+
+def share(count: int, of: int) -> str:
+    """`count` of `of` with the share and its interval."""
+    if not of:
+        return "0/0"
+    low, high = wilson(count, of)
+    return f"{count}/{of} = {count / of:.1%} [{low:.1%}, {high:.1%}]"
+
+
+@dataclass
+class Tally:
+    """Mutants of one row of a table."""
+
+    refused: int = 0
+    accepted: int = 0
+    not_compiled: int = 0  # refused by the compiler: says nothing about the checker
+    not_judged: int = 0  # the evaluator failed, or was not asked
+
+    def add(self, verdict: str) -> None:
+        if verdict == ACCEPTED:
+            self.accepted += 1
+        elif verdict == NOT_COMPILED:
+            self.not_compiled += 1
+        elif verdict in NOT_JUDGED:
+            self.not_judged += 1
+        else:
+            self.refused += 1
+
+    def row(self, name: str) -> str:
+        judged = self.refused + self.accepted
+        return f"| {name} | {share(self.refused, judged)} | {self.not_compiled} | {self.not_judged} |"
+
+
+@dataclass
+class Figures:
+    """What one evaluator did with all kernels."""
+
+    states: Counter[str] = field(default_factory=Counter)  # of mutants
+    whole: Tally = field(default_factory=Tally)
+    by_class: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    by_operator: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    by_task: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    verdicts: Counter[str] = field(default_factory=Counter)  # of mutants that are wrong
+    survivors: list[tuple[Variant, str, Answer]] = field(default_factory=list)  # with class and witness
+    right: Counter[str] = field(default_factory=Counter)  # verdicts on right kernels
+    refused_right: list[tuple[Variant, Mapping[str, Any]]] = field(default_factory=list)
+    rewrites_not_right: list[tuple[Variant, str]] = field(default_factory=list)
+
+
+def figures(
+    wrong: Iterable[Variant],
+    right: Iterable[Variant],
+    witnesses: Mapping[str, Mapping[str, Answer]],
+    verdicts: Verdicts,
+    order: Sequence[str],
+) -> Figures:
+    """The figures of one evaluator; `order`: the places whose witnesses make the classes."""
+    found = Figures()
+    for variant in wrong:
+        answers = witnesses.get(variant.id, {})
+        found.states[state(answers)] += 1
+        if state(answers) == "wrong":
+            _add_mutant(found, variant, answers, verdicts.get(variant.id, {}), order)
+    for variant in right:
+        seen = state(witnesses.get(variant.id, {}))
+        if seen != "right":
+            found.rewrites_not_right.append((variant, seen))
+            continue
+        said = verdicts.get(variant.id, {})
+        verdict = said.get("verdict", "not asked")
+        found.right[verdict] += 1
+        if verdict not in (ACCEPTED, *NOT_JUDGED):
+            found.refused_right.append((variant, said))
+    return found
+
+
+def _add_mutant(
+    found: Figures, variant: Variant, answers: Mapping[str, Answer], said: Mapping[str, Any], order: Sequence[str]
+) -> None:
+    verdict, kind = said.get("verdict", "not asked"), witness_class(answers, order)
+    found.verdicts[verdict] += 1
+    for tally in (
+        found.whole, found.by_class[kind], found.by_operator[variant.operator], found.by_task[variant.task],
+    ):  # fmt: skip
+        tally.add(verdict)
+    if verdict == ACCEPTED:
+        found.survivors.append((variant, kind, answers[kind]))
+
+
+def table(evaluator: str, found: Figures) -> str:
+    """The report on one evaluator, in Markdown."""
+    head = "| {} | refused | not compiled | not judged |\n|---|---|---|---|"
+    lines = [f"## Evaluator {evaluator}", "", f"Mutants: {_counts(found.states)}.", ""]
+    lines += [f"Verdicts on those that are wrong: {_counts(found.verdicts)}.", ""]
+    lines += [head.format("class of witness"), found.whole.row("all")]
+    lines += [found.by_class[kind].row(kind) for kind in CLASSES[evaluator] if kind in found.by_class]
+    for name, rows in (("operator", found.by_operator), ("task", found.by_task)):
+        lines += ["", head.format(name), *(rows[key].row(key) for key in sorted(rows))]
+    lines += ["", "Survivors:", ""]
+    lines += [
+        f"- {kind}: {v.id} {v.task}/{v.kernel} {v.operator}, {v.place}; wrong at {_inputs(witness)}"
+        for v, kind, witness in sorted(found.survivors, key=lambda s: (s[1], s[0].task, s[0].id))
+    ]
+    judged = sum(count for verdict, count in found.right.items() if verdict not in NOT_JUDGED)
+    lines += ["", f"Right kernels: accepted {share(found.right[ACCEPTED], judged)}; {_counts(found.right)}.", ""]
+    lines += [
+        f"- refused: {v.id} {v.task}/{v.kernel} {v.operator}: {said['verdict']} at {said['stage']}: {said['message']}"
+        for v, said in found.refused_right
+    ]
+    lines += [
+        f"- not seen to be right: {v.id} {v.task}/{v.kernel} {v.operator}: {s}" for v, s in found.rewrites_not_right
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _counts(found: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in found.most_common()) or "none"
+
+
+def _inputs(witness: Answer) -> str:
+    if "axes" not in witness:
+        return f"{witness['place']} ({witness['status']})"
+    axes = " ".join(f"{a}={n}" for a, n in witness["axes"].items())
+    return f"{axes}, inputs {witness['variant']!r} ({witness['status']}, error {witness['error']})"
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def kernels(only: Sequence[str], seed: int, limit: int | None) -> tuple[list[Variant], list[Variant]]:
+    """Mutants and right kernels of the tasks; `limit`: about how many of each, from all tasks alike."""
+    names = tasks(only)
+    wrong = {task: wrong_kernels(task, MUTANTS, seed) for task in names}
+    right = {task: right_kernels(task, REWRITES, seed) for task in names}
+    count = None if limit is None else math.ceil(limit / len(names))
+    return [v for t in names for v in wrong[t][:count]], [v for t in names for v in right[t][:count]]
+
+
+def run(folder: Folder, wrong: Sequence[Variant], right: Sequence[Variant], devices: Sequence[str], jobs: int) -> None:
+    """Everything that is not done yet."""
+    for device in devices:
+        find_witnesses(folder, [*wrong, *right], device, jobs)
+    witnesses = folder.all_witnesses()
+    judged = [v for v in wrong if state(witnesses.get(v.id, {})) == "wrong"]
+    judged += [v for v in right if state(witnesses.get(v.id, {})) == "right"]
+    # At the same time: the one waits for the GPU while the other takes the cores.
+    with ThreadPoolExecutor(len(EVALUATORS)) as pool:
+        list(pool.map(lambda device: find_verdicts(folder, judged, EVALUATORS[device], jobs), devices))
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the results; what is there is not done again"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--device", choices=("all", "interpret", "cuda", "none"), default="all")
+    parser.add_argument("--only", nargs="*", default=(), metavar="TASK")
+    parser.add_argument("--limit", type=int, help="about how many mutants, and how many right kernels")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    devices = {"all": tuple(PLACES_OF), "none": ()}.get(options.device, (options.device,))
+    if "cuda" in devices and not has_gpu():
+        parser.error(f"--device {options.device}: expected a CUDA GPU, got none; --device interpret needs none")
+    try:
+        wrong, right = kernels(options.only, options.seed, options.limit)
+    except ValueError as error:
+        parser.error(f"--only: {error}")
+    folder = Folder(options.out)
+    with open(folder.root / "kernels.jsonl", "w", encoding="utf-8") as file:
+        for kind, variants in (("wrong", wrong), ("right", right)):
+            file.writelines(json.dumps({"kind": kind, "id": v.id, **asdict(v)}) + "\n" for v in variants)
+    say(f"{len(wrong)} mutants, {len(right)} right kernels")
+    run(folder, wrong, right, devices, options.jobs)
+    parts = []
+    for evaluator, order in CLASSES.items():
+        verdicts = folder.all_verdicts(evaluator)
+        if verdicts:
+            parts.append(table(evaluator, figures(wrong, right, folder.all_witnesses(), verdicts, order)))
+    text = "\n".join(parts)
+    (folder.root / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

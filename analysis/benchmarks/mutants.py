@@ -1,0 +1,747 @@
+"""Wrong kernels and right ones, made from right ones: what `bench_checker` asks an evaluator about.
+
+A mutant is a right kernel with one fault.  Each operator (`OPERATORS`) finds the places in a source where its fault can
+be put, and gives the edits of each place.  Edits replace parts of the text, so the rest of a source stays as it is, in
+every version of Python.
+
+A right rewrite is a right kernel after one of the structural rewrites of `operators/`, or with another number of warps,
+stages or elements in a block.
+
+The same seed gives the same mutants and rewrites on every machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from evo import syntax
+from evo.records import candidate_id
+from fitness.task import BUILTIN_TASKS, task_names
+from operators.genes import COMPUTED, get_genes, set_genes
+from operators.rewrite import REWRITES
+
+KERNELS = Path(__file__).parent / "kernels"  # TASK__NAME.py
+VARIANTS = Path(__file__).parents[2] / "tests" / "variants"  # more of them, in a checkout
+
+LARGE = (100, 600, 1100, 3000)  # sizes from which a fault shows; those of the tasks lie on both sides
+SOME_PROGRAMS = (3, 60, 2000)  # program numbers from which a fault shows
+NUMBERS = frozenset({"eps", "scale", "rate"})  # parameters of kernels that are no sizes
+
+T = TypeVar("T")
+Edit = tuple[int, int, str]  # first byte, byte after the last, new text
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel source made from a right one.
+
+    `kernel` names the right one, `operator` what was done to it, `place` where.
+    """
+
+    task: str
+    kernel: str
+    operator: str
+    place: str
+    source: str
+
+    @property
+    def id(self) -> str:
+        return candidate_id(self.source)
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """A source with its tree: where nodes stand, and which functions are kernels."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._bytes = source.encode()
+        self._lines = list(itertools.accumulate(map(len, self._bytes.splitlines(keepends=True)), initial=0))
+        self.tree = syntax.parse(source)
+        functions = [n for n in self.tree.body if isinstance(n, ast.FunctionDef)]
+        self.kernels = [f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)]
+        self.hosts = [f for f in functions if f not in self.kernels]
+
+    def start(self, node: ast.expr | ast.stmt) -> int:
+        return self._lines[node.lineno - 1] + node.col_offset
+
+    def end(self, node: ast.expr | ast.stmt) -> int:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self._lines[node.end_lineno - 1] + node.end_col_offset
+
+    def of(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node."""
+        return self._bytes[self.start(node) : self.end(node)].decode()
+
+    def swap(self, node: ast.expr | ast.stmt, new: str) -> Edit:
+        return self.start(node), self.end(node), new
+
+    def before(self, statement: ast.stmt, new: str) -> Edit:
+        """Another statement, of one line, in front of `statement`."""
+        at = self.start(statement)
+        return at, at, new + "\n" + " " * statement.col_offset
+
+    def edited(self, edits: Iterable[Edit]) -> str:
+        found = self._bytes
+        for begin, end, new in sorted(edits, reverse=True):
+            found = found[:begin] + new.encode() + found[end:]
+        return found.decode()
+
+    def line(self, edits: Sequence[Edit]) -> str:
+        """Number and text of the line of the first edit."""
+        number = next(i for i, first in enumerate(self._lines) if first > min(edits)[0])
+        return f"line {number}: {self.source.splitlines()[number - 1].strip()}"
+
+
+def called(node: ast.AST) -> str:
+    """The dotted name of the function that `node` calls, "" if it is no call."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def calls(scope: ast.AST, *functions: str) -> Iterator[ast.Call]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Call) and called(node) in functions:
+            yield node
+
+
+def keyword(call: ast.Call, name: str) -> ast.keyword | None:
+    return next((k for k in call.keywords if k.arg == name), None)
+
+
+def constexpr(parameter: ast.arg) -> bool:
+    return parameter.annotation is not None and "constexpr" in ast.unparse(parameter.annotation)
+
+
+def sizes(kernel: ast.FunctionDef) -> list[str]:
+    """Parameters of a kernel that are whole numbers known at the launch."""
+    names = [p.arg for p in kernel.args.args if not constexpr(p)]
+    return [n for n in names if not n.endswith(("ptr", "pointer", "block")) and n not in NUMBERS | {"q", "acc"}]
+
+
+def accesses(kernel: ast.AST) -> Iterator[ast.Call]:
+    """Loads, stores and atomics: their first argument is a pointer."""
+    return calls(kernel, "tl.load", "tl.store", "tl.atomic_add")
+
+
+def index_nodes(kernel: ast.FunctionDef) -> set[ast.AST]:
+    """Nodes that say where something is: pointers, masks, and what names in them are computed from."""
+    roots: list[ast.AST] = []
+    for call in accesses(kernel):
+        roots += [call.args[0], *(k.value for k in call.keywords if k.arg == "mask")]
+    assigned = [n for n in ast.walk(kernel) if isinstance(n, (ast.Assign, ast.AugAssign))]
+    found: set[ast.AST] = set()
+    while roots:
+        root = roots.pop()
+        if root in found:
+            continue
+        nodes = set(ast.walk(root))
+        found |= nodes
+        names = {n.id for n in nodes if isinstance(n, ast.Name)}
+        for statement in assigned:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            bound = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if bound & names and not any(called(n) == "tl.load" for n in ast.walk(statement.value)):
+                roots.append(statement.value)
+    return found
+
+
+def binary(scope: ast.AST, *kinds: type[ast.operator]) -> Iterator[ast.BinOp]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, kinds):
+            yield node
+
+
+def loops(kernel: ast.AST) -> Iterator[tuple[ast.For, ast.Call]]:
+    """Each loop over a range of several arguments, with the call that makes the range."""
+    for node in ast.walk(kernel):
+        if isinstance(node, ast.For) and called(node.iter) in ("range", "tl.range"):
+            assert isinstance(node.iter, ast.Call)
+            if len(node.iter.args) >= 2:
+                yield node, node.iter
+
+
+def stored(kernel: ast.AST) -> Iterator[ast.expr]:
+    """The values of stores."""
+    for call in calls(kernel, "tl.store", "tl.atomic_add"):
+        yield call.args[1]
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+Operator = Callable[[Text], Iterator[list[Edit]]]
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(function: Operator) -> Operator:
+    """Registers a mutation operator under the name of its function."""
+    OPERATORS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def _comparisons(text: Text) -> Iterator[ast.Compare]:
+    for kernel in text.kernels:
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
+                yield node
+
+
+@operator
+def bound_too_small(text: Text) -> Iterator[list[Edit]]:
+    """`x < n` becomes `x < n - 1`."""
+    for node in _comparisons(text):
+        yield [text.swap(node, f"{text.of(node.left)} < ({text.of(node.comparators[0])}) - 1")]
+
+
+@operator
+def bound_too_large(text: Text) -> Iterator[list[Edit]]:
+    """`x < n` becomes `x <= n`."""
+    for node in _comparisons(text):
+        yield [text.swap(node, f"{text.of(node.left)} <= {text.of(node.comparators[0])}")]
+
+
+@operator
+def mask_dropped(text: Text) -> Iterator[list[Edit]]:
+    """A load or store without its mask."""
+    for kernel in text.kernels:
+        for call in accesses(kernel):
+            kept = [text.of(a) for a in call.args]
+            kept += [f"{k.arg}={text.of(k.value)}" for k in call.keywords if k.arg not in ("mask", "other")]
+            if keyword(call, "mask"):
+                yield [text.swap(call, f"{text.of(call.func)}({', '.join(kept)})")]
+
+
+@operator
+def mask_part_dropped(text: Text) -> Iterator[list[Edit]]:
+    """`a & b` becomes `a | a & b`, which is `a` in the shape of both."""
+    for kernel in text.kernels:
+        for node in binary(kernel, ast.BitAnd):
+            both = text.of(node)
+            yield [text.swap(node, f"(({both}) | {text.of(node.left)})")]
+            yield [text.swap(node, f"(({both}) | {text.of(node.right)})")]
+
+
+@operator
+def stride_swapped(text: Text) -> Iterator[list[Edit]]:
+    """A product in an index takes another size."""
+    for kernel in text.kernels:
+        index, known = index_nodes(kernel), sizes(kernel)
+        for node in binary(kernel, ast.Mult):
+            if node in index and isinstance(node.right, ast.Name) and node.right.id in known:
+                for other in known:
+                    if other != node.right.id:
+                        yield [text.swap(node.right, other)]
+
+
+@operator
+def stride_off_by_one(text: Text) -> Iterator[list[Edit]]:
+    """A product in an index takes a size that is one too large."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in binary(kernel, ast.Mult):
+            if node in index and isinstance(node.right, ast.Name):
+                yield [text.swap(node.right, f"({node.right.id} + 1)")]
+
+
+@operator
+def neutral_element(text: Text) -> Iterator[list[Edit]]:
+    """Lanes beyond the end get a value that changes the result."""
+    other = {'-float("inf")': "0.0", "-1e30": "0.0", "0.0": "1.0", "0": "1", "-1": "0"}
+    for kernel in text.kernels:
+        for call in calls(kernel, "tl.load"):
+            found = keyword(call, "other")
+            if found and text.of(found.value) in other:
+                yield [text.swap(found.value, other[text.of(found.value)])]
+        for call in calls(kernel, "tl.where"):
+            if text.of(call.args[2]) in other:
+                yield [text.swap(call.args[2], other[text.of(call.args[2])])]
+
+
+@operator
+def first_value(text: Text) -> Iterator[list[Edit]]:
+    """An accumulator begins from another value."""
+    begin = {'-float("inf")': "0.0", "-1e30": "0.0", "0.0": "1.0"}
+    for kernel in text.kernels:
+        for call in calls(kernel, "tl.zeros"):
+            yield [text.swap(call, f"({text.of(call)} + 1.0)")]
+        for call in calls(kernel, "tl.full"):
+            if text.of(call.args[1]) in begin:
+                yield [text.swap(call.args[1], begin[text.of(call.args[1])])]
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Assign) and text.of(node.value) in begin:
+                yield [text.swap(node.value, begin[text.of(node.value)])]
+
+
+@operator
+def last_tile_lost(text: Text) -> Iterator[list[Edit]]:
+    """The division that counts tiles rounds down."""
+    for function in (*text.hosts, *text.kernels):
+        for call in calls(function, "triton.cdiv", "tl.cdiv"):
+            upper, lower = map(text.of, call.args)
+            least = "max(1, {})" if called(call) == "triton.cdiv" else "{}"
+            yield [text.swap(call, least.format(f"({upper}) // ({lower})"))]
+
+
+@operator
+def last_turn_lost(text: Text) -> Iterator[list[Edit]]:
+    """A loop ends before its last, partial turn."""
+    for kernel in text.kernels:
+        for _, call in loops(kernel):
+            if len(call.args) == 3:
+                stop, step = text.of(call.args[1]), text.of(call.args[2])
+                yield [text.swap(call.args[1], f"({stop}) - ({step}) + 1")]
+
+
+@operator
+def loop_starts_late(text: Text) -> Iterator[list[Edit]]:
+    """A loop leaves out its first turn."""
+    for kernel in text.kernels:
+        for _, call in loops(kernel):
+            if len(call.args) == 3:
+                yield [text.swap(call.args[0], f"({text.of(call.args[0])}) + ({text.of(call.args[2])})")]
+
+
+@operator
+def loop_skips(text: Text) -> Iterator[list[Edit]]:
+    """A loop takes steps of twice the size, or, in a grid-stride loop, of one program more."""
+    for kernel in text.kernels:
+        for _, call in loops(kernel):
+            if len(call.args) == 3:
+                step = text.of(call.args[2])
+                yield [text.swap(call.args[2], f"({step}) + 1" if "num_programs" in step else f"2 * ({step})")]
+
+
+@operator
+def accumulator_narrow(text: Text) -> Iterator[list[Edit]]:
+    """A sum is rounded to 16 bits after every turn."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and node.value not in index:
+                name, value = text.of(node.target), text.of(node.value)
+                for kind in ("float16", "bfloat16"):
+                    yield [text.swap(node, f"{name} = ({name} + ({value})).to(tl.{kind}).to(tl.float32)")]
+
+
+@operator
+def value_narrow(text: Text) -> Iterator[list[Edit]]:
+    """Something is rounded to fewer bits: a loaded value, an operand of a matrix product, or a result."""
+    for kernel in text.kernels:
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+                kind = text.of(node.args[0])
+                if kind.endswith(("float32", "ACCUMULATE")):
+                    yield [text.swap(node, f"{text.of(node)}.to(tl.bfloat16).to(tl.float32)")]
+                elif kind.endswith(("float16", "element_ty")):
+                    yield [text.swap(node, f"{text.of(node.func.value)}.to(tl.bfloat16).to({kind})")]
+        for call in calls(kernel, "tl.dot"):
+            for argument in call.args[:2]:
+                yield [text.swap(argument, f"({text.of(argument)}).to(tl.bfloat16).to(tl.float16)")]
+        for value in stored(kernel):
+            if ".to(" not in text.of(value):
+                yield [text.swap(value, f"({text.of(value)}).to(tl.float16).to(tl.float32)")]
+
+
+@operator
+def reset_lost(text: Text) -> Iterator[list[Edit]]:
+    """What a tile begins from is set once, before the loop over tiles."""
+    for kernel in text.kernels:
+        for outer, _ in loops(kernel):
+            if not any(isinstance(n, ast.For) for s in outer.body for n in ast.walk(s)):
+                continue
+            for statement in outer.body:
+                if isinstance(statement, ast.Assign) and (
+                    called(statement.value) in ("tl.zeros", "tl.full") or text.of(statement.value) == "0.0"
+                ):
+                    yield [text.swap(statement, "pass"), text.before(outer, text.of(statement))]
+
+
+@operator
+def scratch_not_cleared(text: Text) -> Iterator[list[Edit]]:
+    """Memory that has to begin with zeros begins with anything."""
+    for host in text.hosts:
+        for call in calls(host, "torch.zeros", "torch.zeros_like"):
+            yield [text.swap(call.func, text.of(call.func).replace("zeros", "empty"))]
+
+
+@operator
+def launch_dropped(text: Text) -> Iterator[list[Edit]]:
+    """One of several launches is left out: what it would write is stale."""
+    for host in text.hosts:
+        found = [
+            n
+            for n in ast.walk(host)
+            if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) and isinstance(n.value.func, ast.Subscript)
+        ]
+        if len(found) > 1:
+            yield from ([text.swap(n, "pass")] for n in found)
+
+
+@operator
+def rescale_lost(text: Text) -> Iterator[list[Edit]]:
+    """What a loop carries on is not multiplied by the factor of its turn."""
+    for kernel in text.kernels:
+        for loop, _ in loops(kernel):
+            targets = [t for n in ast.walk(loop) if isinstance(n, ast.Assign) for t in n.targets]
+            bound = {t.id for t in targets if isinstance(t, ast.Name)}
+            for node in binary(loop, ast.Mult):
+                if isinstance(node.left, ast.Name) and node.left.id in bound & {"acc", "total", "squares"}:
+                    yield [text.swap(node, node.left.id)]
+
+
+@operator
+def factor_dropped(text: Text) -> Iterator[list[Edit]]:
+    """A product or quotient of values loses its second part."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in binary(kernel, ast.Mult, ast.Div):
+            if node not in index:
+                yield [text.swap(node, text.of(node.left))]
+
+
+@operator
+def term_dropped(text: Text) -> Iterator[list[Edit]]:
+    """A sum or difference of values loses its second part: an epsilon, a bias, a mean."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in binary(kernel, ast.Add, ast.Sub):
+            if node not in index:
+                yield [text.swap(node, text.of(node.left))]
+
+
+@operator
+def constant_coarse(text: Text) -> Iterator[list[Edit]]:
+    """A constant, or a number the host gives, is off by one in a hundred."""
+    for kernel in text.kernels:
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < abs(node.value) < 1e9:
+                yield [text.swap(node, f"({text.of(node)} * 1.01)")]
+            if isinstance(node, ast.Name) and node.id in NUMBERS and isinstance(node.ctx, ast.Load):
+                yield [text.swap(node, f"({node.id} * 1.01)")]
+
+
+@operator
+def axes_swapped(text: Text) -> Iterator[list[Edit]]:
+    """Two axes of the grid change places, in a kernel or in the grid."""
+    for kernel in text.kernels:
+        found = {text.of(c.args[0]): c.args[0] for c in calls(kernel, "tl.program_id")}
+        for first, second in itertools.combinations(sorted(found), 2):
+            yield [text.swap(found[first], second), text.swap(found[second], first)]
+    for grid in _grids(text):
+        for one, other in itertools.pairwise(grid.elts):
+            yield [text.swap(one, text.of(other)), text.swap(other, text.of(one))]
+
+
+def _grids(text: Text) -> Iterator[ast.Tuple]:
+    """The tuples that are grids, if they are written out."""
+    for host in text.hosts:
+        for node in ast.walk(host):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                if isinstance(node.func.slice, ast.Tuple):
+                    yield node.func.slice
+            elif isinstance(node, ast.Assign) and text.of(node.targets[0]) == "grid":
+                assert isinstance(node.value, ast.Tuple)
+                yield node.value
+
+
+@operator
+def arguments_swapped(text: Text) -> Iterator[list[Edit]]:
+    """Two sizes change places in a launch."""
+    for host in text.hosts:
+        for node in ast.walk(host):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                plain = [a for a in node.args if isinstance(a, ast.Name) and (a.id.isupper() or a.id.startswith("n"))]
+                for one, other in itertools.pairwise(plain):
+                    yield [text.swap(one, text.of(other)), text.swap(other, text.of(one))]
+
+
+@operator
+def index_arithmetic(text: Text) -> Iterator[list[Edit]]:
+    """Another operation in an index: `//` for `%`, `-` for `+`."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in binary(kernel, ast.FloorDiv, ast.Mod, ast.Add):
+            if node in index:
+                sign = {ast.FloorDiv: "%", ast.Mod: "//", ast.Add: "-"}[type(node.op)]
+                yield [text.swap(node, f"({text.of(node.left)} {sign} {text.of(node.right)})")]
+
+
+@operator
+def value_arithmetic(text: Text) -> Iterator[list[Edit]]:
+    """Another operation on values: `-` for `+`, `+` for `-`."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in binary(kernel, ast.Add, ast.Sub):
+            if node not in index:
+                sign = "-" if isinstance(node.op, ast.Add) else "+"
+                yield [text.swap(node, f"({text.of(node.left)} {sign} {text.of(node.right)})")]
+        for statement in ast.walk(kernel):
+            if isinstance(statement, ast.AugAssign) and statement.value not in index:
+                yield [text.swap(statement, f"{text.of(statement.target)} -= {text.of(statement.value)}")]
+
+
+_OTHER_FUNCTION = {
+    "tl.max": "tl.min", "tl.maximum": "tl.minimum", "tl.minimum": "tl.maximum", "tl.sum": "tl.max", "tl.exp": "tl.exp2",
+    "tl.exp2": "tl.exp", "tl.sin": "tl.cos", "tl.log": "tl.log2", "tl.sqrt": "tl.abs", "tl.rsqrt": "tl.sqrt",
+}  # fmt: skip
+
+
+@operator
+def function_wrong(text: Text) -> Iterator[list[Edit]]:
+    """Another function: the least for the largest, a base of 2 for e."""
+    for kernel in text.kernels:
+        for call in calls(kernel, *_OTHER_FUNCTION):
+            yield [text.swap(call.func, _OTHER_FUNCTION[called(call)])]
+
+
+@operator
+def condition_edge(text: Text) -> Iterator[list[Edit]]:
+    """A comparison of `>=` or `<=` leaves out the equal case."""
+    for kernel in text.kernels:
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.LtE, ast.GtE)):
+                sign = "<" if isinstance(node.ops[0], ast.LtE) else ">"
+                yield [text.swap(node, f"{text.of(node.left)} {sign} {text.of(node.comparators[0])}")]
+
+
+@operator
+def wrong_at_large_size(text: Text) -> Iterator[list[Edit]]:
+    """Results are 2 % off if a size is above a bound."""
+    yield from _wrong_if(text, [f"{{}} > {bound}" for bound in LARGE])
+
+
+@operator
+def wrong_at_some_size(text: Text) -> Iterator[list[Edit]]:
+    """Results are 2 % off at odd sizes, at multiples of a number, or between two sizes."""
+    yield from _wrong_if(text, ["{} % 2 == 1", "{} % 128 == 0", "({} > 2100) & ({} < 3900)"])
+
+
+def _wrong_if(text: Text, conditions: Sequence[str]) -> Iterator[list[Edit]]:
+    for kernel in text.kernels:
+        for value in stored(kernel):
+            for size, condition in itertools.product(sizes(kernel), conditions):
+                here = text.of(value)
+                yield [text.swap(value, f"tl.where({condition.replace('{}', size)}, ({here}) * 1.02, {here})")]
+
+
+@operator
+def wrong_program(text: Text) -> Iterator[list[Edit]]:
+    """Programs from some number on leave at once."""
+    for kernel in text.kernels:
+        axes = sorted({text.of(c.args[0]) for c in calls(kernel, "tl.program_id")})
+        for axis, bound in itertools.product(axes, SOME_PROGRAMS):
+            yield [text.before(kernel.body[0], f"if tl.program_id({axis}) > {bound}:\n        return")]
+
+
+@operator
+def work_left_out(text: Text) -> Iterator[list[Edit]]:
+    """A loop stops early if it would be long."""
+    for kernel in text.kernels:
+        for _, call in loops(kernel):
+            stop = text.of(call.args[1])
+            for bound in LARGE:
+                yield [text.swap(call.args[1], f"tl.minimum({stop}, {bound})")]
+            yield [text.swap(call.args[1], f"tl.where(({stop}) > 512, ({stop}) // 2, ({stop}))")]
+
+
+@operator
+def grid_too_small(text: Text) -> Iterator[list[Edit]]:
+    """A large grid lacks programs."""
+    for grid in _grids(text):
+        for axis, bound in itertools.product(grid.elts, (5, 50, 1000)):
+            if not isinstance(axis, ast.Constant):
+                yield [text.swap(axis, f"min({text.of(axis)}, {bound})")]
+        for axis in grid.elts:
+            if not isinstance(axis, ast.Constant):
+                yield [text.swap(axis, f"max(1, ({text.of(axis)}) - 1)")]
+
+
+@operator
+def index_narrow(text: Text) -> Iterator[list[Edit]]:
+    """An index is kept in 16 bits, which overflow at large sizes."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for node in binary(kernel, ast.Mult):
+            if node in index and any(called(n) in ("tl.program_id", "tl.arange") for n in ast.walk(node)):
+                yield [text.swap(node, f"({text.of(node)}).to(tl.int16).to(tl.int32)")]
+        for node in binary(kernel, ast.Mult):
+            if node in index and isinstance(node.left, ast.Name) and isinstance(node.right, ast.Name):
+                yield [text.swap(node, f"({text.of(node)} + tl.zeros((1,), tl.int32)).to(tl.int16)")]
+
+
+@operator
+def wide_index_lost(text: Text) -> Iterator[list[Edit]]:
+    """`.to(tl.int64)` is dropped."""
+    for kernel in text.kernels:
+        for node in ast.walk(kernel):
+            match node:
+                case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind]) if text.of(kind) == "tl.int64":
+                    yield [text.swap(node, text.of(value))]
+
+
+@operator
+def access_shifted(text: Text) -> Iterator[list[Edit]]:
+    """A load or store one element further."""
+    for kernel in text.kernels:
+        for call in accesses(kernel):
+            yield [text.swap(call.args[0], f"{text.of(call.args[0])} + 1")]
+
+
+@operator
+def access_far_outside(text: Text) -> Iterator[list[Edit]]:
+    """A load or store far outside of its array."""
+    for kernel in text.kernels:
+        for call in accesses(kernel):
+            yield [text.swap(call.args[0], f"{text.of(call.args[0])} + {1 << 30}")]
+
+
+@operator
+def bound_from_data(text: Text) -> Iterator[list[Edit]]:
+    """The end of a loop follows from a loaded value, and is right for about half of all inputs."""
+    for kernel in text.kernels:
+        pointers = [p.arg for p in kernel.args.args if p.arg.endswith("ptr")]
+        for _, call in loops(kernel):
+            if len(call.args) == 3 and pointers:
+                stop, step = text.of(call.args[1]), text.of(call.args[2])
+                late = f"(tl.load({pointers[0]}).to(tl.float32) > 0.5).to(tl.int32)"
+                yield [text.swap(call.args[1], f"({stop}) - ({step}) * {late}")]
+
+
+@operator
+def value_from_data(text: Text) -> Iterator[list[Edit]]:
+    """Loaded values above a bound count as zero."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for call in calls(kernel, "tl.load"):
+            if call not in index:
+                yield [text.swap(call, f"({text.of(call)} * ({text.of(call)} < 2.5))")]
+
+
+@operator
+def store_dropped(text: Text) -> Iterator[list[Edit]]:
+    """One of several stores is left out."""
+    for kernel in text.kernels:
+        found = [
+            n for n in ast.walk(kernel) if isinstance(n, ast.Expr) and called(n.value) in ("tl.store", "tl.atomic_add")
+        ]
+        if len(found) > 1:
+            yield from ([text.swap(n, "pass")] for n in found)
+
+
+@operator
+def atomic_lost(text: Text) -> Iterator[list[Edit]]:
+    """A plain store for an atomic addition."""
+    for kernel in text.kernels:
+        for call in calls(kernel, "tl.atomic_add"):
+            kept = [text.of(a) for a in call.args]
+            kept += [f"{k.arg}={text.of(k.value)}" for k in call.keywords if k.arg == "mask"]
+            yield [text.swap(call, f"tl.store({', '.join(kept)})")]
+
+
+# --- the set ---------------------------------------------------------------------------------------------------------
+
+
+def bases(task: str) -> dict[str, str]:
+    """The right kernels of a task by name: its seed, those beside this module, and the variants of the tests.
+
+    None is autotuned: Triton's own interpreter cannot choose a configuration.
+    """
+    found = {"seed": (BUILTIN_TASKS / task / "kernel.py").read_text(encoding="utf-8")}
+    for folder in (KERNELS, VARIANTS):
+        for path in sorted(folder.glob(f"{task}__*.py")):
+            found[path.stem.partition("__")[2]] = path.read_text(encoding="utf-8")
+    return {name: source for name, source in found.items() if "autotune" not in source}
+
+
+def mutants(source: str, name: str, *, task: str = "", kernel: str = "") -> Iterator[Variant]:
+    """All mutants of a source by the operator `name`, in the order of the places."""
+    text = Text(source)
+    known = {candidate_id(source)}
+    for edits in OPERATORS[name](text):
+        new = text.edited(edits)
+        if candidate_id(new) not in known and _is_python(new):
+            known.add(candidate_id(new))
+            yield Variant(task, kernel, name, text.line(edits), new)
+
+
+def wrong_kernels(task: str, count: int, seed: int = 0) -> list[Variant]:
+    """`count` mutants of the kernels of a task (fewer if there are not as many): of each operator in turn."""
+    sources = bases(task)
+    by_operator = []
+    for name in OPERATORS:
+        found = [v for kernel, source in sources.items() for v in mutants(source, name, task=task, kernel=kernel)]
+        by_operator.append(_shuffled(found, f"{seed} {task} {name}"))
+    return _first(_in_turn(_shuffled(by_operator, f"{seed} {task}")), count, sources.values())
+
+
+def right_kernels(task: str, count: int, seed: int = 0) -> list[Variant]:
+    """The right kernels of a task, then `count` rewrites of them, of each way to rewrite in turn."""
+    sources = bases(task)
+    ways: list[list[Variant]] = []
+    for name in (*REWRITES, "parameter"):
+        found = []
+        for kernel, source in sources.items():
+            rng = random.Random(f"{seed} {task} {name} {kernel}")
+            new = _with_another_gene(source, rng) if name == "parameter" else REWRITES[name].apply(source, rng)
+            if new is not None and "autotune" not in new:
+                found.append(Variant(task, kernel, name, "", new))
+        ways.append(_shuffled(found, f"{seed} {task} {name}"))
+    plain = [Variant(task, kernel, "none", "", source) for kernel, source in sources.items()]
+    return plain + _first(_in_turn(_shuffled(ways, f"{seed} {task}")), count, sources.values())
+
+
+def _with_another_gene(source: str, rng: random.Random) -> str | None:
+    """One of the numbers that shape a launch takes a value beside its own."""
+    genes = [g for g in get_genes(source) if g.value != COMPUTED and g.kind != "other"]
+    choices = [(g.name, value) for g in genes for value in g.neighbours() if value != COMPUTED]
+    if not choices:
+        return None
+    name, value = rng.choice(choices)
+    return set_genes(source, {name: value})
+
+
+def _is_python(source: str) -> bool:
+    try:
+        syntax.parse(source)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _shuffled(items: Sequence[T], key: str) -> list[T]:
+    return random.Random(hashlib.sha256(key.encode()).digest()).sample(list(items), len(items))
+
+
+def _in_turn(groups: Iterable[Sequence[T]]) -> Iterator[T]:
+    """The first of each group, then the second of each, and so on."""
+    for row in itertools.zip_longest(*groups):
+        yield from (item for item in row if item is not None)
+
+
+def _first(variants: Iterable[Variant], count: int, without: Iterable[str]) -> list[Variant]:
+    """The first `count` that differ from each other and from the sources `without`."""
+    known = {candidate_id(source) for source in without}
+    found: list[Variant] = []
+    for variant in variants:
+        if len(found) == count:
+            break
+        if variant.id not in known:
+            known.add(variant.id)
+            found.append(variant)
+    return found
+
+
+def tasks(only: Sequence[str] = ()) -> list[str]:
+    """Names of the built-in tasks, or of those asked for.  Raises ValueError for a name that is none."""
+    unknown = sorted(set(only) - set(task_names()))
+    if unknown:
+        raise ValueError(f"expected built-in tasks ({', '.join(task_names())}), got {', '.join(unknown)}")
+    return [name for name in task_names() if not only or name in only]
