@@ -84,6 +84,7 @@ class Counter:
     met: a branch depended on what an atomic returned, which is made up here
     astray: something was stored outside of all buffers, at an address that depends on nothing made up here
     reads_astray: the same of loads, unless a branch before depended on something made up
+    guided: a branch, or the mask of a load, depended on what was loaded
     stored: (buffer, spans, whether the address depends on nothing made up here) of every store that was run
     """
 
@@ -102,6 +103,7 @@ class Counter:
         self._loads = self._masked = False  # whether the round has any, and any with a mask
         self._decisions: list[bool] = []  # of branches on scalars, in order
         self.met = self.astray = self.reads_astray = False
+        self.guided = False
         self._doubtful = False  # a branch depended on something made up, so what follows may not happen
         self.stored: list[tuple[int, Spans, bool]] = []
         self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
@@ -282,6 +284,7 @@ class Counter:
         self._decisions.append(outcome)
         self.met |= getattr(condition, "of_atomic", False)
         self._doubtful |= getattr(condition, "made_up", False)
+        self.guided |= getattr(condition, "loaded", False)
 
     def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
         """After how many iterations a loop repeats itself; 0 where it should go on, for as long as not `enough`."""
@@ -525,6 +528,7 @@ class _CountingBuilder(Builder):
         self, pointers: TensorHandle, mask: Any, other: TensorHandle | None, *_: Any, **__: Any
     ) -> TensorHandle:
         self.counter.wait(pointers, mask)
+        self.counter.guided |= getattr(mask, "loaded", False)
         return self.counter.load(pointers, _array(mask), other, masked_by_data=getattr(mask, "made_up", False))
 
     def create_store(self, pointers: TensorHandle, value: TensorHandle, *_: Any) -> None:

@@ -40,6 +40,7 @@ class Seen:
     met: bool = False  # as of LaunchTrace
     astray: bool = False  # the same
     reads_astray: bool = False  # the same
+    guided: bool = False  # the same
     cut_off: bool = False  # the same
 
 
@@ -68,6 +69,7 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     found.met |= trace.met
     found.astray |= trace.astray
     found.reads_astray |= trace.reads_astray
+    found.guided |= trace.guided
     found.cut_off |= trace.cut_off
     products = trace.programs * math.fsum(2.0 * m * n * k * count for m, n, k, *_, count in trace.dots)
     found.products += products
@@ -97,11 +99,11 @@ def coverage(
 
     It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
     sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
-    part of what the seed writes.  Of each argument a fair part of what the seed reads must be read, and a fair part of
-    the operations of its matrix products be done.  If the task says how many bytes the problem must move, and how many
-    operations it takes, a fair part of them must be seen.  Nothing may be stored outside of all buffers, and nothing
-    loaded there if the seed does not.  Programs must have been followed to their end if the seed's were: what is
-    estimated of others is their beginning.
+    part of what the seed writes.  Unless data decides what is read, a fair part of what the seed reads of each argument
+    must be read, and a fair part of the operations of its matrix products be done.  If the task says how many bytes
+    the problem must move, and how many operations it takes, a fair part of them must be seen.  Nothing may be stored
+    outside of all buffers, and nothing loaded there if the seed does not.  Programs must have been followed to their
+    end if the seed's were: what is estimated of others is their beginning.
     """
     if found.astray:
         return "a kernel stores outside of all its arrays; mask what lies beyond their ends"
@@ -118,7 +120,7 @@ def coverage(
     unlike = None
     if of_seed and not of_seed.truncated:
         unlike = _unchanged(plan, found, seed, of_seed, written)
-        if not plan.delegated and not seed.delegated:
+        if not (plan.delegated or seed.delegated or found.guided):
             unlike = unlike or _unread(plan, found, seed, of_seed) or _unmultiplied(found, of_seed)
     return unwritten or unlike or _unmoved(found.moved, case_bytes) or uncomputed or endless
 

@@ -101,6 +101,7 @@ class LaunchTrace:
     roles: programs differ in what they write to, so that totals are as rough as the samples are few
     astray: a program stores outside of all buffers
     reads_astray: a program loads outside of all buffers
+    guided: what a program loads depends on what it loaded before
     """
 
     kernel: str
@@ -118,6 +119,7 @@ class LaunchTrace:
     met: bool = False
     astray: bool = False
     reads_astray: bool = False
+    guided: bool = False
     cut_off: bool = False
 
     @property
@@ -197,7 +199,9 @@ class _Tracer:
             weights = dict.fromkeys(range(programs), 1 / programs)
             counters = [self._count(kernel, args, config.grid, number, brief=True) for number in weights]
         near = far = counters
-        if programs > len(weights):
+        if programs == len(weights) > self._samples:
+            near = [counters[number] for number in window(programs)]
+        elif programs > len(weights):
             near = [self._count(kernel, args, config.grid, number, brief=True) for number in window(programs)]
             far = self._far(kernel, args, config.grid, list(weights)[::2])
         sizes = [b.nbytes for b in self._plan.buffers]
@@ -342,6 +346,7 @@ def summary(
         roles=has_roles(counters),
         met=any(c.met for c in counters),
         astray=any(c.astray for c in (*counters, *near, *far)),
+        guided=any(c.guided for c in (*counters, *near, *far)),
         reads_astray=any(c.reads_astray for c in (*counters, *near, *far)),
         cut_off=any(c.cut_off for c in counters),
     )

@@ -188,7 +188,7 @@ def _confine(profile: str, scratch: Path, limits: Limits, shared: str | None = N
     attempt("netns", lambda: _unshare(_CLONE_NEWNET))
     attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
     if profile != "gpu":  # CUDA looks at more than was tried
-        attempt("view", lambda: only_visible(_shown(), scratch, owner))
+        attempt("view", lambda: only_visible((*_shown(), *([shared] if shared else ())), scratch, owner))
     if limits.scratch_bytes:
         attempt("tmpfs", lambda: in_memory(scratch, limits.scratch_bytes, owner))
     if not _landlock_abi():
