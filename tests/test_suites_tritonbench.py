@@ -99,6 +99,43 @@ def test_pick():
 test_pick()
 """
 
+# A backward pass with two launches: what the first would have computed for the second is memory that nothing has written.
+BACKWARD = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def twice_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        twice_kernel[(1,)](x, y, x.numel(), BLOCK=64)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        halves, dx = dy.new_empty(dy.shape), torch.empty_like(dy)
+        assert dy.is_cuda and halves.device.type == "cuda"
+        twice_kernel[(1,)](dy, halves, dy.numel(), BLOCK=64)
+        twice_kernel[(1,)](halves, dx, dy.numel() - 1, BLOCK=64)
+        return dx
+
+{LINE}
+
+def junk():
+    return [torch.full((40,), 1.5e37) for _ in range(50)]
+
+junk()
+x = torch.randn(40, device="cuda", requires_grad=True)
+Twice.apply(x).backward(torch.randn(40, device="cuda"))
+x = torch.randn(33, device="cuda", requires_grad=True)
+torch.autograd.grad([Twice.apply(x)], [x], [torch.randn(33, device="cuda")])
+"""
+
 # Needs a value that the device computed: cannot be recorded.
 VALUE = f"""import torch
 import triton
@@ -267,6 +304,7 @@ def checkout(tmp_path_factory):
     (root / FOLDER).mkdir(parents=True)
     files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
     files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS, "picky": PICKY, "weighed": WEIGHED}
+    files |= {"backward": BACKWARD}
     for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
@@ -446,6 +484,16 @@ def test_calls_that_do_not_go_through_are_left_out(checked):
     assert beyond.verified and (beyond.calls, beyond.left_out) == (2, 1)
     assert "out of bounds" in beyond.why_left_out
     assert [case.axes["call"] for case in load_task(root / "beyond").cases] == [0, 1]
+
+
+def test_what_a_backward_pass_allocates_is_drawn_as_what_a_kernel_computes(checked):
+    """Also where the memory that it gets holds what was there before."""
+    root, outcomes = checked
+    assert outcomes["backward"].verified, outcomes["backward"].reason
+    calls = json.loads((root / "backward" / "calls.json").read_text())
+    rules = [[a["tensor"].get("values") for a in call["arguments"] if "tensor" in a] for call in calls]
+    within = [values for call in rules for values in call if values == [0.0, 1.0]]
+    assert len(within) == 4 and all(max(map(abs, values)) < 10 for call in rules for values in call), rules
 
 
 def test_calls_whose_results_depend_on_memory_beyond_their_arrays_are_left_out(checked):

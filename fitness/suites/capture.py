@@ -41,6 +41,7 @@ from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 
 MODULE = "candidate"
+_ENGINE = torch.autograd._engine_run_backward  # what every backward pass goes through
 _SAME_VALUES = {
     torch.Tensor.to, torch.Tensor.int, torch.Tensor.long, torch.Tensor.short, torch.Tensor.char, torch.Tensor.clone,
     torch.Tensor.contiguous, torch.Tensor.cuda, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16,
@@ -138,6 +139,7 @@ class _Listener(AsCuda):
         self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept
         self._seen: set[str] = set()
         self._depth = 0
+        self._backward = False  # whether autograd is in a backward pass
         self.launches = 0
         self.calls: list[dict[str, Any]] = []
         self.trouble = ""  # of a call that cannot be written down
@@ -180,7 +182,7 @@ class _Listener(AsCuda):
         elif func in _ALLOCATE:
             if func in _UNWRITTEN and result.dtype.itemsize:
                 result.zero_()
-            if self._depth and self._launching:  # a kernel's result, which it would have computed
+            if (self._depth or self._backward) and self._launching:  # a kernel's result, which it would have computed
                 self._remember(result, COMPUTED)
         elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
             known = self._drawn.get(args[0].untyped_storage()._cdata)
@@ -209,8 +211,25 @@ class _Listener(AsCuda):
                 self._write_launch(_kernel_name(kernel), kernel, grid, args, kwargs)
             return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
 
-        with mock.patch.object(JITFunction, "run", counted), mock.patch.object(Autotuner, "run", counted):
+        with (
+            mock.patch.object(JITFunction, "run", counted),
+            mock.patch.object(Autotuner, "run", counted),
+            mock.patch.object(torch.autograd, "_engine_run_backward", self._noticed(_ENGINE)),
+        ):
             yield
+
+    def _noticed(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        """Autograd's engine, with this mode on: PyTorch takes it off before `Tensor.backward` is executed."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, self._backward = self._backward, True
+            try:
+                with self:
+                    return engine(*args, **kwargs)
+            finally:
+                self._backward = before
+
+        return run
 
     def wrap_all(self, space: dict[str, Any]) -> None:
         """Calls to what the kernel part defines are noticed from here on."""
