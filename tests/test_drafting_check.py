@@ -26,7 +26,8 @@ def zygote() -> Iterator[Zygote]:
 
 
 def checker(zygote: Zygote, kernel: str = KERNEL) -> Checker:
-    return Checker(kernel, zygote, lambda task: CpuEvaluator(task, get_target("sm_90"), zygote=zygote))
+    target = get_target("sm_90")
+    return Checker(kernel, target, zygote, lambda task: CpuEvaluator(task, target, zygote=zygote))
 
 
 def refused(zygote: Zygote, source: str, kernel: str = KERNEL) -> str:

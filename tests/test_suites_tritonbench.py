@@ -99,7 +99,7 @@ def test_pick():
 test_pick()
 """
 
-# A backward pass with two launches: what the first would have computed for the second is memory that nothing has written.
+# A backward pass with two launches: what the first would have computed for the second is memory as it was before.
 BACKWARD = f"""import torch
 import triton
 import triton.language as tl
@@ -134,6 +134,65 @@ x = torch.randn(40, device="cuda", requires_grad=True)
 Twice.apply(x).backward(torch.randn(40, device="cuda"))
 x = torch.randn(33, device="cuda", requires_grad=True)
 torch.autograd.grad([Twice.apply(x)], [x], [torch.randn(33, device="cuda")])
+"""
+
+# The test launches its autotuned kernel with a grid of its own, which is right for one configuration alone.
+TUNED = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.autotune(configs=[triton.Config({{"BLOCK": 32}}), triton.Config({{"BLOCK": 128}})], key=["n"])
+@triton.jit
+def plus_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+@triton.autotune(configs=[triton.Config({{"BLOCK": 32}}), triton.Config({{"BLOCK": 32}}, num_warps=8)], key=["n"])
+@triton.jit
+def minus_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) - 1, mask=i < n)
+
+def plus(x):
+    y = torch.empty_like(x)
+    plus_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+    return y
+
+{LINE}
+
+x = torch.randn(128, device="cuda")
+for block in (32, 128):
+    plus_kernel[lambda meta: (triton.cdiv(128, block),)](x, torch.empty_like(x), 128)
+plus_kernel[(4,)](x, torch.empty_like(x), 127)
+minus_kernel[(4,)](x, torch.empty_like(x), 128)
+minus_kernel[lambda meta: (triton.cdiv(128, meta["BLOCK"]),)](x, torch.empty_like(x), 126)
+plus(x)
+"""
+
+# A kernel that adds: in its first call to numbers so large that what it adds is lost in their rounding.
+ADDED = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def add_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(y + i, mask=i < n) + tl.load(x + i, mask=i < n), mask=i < n)
+
+@triton.jit
+def copy_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+def add(x, y):
+    z = torch.empty_like(x)
+    copy_kernel[(1,)](x, z, x.numel(), BLOCK=128)
+    add_kernel[(1,)](z, y, x.numel(), BLOCK=128)
+
+{LINE}
+
+add(torch.randn(100, device="cuda"), 1e37 * torch.randn(100, device="cuda"))
+add(torch.randn(90, device="cuda"), torch.randn(90, device="cuda"))
 """
 
 # Needs a value that the device computed: cannot be recorded.
@@ -304,7 +363,7 @@ def checkout(tmp_path_factory):
     (root / FOLDER).mkdir(parents=True)
     files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
     files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS, "picky": PICKY, "weighed": WEIGHED}
-    files |= {"backward": BACKWARD}
+    files |= {"backward": BACKWARD, "tuned": TUNED, "added": ADDED}
     for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
@@ -494,6 +553,25 @@ def test_what_a_backward_pass_allocates_is_drawn_as_what_a_kernel_computes(check
     rules = [[a["tensor"].get("values") for a in call["arguments"] if "tensor" in a] for call in calls]
     within = [values for call in rules for values in call if values == [0.0, 1.0]]
     assert len(within) == 4 and all(max(map(abs, values)) < 10 for call in rules for values in call), rules
+
+
+def test_launches_whose_grid_is_right_for_one_configuration_alone_are_no_calls(checked):
+    root, outcomes = checked
+    assert outcomes["tuned"].verified, outcomes["tuned"].reason
+    source = (root / "tuned" / "kernel.py").read_text()
+    assert "plus_kernel[(" not in source.partition("def entry")[2]
+    assert source.count("minus_kernel[(4,)](") == 1 and "return plus(" in source
+
+
+def test_calls_in_which_a_kernel_need_not_do_its_work_are_left_out(checked):
+    """Of the other call it is said that one of its kernels copies: there a copy is right."""
+    root, outcomes = checked
+    added = outcomes["added"]
+    assert added.verified and (added.calls, added.left_out) == (1, 1), added
+    assert "call0: kernel copy_kernel that " in added.why_left_out and "of the budget" in added.why_left_out
+    (call,) = json.loads((root / "added" / "calls.json").read_text())
+    assert call["arguments"][0]["tensor"]["shape"] == [90]
+    assert len(added.idle) == 1 and "copy_kernel that copies an input: the same as the seed" in added.idle[0]
 
 
 def test_calls_whose_results_depend_on_memory_beyond_their_arrays_are_left_out(checked):

@@ -275,16 +275,12 @@ class _Listener(AsCuda):
 
     def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
         writer = _Writer(self, self._scratch, len(self.calls))
-        if callable(grid):
-            bound = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
-            choices = [config.all_kwargs() for config in kernel.configs] if isinstance(kernel, Autotuner) else [{}]
-            grids = {tuple(grid({**bound, **choice})) for choice in choices}
-            if len(grids) > 1:
-                self.trouble = self.trouble or f"the tests launch {name} with a grid that depends on its configuration"
-                return
-            grid = grids.pop()
+        found, why = _grid(kernel, grid, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
+        if found is None:
+            self.trouble = self.trouble or f"the tests launch {name} with a grid that {why}"
+            return
         with torch._C.DisableTorchFunction():
-            writer.write(f"{name}[{tuple(int(g) for g in grid)}]", kernel.arg_names, args, kwargs)
+            writer.write(f"{name}[{tuple(int(g) for g in found)}]", kernel.arg_names, args, kwargs)
             writer.returned(None)
         self._add(writer)
 
@@ -374,6 +370,39 @@ class _Writer:
             slot += "_"
         self.slots.append(slot)
         return slot
+
+
+class _Read(dict):  # type: ignore[type-arg]
+    """Arguments of a kernel as its grid gets them; `names`: which were read."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...] | None, str]:
+    """The grid of a launch, the same for each configuration that the kernel may get; None, and why, if there is none.
+
+    Configurations with blocks of other sizes need other grids: one that does not ask for them is right for one size.
+    """
+    configs = kernel.configs if isinstance(kernel, Autotuner) else []
+    names = {name for config in configs for name in config.kwargs}
+    differing = {name for name in names if len({config.kwargs.get(name) for config in configs}) > 1}
+    given = [_Read({**bound, **config.all_kwargs()}) for config in configs] or [_Read(bound)]
+    grids = {tuple(grid(one)) if callable(grid) else tuple(grid) for one in given}
+    if len(grids) > 1:
+        return None, "depends on its configuration"
+    if differing and not any(one.names & differing for one in given):
+        return None, f"does not depend on {' and '.join(sorted(differing))}, in which its configurations differ"
+    return grids.pop(), ""
 
 
 def _named(value: Any) -> str:

@@ -79,6 +79,9 @@ def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
     ]
 
 
+Expectations = list[tuple[Replay, oracle.Expected]]
+
+
 @dataclass(frozen=True)
 class Executable:
     """What the interpreter executes: plans by case name at the CPU sizes, and the configuration of each launch."""
@@ -136,18 +139,19 @@ def verify(
     kernel: Executable | None = None,
     stretched: Sequence[Case] = (),
     stretched_limits: Limits | None = None,
+    prove: bool = True,
+    expected: Expectations | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
     `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
-    `replays`, where it is not, with limits of their own.  Raises Stop with the verdict of the first replay that fails.
+    `replays`, where it is not, with limits of their own; `prove`: whether to ask who wrote the outputs; `expected`:
+    what `expectations` gave for the same.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
-    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
-    if not expected:
-        raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+    expected = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, stretched=stretched)
     runs = [  # whose the outputs are is asked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", prove=not r.stretched)
+        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.stretched)
         for number, (r, _) in enumerate(expected)
     ]
     for run, (_, expectation) in zip(runs, expected, strict=True):
@@ -176,6 +180,17 @@ def verify(
             _same_in_all_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
     own = _own_share(task, executed, jobs.scratch)
     return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def expectations(
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Case] = ()
+) -> Expectations:
+    """What `verify` compares with.  Raises Stop where there is nothing."""
+    key = oracle.key_of(seed)
+    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    if not expected:
+        raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+    return expected
 
 
 def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
@@ -292,10 +307,7 @@ def _planned(plan: LaunchPlan) -> int:
     return sum(plan.buffers[b].nbytes for b in buffers)
 
 
-_Expectations = list[tuple[Replay, oracle.Expected]]
-
-
-def _expectations(task: Task, stretched: Sequence[Case], key: int) -> _Expectations:
+def _expectations(task: Task, stretched: Sequence[Case], key: int) -> Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
     every = replays(task, stretched)
     firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
@@ -303,13 +315,13 @@ def _expectations(task: Task, stretched: Sequence[Case], key: int) -> _Expectati
     return [(replay, expected) for replay in every if (expected := known[replay.inputs]) is not None]
 
 
-def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
+def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
     """As `_seed_expectations`, of whose files none is left: the candidate's job could read them."""
     with scratch_folder(jobs.scratch) as own:
         return _seed_expectations(task, kernel, key, replace(jobs, scratch=own))
 
 
-def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> _Expectations:
+def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
     """As `_expectations`, by executing the seed kernel on the inputs and on moved ones.
 
     Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
