@@ -202,6 +202,11 @@ class Expected:
         return f"output {index}" if len(self.outputs) > 1 else "output"
 
     @property
+    def infinite(self) -> bool:
+        """Whether an output of a seed kernel holds infinities, which are the same however far beyond the format."""
+        return any(bool(torch.isinf(o).any()) for o, p in zip(self.outputs, self.partial, strict=False) if p)
+
+    @property
     def rms_budget(self) -> float:
         """Of the first output that is not compared exactly; 0 where all are."""
         return next((b.rms for b in self.budgets if b is not None), 0.0)

@@ -11,14 +11,15 @@ import torch
 
 from evo.cli import main
 from evo.errors import ConfigError, TaskError
-from evo.records import Candidate, Verdict
+from evo.records import Candidate, Check, Verdict
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.gpu import work
+from fitness.gpu.runner import Report
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.stages import Stop
 from fitness.suites import values
-from fitness.suites.check import Checker, gpu_verifier, new_zygote
+from fitness.suites.check import Checker, GpuVerifier, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, SIZES, sources
 from fitness.task import load_task
 
@@ -468,7 +469,9 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_
     (tmp_path / SIZES / "scale_perf.py").write_text(TIMED, encoding="utf-8")
     (source,) = sources(tmp_path)
     judged = []
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task)).check(source)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()).check(
+        source
+    )
     assert outcome.verified and outcome.note == ""
     task = judged[0]
     drawn = [task.inputs(case, torch.Generator().manual_seed(0)) for case in task.cases]
@@ -486,11 +489,38 @@ def scale_timed_by(script, folder):
     return replace(sources(folder)[0], timed=script)
 
 
+def largest(folder):
+    """Elements of the largest tensor of each case."""
+    task = load_task(folder)
+    drawn = [task.inputs(case, torch.Generator().manual_seed(0)) for case in task.cases]
+    return [max(v.numel() for v in inputs if isinstance(v, torch.Tensor)) for inputs in drawn]
+
+
+def test_smaller_sizes_are_timed_where_outputs_overflow(tmp_path, zygote):
+    """Those of the tests are small, and stay."""
+    source = scale_timed_by(TIMED, tmp_path)
+
+    def overflowing_from(elements):
+        def verifier(task, facts):
+            return [case.name for case, n in zip(task.cases, largest(task.folder), strict=True) if n >= elements]
+
+        return Checker(tmp_path, get_target("sm_90"), zygote, verifier)
+
+    outcome = overflowing_from(2**22).check(source)
+    assert outcome.verified and not outcome.infinite
+    assert outcome.note == "at sizes 8 times smaller than usual, at which no output overflows"
+    assert largest(tmp_path / "scale") == [2**20, 2**16, 48, 64, 100]
+    # Nor is anything made smaller because a test's own call overflows, or where it does not help.
+    outcome = overflowing_from(10).check(source)
+    assert outcome.verified and (outcome.infinite, outcome.note) == (["call0", "call1"], "")
+    assert largest(tmp_path / "scale") == [2**23, 2**17, 48, 64, 100]
+
+
 def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypatch):
     source = scale_timed_by(TIMED, tmp_path)
     took = iter([45.0, 1.0, 31.0, 1.0, 1.0, *[1.0] * 3])
     monkeypatch.setattr(work, "slowest", lambda builds: next(took))
-    checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None)
+    checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ())
     outcome = checker.check(source)
     assert outcome.verified and (outcome.calls, outcome.left_out, outcome.note) == (3, 2, "")
     why = "compiling a kernel takes 45 s, more than the 30 s that a search can afford"
@@ -512,6 +542,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
         judged.append(task)
         if len(judged) <= 3:  # all calls, then each of the script's alone
             raise Stop("verify", Verdict.WRONG, "replays differ")
+        return ()
 
     judged = []
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, refused).check(source)
@@ -532,7 +563,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
 )
 def test_where_the_script_does_not_help_the_sizes_are_those_of_the_tests(tmp_path, zygote, script, why):
     source = scale_timed_by(script, tmp_path)
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None).check(source)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ()).check(source)
     assert outcome.verified and outcome.calls == 3
     assert outcome.note.startswith(f"at the sizes of its tests: {why}")
 
@@ -666,6 +697,50 @@ def test_candidates_are_compared_with_the_seed_kernel(checked, zygote):
         assert wrong is Verdict.WRONG and "'x' was modified" in message
 
 
+class Told(GpuVerifier):
+    """In the place of a GPU: told what is tried beside the seed, and says what a GPU would, as `verdicts` have it."""
+
+    def __init__(self, **verdicts):
+        super().__init__([])
+        self.verdicts, self.tried = verdicts, []
+
+    def __call__(self, task, facts):
+        return ()
+
+    def beside(self, task, seed, kernel, other):
+        for case, plan in kernel.plans.items():
+            assert seed.plans[case].launches == plan.launches
+            built = [build for by_config in kernel.builds[case] for build in by_config]
+            assert len(built) == len(plan.launches) and all(kernel.cubins[build["cubin"]] for build in built)
+        self.tried.append((list(kernel.plans), other))
+        wrong = Report(Verdict.WRONG, "verify", "wrong")
+        return {case: self.verdicts.get(case, wrong) for case in kernel.plans}
+
+
+def test_what_a_gpu_tries_beside_the_seed_is_built(checkout, zygote, tmp_path):
+    source = next(s for s in sources(checkout) if s.name == "added")
+    verifier = Told()
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
+    assert outcome.verified and outcome.calls == 2 and not outcome.idle, outcome
+    assert verifier.tried == [(["call0", "call1"], False)] * 6  # three of each of two kernels
+
+
+def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_path):
+    source = next(s for s in sources(checkout) if s.name == "added")
+    passed = Report(Verdict.OK, "done", check=Check(1, "call1", 0.5, 2.0))
+    verifier = Told(call1=passed)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
+    assert verifier.tried[:2] == [(["call0", "call1"], False), (["call1"], True)]
+    # Each call alone is called call0, of which this verifier says that all are wrong; together they are refused again.
+    assert outcome.reason.startswith(
+        "idle: unsupported: not found wrong in call1: kernel copy_kernel that does nothing"
+    )
+    assert "its error is 0.5 of the budget (rms budget 2) (and 5 more)" in outcome.reason
+    fault = Told(call0=Report(Verdict.RUNTIME_ERROR, "verify", "illegal address", fault=True))
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, fault).check(source)
+    assert outcome.verified and len(outcome.idle) == 6 and "runtime_error: illegal address" in outcome.idle[0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
@@ -673,8 +748,12 @@ def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
         checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
         outcomes = {source.name: checker.check(source) for source in sources(checkout)}
     assert {name for name, outcome in outcomes.items() if outcome.verified} == {
-        "scale", "pick", "summed", "beyond", "counted", "others", "picky", "weighed",
+        "scale", "pick", "summed", "beyond", "counted", "others", "picky", "weighed", "backward", "tuned", "added",
     }, outcomes  # fmt: skip
+    added = outcomes["added"]
+    assert (added.calls, added.left_out) == (1, 1) and "call0: kernel copy_kernel that " in added.why_left_out
+    assert len(added.idle) == 1 and "copy_kernel that copies an input: the same as the seed" in added.idle[0]
+    assert not any(outcome.idle or outcome.infinite for name, outcome in outcomes.items() if name != "added"), outcomes
 
 
 @pytest.mark.gpu

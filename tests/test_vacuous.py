@@ -78,6 +78,14 @@ DRAWN = "torch.randn(case.axes['N'], generator=generator, device=generator.devic
 PLAIN = "def reference(x, w):\n    return x * w"
 
 
+def test_a_case_in_which_nothing_is_compared_is_found_beside_others(tmp_path, zygote):
+    """Whose verification it would pass with, and never be looked at."""
+    two = 'reference = "seed"\ncases.append(Case("never", {"N": 99}))'
+    weight = f"{DRAWN} * (1 if case.axes['N'] == 100 else float('nan'))"
+    found = of_task(made(tmp_path / "never", weight, two), get_target("sm_90"), zygote)
+    assert {(f.case, f.what) for f in found} == {("never", VACUOUS)} and "nothing is compared" in str(found[0])
+
+
 @pytest.mark.parametrize("more", ['reference = "seed"', PLAIN])
 @pytest.mark.parametrize(
     ("weight", "kinds"),

@@ -81,7 +81,8 @@ class Bench:
             if case.role == "tune" and program.plan.delegated:
                 self._own_time(case, self._for_timing(loaded, case, program, key)[0])
         self._start_over()
-        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
+        infinite = sorted(tally.infinite)
+        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
 
     def beside(self, seed: Work, kernel: Work, other: bool) -> dict[str, Report]:
         """As of `Runner.beside`."""

@@ -72,6 +72,7 @@ class Report:
     fault: bool = False
     note: str = ""
     seconds: float = 0.0
+    infinite: Sequence[str] = ()  # of `verify`: cases whose outputs hold infinities
     compiled: Sequence[Mapping[str, Any]] = ()  # of the eager tier: fields of Build, as the process told them
 
 

@@ -69,6 +69,8 @@ class Verifier:
         expected = self.expect(case, key, variant, again)
         if expected is not None:
             self.compare(program, expected, where, tally)
+            if expected.infinite:
+                tally.infinite.add(case.name)
         if variant == "normal":
             tally.seen.add(case.name)
 

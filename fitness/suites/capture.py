@@ -58,7 +58,8 @@ _UNWRITTEN = {
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """payload: "name", "kernels" and "tests" (a file and its two parts), "launching" (whether calls launch kernels),
-    "timed" (the script that times it, or ""), "target", "most" (calls that are kept).
+    "timed" (the script that times it, or ""), "most_bytes" (of inputs, at its sizes), "target", "most" (calls that are
+    kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
     is {"form", "arguments", "timed"}: a form says how the call is written (`_Writer`), an argument is {"tensor": form
@@ -77,7 +78,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         untimed = "no script that times it"
         if payload["timed"]:
             listener.timed = True
-            untimed = sizes.run(payload["timed"], dict(space), scratch)
+            untimed = sizes.run(payload["timed"], dict(space), scratch, int(payload["most_bytes"]))
             listener.timed = False
         error = _run_tests(payload["tests"], space, listener, scratch)
     return {"calls": listener.calls, "error": error or listener.trouble, "untimed": untimed}

@@ -5,9 +5,10 @@ A file that goes through is a task folder whose seed passes; one that does not h
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
@@ -29,6 +30,7 @@ from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.scratch import scratch_folder
 from fitness.stages import Stop, expect_ok
+from fitness.suites import sizes
 from fitness.suites.folder import drawable, write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
 from fitness.task import Task, check_arguments, load_task
@@ -58,6 +60,7 @@ class Outcome:
     why_left_out: str = ""  # of the first of those that do not go through
     rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
     note: str = ""  # what is to be known of one that was verified
+    infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU
     idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included
 
@@ -66,7 +69,7 @@ class Outcome:
         return "verified" in self.stages
 
 
-Verifier = Callable[[Task, Facts], None]  # raises Stop
+Verifier = Callable[[Task, Facts], Collection[str]]  # cases whose outputs hold infinities; raises Stop
 
 
 class GpuVerifier:
@@ -77,11 +80,12 @@ class GpuVerifier:
         for runner in runners:
             self._idle.put(runner)
 
-    def __call__(self, task: Task, facts: Facts) -> None:
+    def __call__(self, task: Task, facts: Facts) -> Collection[str]:
         with self._one() as runner:
             report = runner.verify(task.folder, vacuous.work_of(facts))
         if report.verdict is not Verdict.OK:
             raise Stop(report.stage, report.verdict, report.message)
+        return report.infinite
 
     def beside(self, task: Task, seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
         """As of `Runner.beside`."""
@@ -145,8 +149,28 @@ class Checker:
         return outcome
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+        self._at_sizes(source, scratch, outcome, sizes.MOST_BYTES)
+        if outcome.infinite:
+            self._at_smaller_sizes(source, scratch, outcome)
+
+    def _at_smaller_sizes(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+        """Where what is timed overflows: what is beyond a format cannot be compared.  As it was where none helps."""
+        folder, kept = self._root / source.name, scratch / "kept"
+        shutil.copytree(folder, kept)
+        for times in sizes.SMALLER:
+            smaller = Outcome(source.name, seconds=outcome.seconds)
+            with scratch_folder(scratch) as own, suppress(Stop, TaskError):
+                self._at_sizes(source, own, smaller, sizes.MOST_BYTES // times)
+                if not smaller.infinite and not smaller.note:
+                    smaller.note = f"at sizes {times} times smaller than usual, at which no output overflows"
+                    vars(outcome).update(vars(smaller))
+                    return
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+
+    def _at_sizes(self, source: Any, scratch: Path, outcome: Outcome, most_bytes: int) -> None:
         with _timed(outcome, "captured"):
-            captured = self._capture(source, scratch, outcome)
+            captured = self._capture(source, scratch, outcome, most_bytes)
             calls = drawable(captured)
             task = self._task(source, calls, scratch)
         if len(calls) < len(captured):
@@ -241,7 +265,7 @@ class Checker:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _capture(self, source: Source, scratch: Path, outcome: Outcome) -> list[Mapping[str, Any]]:
+    def _capture(self, source: Source, scratch: Path, outcome: Outcome, most_bytes: int) -> list[Mapping[str, Any]]:
         # The sizes at which the suite times a file are too large for the interpreter.
         timed = source.timed if self._on_gpu else ""
         payload = {
@@ -250,6 +274,7 @@ class Checker:
             "tests": source.tests,
             "launching": self.launching,
             "timed": timed,
+            "most_bytes": most_bytes,
             "target": self._target.name,
             "most": MOST_CALLS,
         }
@@ -297,7 +322,9 @@ class Checker:
     def _verify(self, task: Task, facts: Facts, outcome: Outcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
         with _timed(outcome, "verified"):
-            self._verifier(task, facts)
+            infinite = self._verifier(task, facts)
+        timed = {case.name for case in task.cases if case.role == "tune"}
+        outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
     def _check_idle(self, task: Task, facts: Facts, outcome: Outcome) -> None:
         """Raises Stop where kernels that do not do their work are not found wrong."""
@@ -320,12 +347,13 @@ class Checker:
         choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
         return Executable(task.seed_source, facts.constants, facts.plans, choices)
 
-    def _interpreted(self, task: Task, facts: Facts) -> None:
-        """Verified by Triton's interpreter."""
+    def _interpreted(self, task: Task, facts: Facts) -> Collection[str]:
+        """Verified by Triton's interpreter, at sizes that are never timed."""
         kernel = self._executable(task, facts)
         with scratch_folder() as scratch:
             jobs = Jobs(self._zygote, scratch, LIMITS)
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
+        return ()
 
     def _written(self, task: Task, calls: Calls, facts: Facts) -> set[int]:
         """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.  Of facts

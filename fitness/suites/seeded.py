@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -57,13 +57,14 @@ class Checker(check.Checker):
     def _executable(self, task: Task, facts: Facts) -> Executable:
         return executable(task, task.seed_source, facts)
 
-    def _interpreted(self, task: Task, facts: Facts) -> None:
+    def _interpreted(self, task: Task, facts: Facts) -> Collection[str]:
         """Verified at the sizes for a CPU."""
         judge = CpuJudge(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
             judge.prepare(task.seed_source, facts)
         finally:
             judge.close()
+        return ()
 
 
 def given(name: str, folder: Path | None) -> str | None:

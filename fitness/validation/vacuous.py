@@ -20,7 +20,7 @@ from fitness.plan import LaunchPlan
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import scratch_folder
-from fitness.stages import Stop
+from fitness.stages import NOTHING_COMPARED, Stop
 from fitness.task import Task
 from fitness.validation.elsewhere import SEED, asked
 from fitness.validation.idle import Idle, idle_kernels
@@ -67,6 +67,8 @@ def findings(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int
 def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str, str]:
     """What a result says, and why.  elsewhere: the result on other inputs, where the seed says what is right."""
     if isinstance(result, Stop):
+        if result.message == NOTHING_COMPARED:
+            return VACUOUS, "nothing is compared: what the reference gives is never finite"
         return UNTRIED, f"{result.verdict}: {result.message}"
     if isinstance(elsewhere, Check) and elsewhere.max_error == 0:
         return SAME, "the same as the seed to the bit, on other inputs too: it is such a function, or not used"

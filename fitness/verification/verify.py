@@ -21,7 +21,7 @@ from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import LeftError, scratch_folder
-from fitness.stages import Stop, expect_ok
+from fitness.stages import NOTHING_COMPARED, Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
 
@@ -189,7 +189,7 @@ def expectations(
     key = oracle.key_of(seed)
     expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
     if not expected:
-        raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+        raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
     return expected
 
 
