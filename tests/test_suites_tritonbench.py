@@ -590,8 +590,8 @@ def test_launches_whose_grid_is_right_for_one_configuration_alone_are_no_calls(c
     root, outcomes = checked
     assert outcomes["tuned"].verified, outcomes["tuned"].reason
     source = (root / "tuned" / "kernel.py").read_text()
-    assert "plus_kernel[(" not in source.partition("def entry")[2]
-    assert source.count("minus_kernel[(4,)](") == 1 and "return plus(" in source
+    entry = source.partition("def entry")[2]
+    assert "plus_kernel[" not in entry and entry.count("minus_kernel[4,](") == 1 and "return plus(" in entry
 
 
 def test_calls_in_which_a_kernel_need_not_do_its_work_are_left_out(checked):
@@ -603,6 +603,7 @@ def test_calls_in_which_a_kernel_need_not_do_its_work_are_left_out(checked):
     (call,) = json.loads((root / "added" / "calls.json").read_text())
     assert call["arguments"][0]["tensor"]["shape"] == [90]
     assert len(added.idle) == 1 and "copy_kernel that copies an input: the same as the seed" in added.idle[0]
+    assert added.vacuous and {finding.partition(":")[0] for finding in added.vacuous} == {"call0"}
 
 
 def test_calls_whose_results_depend_on_memory_beyond_their_arrays_are_left_out(checked):
@@ -736,6 +737,7 @@ def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_p
         "idle: unsupported: not found wrong in call1: kernel copy_kernel that does nothing"
     )
     assert "its error is 0.5 of the budget (rms budget 2) (and 5 more)" in outcome.reason
+    assert len(outcome.vacuous) == 6 and all(finding.startswith("call1: ") for finding in outcome.vacuous)
     fault = Told(call0=Report(Verdict.RUNTIME_ERROR, "verify", "illegal address", fault=True))
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, fault).check(source)
     assert outcome.verified and len(outcome.idle) == 6 and "runtime_error: illegal address" in outcome.idle[0]

@@ -61,6 +61,7 @@ class Outcome:
     rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
     note: str = ""  # what is to be known of one that was verified
     infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU
+    vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call
     idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included
 
@@ -238,13 +239,16 @@ class Checker:
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        for call in captured:
+        told = bool(outcome.vacuous)  # of all calls together
+        for number, call in enumerate(captured):
             alone = Outcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
                 self._all_of(source, [call], scratch, alone)
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
+            if not told:
+                outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
@@ -336,6 +340,8 @@ class Checker:
             else:
                 found = []
             outcome.idle = [str(finding) for finding in found if finding.what != vacuous.VACUOUS]
+            passed = [str(finding) for finding in found if finding.what == vacuous.VACUOUS]
+            outcome.vacuous = list(dict.fromkeys([*outcome.vacuous, *passed]))
             vacuous.check(found)
 
     def _built_beside(self, source: str, facts: Facts) -> Facts:

@@ -25,13 +25,21 @@ def asked(task: Task, case: Case, elsewhere: bool) -> Task:
 
 def _inputs_elsewhere(inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     def drawn(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-        return tuple(_normal(value, generator) for value in inputs(case, generator))
+        return tuple(_drawn(value, generator) for value in inputs(case, generator))
 
     return drawn
 
 
-def _normal(value: Any, generator: torch.Generator) -> Any:
-    if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()):
+def _drawn(value: Any, generator: torch.Generator) -> Any:
+    """Normal numbers, and all numbers of 8 bits; other whole numbers may be indices or lengths, and stay."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
         return value
-    normal = torch.randn(value.shape, generator=generator, device=value.device)
-    return laid_out_as(value, normal.to(value.dtype))
+    if value.is_floating_point():
+        drawn = torch.randn(value.shape, generator=generator, device=value.device).to(value.dtype)
+    elif value.dtype in (torch.int8, torch.uint8):
+        limits = torch.iinfo(value.dtype)
+        options: Any = {"generator": generator, "device": value.device, "dtype": value.dtype}
+        drawn = torch.randint(limits.min, limits.max + 1, value.shape, **options)
+    else:
+        return value
+    return laid_out_as(value, drawn)

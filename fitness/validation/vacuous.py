@@ -1,9 +1,9 @@
 """Whether the check of a task is vacuous: kernels that do not do their work must be found wrong in every case.
 
 What is tried are the seed's own kernels, one after the other (`fitness/validation/idle.py`).  One that is not found
-wrong is compared with the seed again, bit for bit, on other inputs: normal numbers in all floating tensors, whatever
-the task draws there.  If it is the same there too, the kernel is such a function (it copies, or its results are not
-used).  Else the case says nothing of the kernel: candidates that do nothing would pass.
+wrong is compared with the seed again, bit for bit, on other inputs: random numbers in all floating tensors and those of
+8 bits, whatever the task draws there.  If it is the same there too, the kernel is such a function (it copies, or its
+results are not used).  Else the case says nothing of the kernel: candidates that do nothing would pass.
 """
 
 from __future__ import annotations
