@@ -190,7 +190,7 @@ class Expected:
     strides: tuple[tuple[int, ...], ...]
     budgets: tuple[Budget | None, ...]
     written: tuple[str, ...] = ()  # names of the written arguments among the outputs, which are the last ones
-    # Where the reference is the seed: outputs with elements that are not finite, or that another right kernel may
+    # If the reference is the seed: outputs with elements that are not finite, or that another right kernel may
     # round to infinity.
     partial: tuple[bool, ...] = ()
 
@@ -311,8 +311,8 @@ def _at_the_edge(exact: torch.Tensor, got: torch.Tensor, margin: float) -> torch
     """Elements of which one is infinite and the other one, of the same sign, within `margin` of the largest number of
     the format.
 
-    None where the reference has fewer finite elements there than that: outputs that pass the edge have as many just
-    below it as just beyond, and one that is cut off there, or infinite for another reason, has not.
+    None if the reference has fewer finite elements there than that.  Outputs that pass the edge have as many just below
+    it as just beyond; outputs that are cut off there, or infinite for another reason, have not.
     """
     lowest = torch.finfo(got.dtype).max - margin
     value = got.double()

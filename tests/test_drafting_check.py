@@ -103,9 +103,9 @@ def test_settings_that_weaken_checks_are_named(zygote: Zygote) -> None:
 
 
 def test_a_draft_that_a_kernel_passes_which_does_nothing_is_refused(zygote: Zygote) -> None:
-    """Within its tolerance the product with 1.001 is what it was made of; without one it is not."""
+    """Within its tolerance the product with 1.001 is the vector itself; without one it is not."""
     close = TASK.replace("return x, 2.0", "return x, 1.001")
-    told = refused(zygote, close + "\n\ntolerance = 1e-2\n")
-    assert "kernel scale_kernel that copies an input: its error is 0.1 of the budget" in told
-    assert "choose inputs on which a kernel has to do its work" in told
+    reason = refused(zygote, close + "\n\ntolerance = 1e-2\n")
+    assert "kernel scale_kernel that copies an input: its error is 0.1 of the budget" in reason
+    assert "choose inputs on which a kernel has to do its work" in reason
     assert checker(zygote).check(close).task.tolerance is None

@@ -1,4 +1,4 @@
-"""Kernels that do not do their work: how they are made of a seed's."""
+"""Kernels that do not do their work: made from those of a seed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_a_launch_writes_is_a_copy_of_an_argument_of_the_same_form() -> Non
     assert found["second", COPY].plans["case"].steps[-1] == Copy(ref(2), ref(1))
 
 
-def test_arguments_that_nobody_writes_are_copied_and_not_overwritten() -> None:
+def test_arguments_that_no_kernel_may_write_are_copied_and_not_overwritten() -> None:
     assert ("first", COPY) not in made(launch("first", x=ref(0), y=ref(1)), inputs=2)
     found = made(launch("first", x=ref(0), y=ref(1)), inputs=2, written=(1,))
     assert found["first", COPY].plans["case"].steps[1:] == (Copy(ref(1), ref(0)),)

@@ -510,7 +510,7 @@ def test_smaller_sizes_are_timed_where_outputs_overflow(tmp_path, zygote):
     assert outcome.verified and not outcome.infinite
     assert outcome.note == "at sizes 8 times smaller than usual, at which no output overflows"
     assert largest(tmp_path / "scale") == [2**20, 2**16, 48, 64, 100]
-    # Nor is anything made smaller because a test's own call overflows, or where it does not help.
+    # Nor is anything made smaller because a test's own call overflows, or if it does not help.
     outcome = overflowing_from(10).check(source)
     assert outcome.verified and (outcome.infinite, outcome.note) == (["call0", "call1"], "")
     assert largest(tmp_path / "scale") == [2**23, 2**17, 48, 64, 100]
@@ -577,7 +577,7 @@ def test_calls_that_do_not_go_through_are_left_out(checked):
 
 
 def test_what_a_backward_pass_allocates_is_drawn_as_what_a_kernel_computes(checked):
-    """Also where the memory that it gets holds what was there before."""
+    """Also if the memory that it gets holds what was there before."""
     root, outcomes = checked
     assert outcomes["backward"].verified, outcomes["backward"].reason
     calls = json.loads((root / "backward" / "calls.json").read_text())
@@ -698,8 +698,8 @@ def test_candidates_are_compared_with_the_seed_kernel(checked, zygote):
         assert wrong is Verdict.WRONG and "'x' was modified" in message
 
 
-class Told(GpuVerifier):
-    """In the place of a GPU: told what is tried beside the seed, and says what a GPU would, as `verdicts` have it."""
+class Scripted(GpuVerifier):
+    """In the place of a GPU: keeps what is tried beside the seed, and answers by case with `verdicts`."""
 
     def __init__(self, **verdicts):
         super().__init__([])
@@ -720,7 +720,7 @@ class Told(GpuVerifier):
 
 def test_what_a_gpu_tries_beside_the_seed_is_built(checkout, zygote, tmp_path):
     source = next(s for s in sources(checkout) if s.name == "added")
-    verifier = Told()
+    verifier = Scripted()
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
     assert outcome.verified and outcome.calls == 2 and not outcome.idle, outcome
     assert verifier.tried == [(["call0", "call1"], False)] * 6  # three of each of two kernels
@@ -729,7 +729,7 @@ def test_what_a_gpu_tries_beside_the_seed_is_built(checkout, zygote, tmp_path):
 def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_path):
     source = next(s for s in sources(checkout) if s.name == "added")
     passed = Report(Verdict.OK, "done", check=Check(1, "call1", 0.5, 2.0))
-    verifier = Told(call1=passed)
+    verifier = Scripted(call1=passed)
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
     assert verifier.tried[:2] == [(["call0", "call1"], False), (["call1"], True)]
     # Each call alone is called call0, of which this verifier says that all are wrong; together they are refused again.
@@ -738,7 +738,7 @@ def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_p
     )
     assert "its error is 0.5 of the budget (rms budget 2) (and 5 more)" in outcome.reason
     assert len(outcome.vacuous) == 6 and all(finding.startswith("call1: ") for finding in outcome.vacuous)
-    fault = Told(call0=Report(Verdict.RUNTIME_ERROR, "verify", "illegal address", fault=True))
+    fault = Scripted(call0=Report(Verdict.RUNTIME_ERROR, "verify", "illegal address", fault=True))
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, fault).check(source)
     assert outcome.verified and len(outcome.idle) == 6 and "runtime_error: illegal address" in outcome.idle[0]
 

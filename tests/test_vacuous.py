@@ -40,7 +40,7 @@ def entry(x, w):
     return y
 """
 
-# What is moved aside is used by nobody; what is returned is a copy.
+# What is moved aside is not used; what is returned is a copy.
 MOVES = """
 def entry(x, w):
     aside, y = torch.empty_like(w), torch.empty_like(x)
@@ -125,7 +125,7 @@ def test_elsewhere_tensors_hold_other_numbers_in_the_same_form(tmp_path):
     assert asked(task, task.cases[0], False).inputs is task.inputs
 
 
-def test_kernels_that_copy_and_results_that_nobody_uses_are_named_and_allowed(tmp_path, zygote):
+def test_kernels_that_copy_and_results_that_are_not_used_are_named_and_allowed(tmp_path, zygote):
     found = of_task(made(tmp_path / "moves", DRAWN, kernel=MOVES), get_target("sm_90"), zygote)
     kinds = [(f.kernel, f.kind) for f in found if f.what == SAME]
     assert kinds == [
@@ -138,7 +138,7 @@ def test_kernels_that_copy_and_results_that_nobody_uses_are_named_and_allowed(tm
     check(found)
 
 
-def test_what_could_not_be_executed_is_told_and_no_fault_of_the_task():
+def test_what_could_not_be_executed_is_named_and_no_fault_of_the_task():
     """Nor is a kernel allowed that nothing could be compared of on other inputs."""
     x, y = (TensorRef(b, "float32", (100,), (1,)) for b in (0, 1))
     step = Launch("move_kernel", (Config((1, 1, 1), {"x": x, "y": y}, {}),))

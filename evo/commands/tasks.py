@@ -109,7 +109,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[Finding]]:
-    """Why a task is not usable, "" where it is, and what was found of idle kernels."""
+    """Why a task is not usable, "" if it is, and what was found of idle kernels."""
     from fitness.stages import Stop
     from fitness.validation import vacuous
 

@@ -102,7 +102,7 @@ class Checker:
             evaluator.prepare()
 
     def _check_idle(self, task: Task) -> None:
-        """Raises Refused where a kernel that does not do its work would pass."""
+        """Raises Refused if a kernel that does not do its work would pass."""
         try:
             vacuous.check(vacuous.of_task(task, self._target, self._zygote, LIMITS))
         except Stop as stop:

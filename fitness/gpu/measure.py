@@ -85,7 +85,7 @@ class Bench:
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
 
     def beside(self, seed: Work, kernel: Work, other: bool) -> dict[str, Report]:
-        """As of `Runner.beside`."""
+        """See `Runner.beside`."""
         self._start_over()
         self.programs.seed = chosen = self._load(seed)
         choices = {name: chosen.choices[name] for name in kernel.plans}

@@ -89,7 +89,7 @@ class GpuVerifier:
         return report.infinite
 
     def beside(self, task: Task, seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
-        """As of `Runner.beside`."""
+        """See `Runner.beside`."""
         with self._one() as runner:
             return runner.beside(task.folder, seed, kernel, other)
 
@@ -155,7 +155,7 @@ class Checker:
             self._at_smaller_sizes(source, scratch, outcome)
 
     def _at_smaller_sizes(self, source: Any, scratch: Path, outcome: Outcome) -> None:
-        """Where what is timed overflows: what is beyond a format cannot be compared.  As it was where none helps."""
+        """For timed calls that overflow: what is beyond a format cannot be compared.  As it was if none helps."""
         folder, kept = self._root / source.name, scratch / "kept"
         shutil.copytree(folder, kept)
         for times in sizes.SMALLER:
@@ -239,7 +239,7 @@ class Checker:
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        told = bool(outcome.vacuous)  # of all calls together
+        known = bool(outcome.vacuous)  # of all calls together
         for number, call in enumerate(captured):
             alone = Outcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
@@ -247,14 +247,14 @@ class Checker:
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
-            if not told:
+            if not known:
                 outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
 
     def _any_configuration(self, task: Task, facts: Facts, first: Facts, scratch: Path, outcome: Outcome) -> Facts:
-        """With the first configuration of each launch, or the best of all where that one fails: which it was."""
+        """With the first configuration of each launch, or the best of all if that one fails: which it was."""
         try:
             self._verify(task, first, outcome)
             return first
@@ -331,7 +331,7 @@ class Checker:
         outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
     def _check_idle(self, task: Task, facts: Facts, outcome: Outcome) -> None:
-        """Raises Stop where kernels that do not do their work are not found wrong."""
+        """Raises Stop if kernels that do not do their work are not found wrong."""
         with _timed(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
                 found = vacuous.on_gpu(task, facts, self._built_beside, self._verifier.beside)

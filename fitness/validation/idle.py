@@ -36,7 +36,7 @@ class Idle:
 def idle_kernels(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int]) -> Iterator[Idle]:
     """Up to three for each kernel that `plans` launch.  written: positions of the arguments that the entry writes.
 
-    No copy where no argument of the launch has the form of an output; no zeros where the kernel has no store.
+    No copy if no argument of the launch has the form of an output; no zeros if the kernel has no store.
     """
     tree = syntax.parse(source.replace("\r\n", "\n").replace("\r", "\n"))
     for kernel in dict.fromkeys(launch.kernel for plan in plans.values() for launch in plan.launches):
@@ -67,7 +67,7 @@ def _without_body(tree: ast.Module, kernel: str) -> str:
 
 
 def _with_zeros(tree: ast.Module, kernel: str, kernels: set[str]) -> str:
-    """The source with a kernel that stores zeros to everything that it stores to; "" where no store of it is found.
+    """The source with a kernel that stores zeros to everything that it stores to; "" if no store of it is found.
 
     Functions that it calls are changed in copies, for other kernels call them too.  kernels: functions of the device.
     """
@@ -129,7 +129,7 @@ class _Zeros(ast.NodeTransformer):
         return node
 
     def _zero(self, store: ast.Call, position: int, *, block: bool) -> None:
-        """In the place of the value.  block: where a number will not do."""
+        """In the place of the value.  block: if a number will not do."""
         keyword = next((k for k in store.keywords if k.arg == "value"), None)
         if keyword is None and len(store.args) <= position:
             return
@@ -160,7 +160,7 @@ def _copying(plan: LaunchPlan, kernel: str, written: Sequence[int]) -> LaunchPla
 
 
 def _copies(config: Config, inputs: set[int], before: set[int]) -> list[Copy]:
-    """inputs: buffers that nobody writes.  What no launch before had is written by this one."""
+    """inputs: buffers that no kernel may write.  What no launch before had is written by this one."""
     refs = [ref for ref in refs_of(dict(config.args)) if ref.numel]
     others = [ref for ref in refs if ref.buffer not in inputs and _is_plain(ref)]
     targets = {ref.buffer: ref for ref in reversed([r for r in others if r.buffer not in before] or others)}

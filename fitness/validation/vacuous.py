@@ -65,7 +65,7 @@ def findings(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int
 
 
 def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str, str]:
-    """What a result says, and why.  elsewhere: the result on other inputs, where the seed says what is right."""
+    """What a result says, and why.  elsewhere: the result on other inputs, of which the seed says what is right."""
     if isinstance(result, Stop):
         if result.message == NOTHING_COMPARED:
             return VACUOUS, "nothing is compared: what the reference gives is never finite"
@@ -76,7 +76,7 @@ def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str,
 
 
 def check(found: Sequence[Finding]) -> None:
-    """Raises Stop where a case is vacuous."""
+    """Raises Stop if a case is vacuous."""
     vacuous = [finding for finding in found if finding.what == VACUOUS]
     if vacuous:
         more = f" (and {len(vacuous) - 1} more)" if len(vacuous) > 1 else ""
@@ -89,7 +89,7 @@ def check(found: Sequence[Finding]) -> None:
 def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[Finding]:
     """By the interpreter, at the sizes for a CPU; none of a task that allows candidates without plans (`eager`).
 
-    Raises Stop where the seed kernel itself does not pass.
+    Raises Stop if the seed kernel itself does not pass.
     """
     if task.eager:
         return []
@@ -159,8 +159,9 @@ def on_gpu(
     build: Callable[[str, Facts], Facts],
     beside: Callable[[Task, Work, Work, bool], Mapping[str, Report]],
 ) -> list[Finding]:
-    """`facts`: of the seed, built; `build`: the same for another source and its plans; `beside`: as of `Runner.beside`,
-    for a task."""
+    """`facts`: of the seed, built; `build`: the same for another source and its plans; `beside`: `Runner.beside` for a
+    task.
+    """
 
     def judge(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
         try:

@@ -185,7 +185,7 @@ def verify(
 def expectations(
     task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Case] = ()
 ) -> Expectations:
-    """What `verify` compares with.  Raises Stop where there is nothing."""
+    """What `verify` compares with.  Raises Stop if there is nothing."""
     key = oracle.key_of(seed)
     expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
     if not expected:
