@@ -29,6 +29,14 @@ from fitness.verification.verify import Executable, Jobs, verify
 STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
 
 
+def executable(task: Task, source: str, facts: Facts) -> Executable:
+    """What the interpreter executes of a source, by the facts that a recorder collected without a GPU."""
+    calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in facts.stretched}
+    plans = {name: facts.plans[call] for name, call in calls.items()}
+    choices = {name: facts.choices[call] for name, call in calls.items()}
+    return Executable(source, facts.constants, plans, choices)
+
+
 class CpuJudge:
     """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
 
@@ -53,7 +61,7 @@ class CpuJudge:
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
         self._baseline = facts.estimates
-        self._seed = self._executable(seed, facts) if self._task.reference is None else None
+        self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
         limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
 
         def judged(stretched: Sequence[Case]) -> Judged:
@@ -92,7 +100,7 @@ class CpuJudge:
         with scratch_folder(self._root) as scratch:
             check = verify(
                 self._task,
-                self._executable(source, facts),
+                executable(self._task, source, facts),
                 seed=key,
                 jobs=Jobs(self._zygote, scratch, self.limits),
                 kernel=self._seed,
@@ -111,12 +119,6 @@ class CpuJudge:
     def counters(self, work: Work, case: str) -> Counters:
         """As of every judge."""
         raise NoCounters("no counters: no GPU measures this run")
-
-    def _executable(self, source: str, facts: Facts) -> Executable:
-        calls = {c.name: c.name + CPU for c in self._task.cases} | {c.name: c.name for c in facts.stretched}
-        plans = {name: facts.plans[call] for name, call in calls.items()}
-        choices = {name: facts.choices[call] for name, call in calls.items()}
-        return Executable(source, facts.constants, plans, choices)
 
     def _full_size(self, source: str, facts: Facts) -> Executable:
         names = [case.name for case in self._task.cases]

@@ -170,10 +170,10 @@ class LaunchPlan:
                 case Copy():
                     yield from (step.dst, step.src)
                 case Op():
-                    yield from refs_in((step.args, dict(step.kwargs), step.outputs))
+                    yield from refs_of((step.args, dict(step.kwargs), step.outputs))
                 case Launch():
                     for config in step.configs:
-                        yield from refs_in(dict(config.args))
+                        yield from refs_of(dict(config.args))
 
     def tensors_among(self, arguments: Iterable[int]) -> list[int]:
         """Those positions in `inputs` that hold a tensor."""
@@ -193,16 +193,16 @@ class LaunchPlan:
         return tuple(s for s in self.steps if isinstance(s, Op))
 
 
-def refs_in(value: Any) -> Iterator[TensorRef]:
-    """The tensors among nested arguments."""
+def refs_of(value: Any) -> Iterator[TensorRef]:
+    """Every tensor among arguments, also in nests of them."""
     if isinstance(value, TensorRef):
         yield value
     elif isinstance(value, (tuple, list)):
         for v in value:
-            yield from refs_in(v)
+            yield from refs_of(v)
     elif isinstance(value, dict):
         for v in value.values():
-            yield from refs_in(v)
+            yield from refs_of(v)
 
 
 def _check_ref(ref: TensorRef, buffers: tuple[Buffer, ...]) -> None:

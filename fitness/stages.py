@@ -14,6 +14,8 @@ from evo.plain import short
 from evo.records import Finding, Verdict
 from fitness.sandbox.jobs import JobResult
 
+NOTHING_COMPARED = "no inputs could be compared: the reference is never finite"
+
 
 class Stop(Exception):
     """The candidate's evaluation ends here, with this verdict."""

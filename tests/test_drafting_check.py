@@ -26,7 +26,8 @@ def zygote() -> Iterator[Zygote]:
 
 
 def checker(zygote: Zygote, kernel: str = KERNEL) -> Checker:
-    return Checker(kernel, zygote, lambda task: CpuEvaluator(task, get_target("sm_90"), zygote=zygote))
+    target = get_target("sm_90")
+    return Checker(kernel, target, zygote, lambda task: CpuEvaluator(task, target, zygote=zygote))
 
 
 def refused(zygote: Zygote, source: str, kernel: str = KERNEL) -> str:
@@ -100,3 +101,12 @@ def test_what_no_task_may_be_is_refused(zygote: Zygote, change: tuple[str, str],
 def test_settings_that_weaken_checks_are_named(zygote: Zygote) -> None:
     less = TASK.replace('entry = "scale"', 'entry = "scale"\nstress = False\ntolerance = 1e-3')
     assert weakened(checker(zygote).check(less).task) == ["tolerance = 0.001", "stress = False"]
+
+
+def test_a_draft_that_a_kernel_passes_which_does_nothing_is_refused(zygote: Zygote) -> None:
+    """Within its tolerance the product with 1.001 is the vector itself; without one it is not."""
+    close = TASK.replace("return x, 2.0", "return x, 1.001")
+    reason = refused(zygote, close + "\n\ntolerance = 1e-2\n")
+    assert "kernel scale_kernel that copies an input: its error is 0.1 of the budget" in reason
+    assert "choose inputs on which a kernel has to do its work" in reason
+    assert checker(zygote).check(close).task.tolerance is None

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from evo.records import Case
-from fitness.oracle import ROUNDING_RMS, VARIANTS, Expected, compare, expect, make_inputs, variants, with_few_changed
+from fitness import by_seed
+from fitness.oracle import (
+    ROUNDING_RMS,
+    VARIANTS,
+    Budget,
+    Expected,
+    compare,
+    expect,
+    make_inputs,
+    variants,
+    with_few_changed,
+)
+from fitness.plan import TensorRef
 from fitness.task import Task, load_task, run_reference, task_names
 
 TASKS = {name: load_task(name) for name in task_names()}
@@ -42,7 +54,7 @@ def test_inputs_follow_from_seed_case_and_variant_alone(name: str) -> None:
     task, case = TASKS[name], SMALL[name]
     seen = []
     for seed, variant, used in ((5, "normal", case), (6, "normal", case), (5, "heavy", case),
-                                (5, "normal", dataclasses.replace(case, name="other"))):  # fmt: skip
+                                (5, "normal", replace(case, name="other"))):  # fmt: skip
         torch.rand(3)  # the global generator plays no part
         first, again = (tensors(make_inputs(task, used, seed, variant)) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -80,20 +92,20 @@ LAYOUTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_keep_strides(variant: str, layout: str) -> None:
     given = LAYOUTS[layout]
-    task = dataclasses.replace(TASKS["softmax"], inputs=lambda case, generator: (given,))
+    task = replace(TASKS["softmax"], inputs=lambda case, generator: (given,))
     (x,) = make_inputs(task, SMALL["softmax"], 0, variant)
     assert x.shape == (6, 4) and x.stride() == given.stride()
     assert (given == 1).all() and (x != 0).any()
 
 
 def test_tiny_inputs_of_one_row_are_not_all_nothing() -> None:
-    task = dataclasses.replace(TASKS["softmax"], inputs=lambda case, generator: (torch.ones(1, 4),))
+    task = replace(TASKS["softmax"], inputs=lambda case, generator: (torch.ones(1, 4),))
     (x,) = make_inputs(task, SMALL["softmax"], 0, "tiny")
     assert (x > 0).all()
 
 
 def test_negated_flips_every_other_floating_input() -> None:
-    ones = dataclasses.replace(TASKS["matmul"], inputs=lambda case, generator: (torch.ones(2), 3, torch.ones(2), 1.0))
+    ones = replace(TASKS["matmul"], inputs=lambda case, generator: (torch.ones(2), 3, torch.ones(2), 1.0))
     a, n, b, x = make_inputs(ones, SMALL["matmul"], 0, "negated")
     assert (a == -1).all() and (b == 1).all() and (n, x) == (3, 1.0)
 
@@ -113,7 +125,7 @@ def test_unknown_variant_lists_the_known_ones() -> None:
 
 def test_a_task_without_stress_has_one_variant() -> None:
     assert variants(TASKS["softmax"]) == VARIANTS
-    assert variants(dataclasses.replace(TASKS["softmax"], stress=False)) == ("normal",)
+    assert variants(replace(TASKS["softmax"], stress=False)) == ("normal",)
 
 
 def test_few_elements_of_floating_inputs_change() -> None:
@@ -135,7 +147,7 @@ def test_where_values_mean_something_no_few_elements_change() -> None:
     _table, _update, slots, rate = given = make_inputs(task, SMALL["scatter"], 0)
     changed = with_few_changed(task, given, generator)
     assert changed is not None and changed[2] is slots and changed[3] == rate
-    assert with_few_changed(dataclasses.replace(task, stress=False), given, generator) is None
+    assert with_few_changed(replace(task, stress=False), given, generator) is None
     assert with_few_changed(task, [slots, rate], generator) is None
     assert with_few_changed(task, [torch.ones(0)], generator) is None
 
@@ -327,3 +339,88 @@ def test_empty_outputs_compare(tmp_path: Path) -> None:
     expected = expect(task, task.cases[0], 0)
     assert expected is not None
     assert compare(expected, "tuple", good(expected), expected.strides) == (0.0, None)
+
+
+# --- the edge of a format --------------------------------------------------------------------------------------------
+
+
+def at_the_edge() -> tuple[Expected, torch.Tensor]:
+    """What a seed kernel in float16 left of normal numbers of which 3 % are beyond the format; and these in float64."""
+    wide = torch.randn(400_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3e4
+    own = wide.to(torch.float16)
+    assert 0.01 < torch.isinf(own).double().mean() < 0.05
+    return by_seed_expected(own), wide
+
+
+def by_seed_expected(own: torch.Tensor) -> Expected:
+    task = replace(load_task("softmax"), reference=None)
+    (x,) = make_inputs(task, task.cases[0].on_cpu(), 0)
+    ref = TensorRef(0, str(own.dtype).removeprefix("torch."), tuple(own.shape), own.stride())
+    expected = by_seed.expect(task, (x.half(),), "tensor", [ref], [own], [own])
+    assert expected is not None
+    return expected
+
+
+def verdict(expected: Expected, got: torch.Tensor) -> float:
+    return compare(expected, "tensor", [got])[0]
+
+
+def test_two_right_roundings_at_the_edge_of_a_format_are_both_right() -> None:
+    expected, wide = at_the_edge()
+    # Half a step of the format more or less, as another order of summation gives.
+    other = (wide + 16 * torch.randn(wide.shape, generator=torch.Generator().manual_seed(1))).to(torch.float16)
+    assert int((torch.isinf(other) != torch.isinf(expected.outputs[0])).sum()) > 3
+    assert verdict(expected, other) <= 1
+
+
+def test_also_where_the_seed_itself_stays_below_the_edge() -> None:
+    own = torch.tensor([65504.0, 100.0, -3.0] * 100, dtype=torch.float16)
+    expected, other = by_seed_expected(own), own.clone()
+    other[0] = math.inf
+    assert verdict(expected, own) == 0 and verdict(expected, other) <= 1
+    other[1] = math.inf
+    assert verdict(expected, other) == math.inf
+    far = by_seed_expected(own / 2)
+    assert verdict(far, own / 2) == 0 and verdict(far, torch.where(own > 6e4, math.inf, own / 2)) == math.inf
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x * 0.99,  # beyond the budget, and fewer infinities
+        lambda x: x * 1.01,
+        lambda x: torch.where(x.abs() > 6e4, x * 1.5, x),  # infinite where the reference is well below
+        lambda x: x.clamp(-65504, 65504),  # never infinite
+        lambda x: x.clamp(-65504, math.inf),
+        lambda x: torch.where(x > 65504, -math.inf, x),
+        lambda x: torch.where(x.abs() > 65504, -x, x),
+        lambda x: torch.where(x.abs() > 65504, math.nan, x),
+        lambda x: torch.where((x > 65400) & (x < 65504), math.nan, x),
+        lambda x: torch.where((x > 65400) & (x < 65504), -math.inf, x),
+        lambda x: torch.where(x.abs() < 1, math.inf, x),
+        lambda x: torch.zeros_like(x),
+    ],
+)
+def test_a_kernel_that_is_wrong_near_the_edge_stays_wrong(wrong: Callable) -> None:
+    expected, wide = at_the_edge()
+    assert verdict(expected, wide.to(torch.float16)) == 0
+    assert verdict(expected, wrong(wide).to(torch.float16)) > 1
+
+
+def test_infinities_that_are_no_overflow_must_be_matched() -> None:
+    """A mask of -inf beside moderate numbers has no edge."""
+    own = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(torch.float16)
+    own[::10] = -math.inf
+    expected = by_seed_expected(own)
+    assert verdict(expected, own) == 0
+    for value in (-65504.0, math.inf, 0.0):
+        other = own.clone()
+        other[0] = value
+        assert verdict(expected, other) == math.inf
+
+
+def test_no_margin_is_as_wide_as_the_format() -> None:
+    """With a budget beyond the largest number every pair of one sign would do."""
+    own = torch.tensor([3e38, math.inf, 1.0] * 100)
+    expected = replace(by_seed_expected(own), budgets=(Budget(1e39, 1e39),))
+    assert verdict(expected, torch.tensor([3e38, 1.0, 1.0] * 100)) == math.inf

@@ -24,9 +24,14 @@ def launch(kernel: str, configs: int) -> Launch:
     return Launch(kernel, tuple(Config((1, 1, 1), {"config": i}, {}) for i in range(configs)), 1)
 
 
-def chosen(times: dict[str, Any], *launches: Launch) -> tuple[dict[str, list[int]], list[str]]:
-    """The choices, and the cases that were tried; `times[case]`: microseconds of chosen configurations."""
-    work = Work({case.name: LaunchPlan((), (), (), "none", launches) for case in CASES}, {}, {})
+def chosen(
+    times: dict[str, Any], *launches: Launch, plans: dict[str, Any] | None = None
+) -> tuple[dict[str, list[int]], list[str]]:
+    """The choices, and the cases that were tried; `times[case]`: microseconds of chosen configurations; `plans`: what
+    each case launches, if not all of `launches`.
+    """
+    plans = plans or dict.fromkeys((case.name for case in CASES), launches)
+    work = Work({name: LaunchPlan((), (), (), "none", tuple(steps)) for name, steps in plans.items()}, {}, {})
     tried = []
 
     def least(program: tuple[Loaded, Case], samples: int) -> float:
@@ -80,3 +85,11 @@ def test_what_ends_the_process_is_told():
     fatal = DeviceError("CUDA_ERROR_ILLEGAL_ADDRESS", "launching")
     with pytest.raises(DeviceError):
         chosen({name: lambda i: fatal for name in ("small", "large")}, launch("k", 3))
+
+
+def test_a_kernel_that_no_tune_case_launches_races_where_it_is_launched():
+    plans = {"small": [launch("a", 2)], "large": [], "other": [launch("b", 3), launch("a", 2)]}
+    times = {"small": lambda a: 10 - a, "other": lambda b, a: [10, 8, 9][b]}
+    choices, tried = chosen(times, plans=plans)
+    assert choices == {"small": [1], "large": [], "other": [1, 1]}
+    assert tried == ["small", "small", "other", "other", "other"]

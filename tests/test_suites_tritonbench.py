@@ -11,14 +11,15 @@ import torch
 
 from evo.cli import main
 from evo.errors import ConfigError, TaskError
-from evo.records import Candidate, Verdict
+from evo.records import Candidate, Check, Verdict
 from fitness.compilation.target import get_target
 from fitness.evaluator import CpuEvaluator
 from fitness.gpu import work
+from fitness.gpu.runner import Report
 from fitness.gpu_evaluator import GpuEvaluator
 from fitness.stages import Stop
 from fitness.suites import values
-from fitness.suites.check import Checker, gpu_verifier, new_zygote
+from fitness.suites.check import Checker, GpuVerifier, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, SIZES, sources
 from fitness.task import load_task
 
@@ -97,6 +98,102 @@ def test_pick():
     return y, x.grad
 
 test_pick()
+"""
+
+# A backward pass with two launches: what the first would have computed for the second is memory as it was before.
+BACKWARD = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def twice_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        twice_kernel[(1,)](x, y, x.numel(), BLOCK=64)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        halves, dx = dy.new_empty(dy.shape), torch.empty_like(dy)
+        assert dy.is_cuda and halves.device.type == "cuda"
+        twice_kernel[(1,)](dy, halves, dy.numel(), BLOCK=64)
+        twice_kernel[(1,)](halves, dx, dy.numel() - 1, BLOCK=64)
+        return dx
+
+{LINE}
+
+def junk():
+    return [torch.full((40,), 1.5e37) for _ in range(50)]
+
+junk()
+x = torch.randn(40, device="cuda", requires_grad=True)
+Twice.apply(x).backward(torch.randn(40, device="cuda"))
+x = torch.randn(33, device="cuda", requires_grad=True)
+torch.autograd.grad([Twice.apply(x)], [x], [torch.randn(33, device="cuda")])
+"""
+
+# The test launches its autotuned kernel with a grid of its own, which is right for one configuration alone.
+TUNED = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.autotune(configs=[triton.Config({{"BLOCK": 32}}), triton.Config({{"BLOCK": 128}})], key=["n"])
+@triton.jit
+def plus_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+@triton.autotune(configs=[triton.Config({{"BLOCK": 32}}), triton.Config({{"BLOCK": 32}}, num_warps=8)], key=["n"])
+@triton.jit
+def minus_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) - 1, mask=i < n)
+
+def plus(x):
+    y = torch.empty_like(x)
+    plus_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+    return y
+
+{LINE}
+
+x = torch.randn(128, device="cuda")
+for block in (32, 128):
+    plus_kernel[lambda meta: (triton.cdiv(128, block),)](x, torch.empty_like(x), 128)
+plus_kernel[(4,)](x, torch.empty_like(x), 127)
+minus_kernel[(4,)](x, torch.empty_like(x), 128)
+minus_kernel[lambda meta: (triton.cdiv(128, meta["BLOCK"]),)](x, torch.empty_like(x), 126)
+plus(x)
+"""
+
+# A kernel that adds: in its first call to numbers so large that what it adds is lost in their rounding.
+ADDED = f"""import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def add_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(y + i, mask=i < n) + tl.load(x + i, mask=i < n), mask=i < n)
+
+@triton.jit
+def copy_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+def add(x, y):
+    z = torch.empty_like(x)
+    copy_kernel[(1,)](x, z, x.numel(), BLOCK=128)
+    add_kernel[(1,)](z, y, x.numel(), BLOCK=128)
+
+{LINE}
+
+add(torch.randn(100, device="cuda"), 1e37 * torch.randn(100, device="cuda"))
+add(torch.randn(90, device="cuda"), torch.randn(90, device="cuda"))
 """
 
 # Needs a value that the device computed: cannot be recorded.
@@ -267,6 +364,7 @@ def checkout(tmp_path_factory):
     (root / FOLDER).mkdir(parents=True)
     files = {"scale": SCALE, "pick": GATE, "summed": SUMMED, "value": VALUE, "broken": BROKEN}
     files |= {"beyond": BEYOND, "counted": COUNTED, "others": OTHERS, "picky": PICKY, "weighed": WEIGHED}
+    files |= {"backward": BACKWARD, "tuned": TUNED, "added": ADDED}
     for name, text in files.items():
         (root / FOLDER / f"{name}.py").write_text(text, encoding="utf-8")
     return root
@@ -371,7 +469,9 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_
     (tmp_path / SIZES / "scale_perf.py").write_text(TIMED, encoding="utf-8")
     (source,) = sources(tmp_path)
     judged = []
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task)).check(source)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()).check(
+        source
+    )
     assert outcome.verified and outcome.note == ""
     task = judged[0]
     drawn = [task.inputs(case, torch.Generator().manual_seed(0)) for case in task.cases]
@@ -389,11 +489,38 @@ def scale_timed_by(script, folder):
     return replace(sources(folder)[0], timed=script)
 
 
+def largest(folder):
+    """Elements of the largest tensor of each case."""
+    task = load_task(folder)
+    drawn = [task.inputs(case, torch.Generator().manual_seed(0)) for case in task.cases]
+    return [max(v.numel() for v in inputs if isinstance(v, torch.Tensor)) for inputs in drawn]
+
+
+def test_smaller_sizes_are_timed_where_outputs_overflow(tmp_path, zygote):
+    """Those of the tests are small, and stay."""
+    source = scale_timed_by(TIMED, tmp_path)
+
+    def overflowing_from(elements):
+        def verifier(task, facts):
+            return [case.name for case, n in zip(task.cases, largest(task.folder), strict=True) if n >= elements]
+
+        return Checker(tmp_path, get_target("sm_90"), zygote, verifier)
+
+    outcome = overflowing_from(2**22).check(source)
+    assert outcome.verified and not outcome.infinite
+    assert outcome.note == "at sizes 8 times smaller than usual, at which no output overflows"
+    assert largest(tmp_path / "scale") == [2**20, 2**16, 48, 64, 100]
+    # Nor is anything made smaller because a test's own call overflows, or if it does not help.
+    outcome = overflowing_from(10).check(source)
+    assert outcome.verified and (outcome.infinite, outcome.note) == (["call0", "call1"], "")
+    assert largest(tmp_path / "scale") == [2**23, 2**17, 48, 64, 100]
+
+
 def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypatch):
     source = scale_timed_by(TIMED, tmp_path)
     took = iter([45.0, 1.0, 31.0, 1.0, 1.0, *[1.0] * 3])
     monkeypatch.setattr(work, "slowest", lambda builds: next(took))
-    checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None)
+    checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ())
     outcome = checker.check(source)
     assert outcome.verified and (outcome.calls, outcome.left_out, outcome.note) == (3, 2, "")
     why = "compiling a kernel takes 45 s, more than the 30 s that a search can afford"
@@ -415,6 +542,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
         judged.append(task)
         if len(judged) <= 3:  # all calls, then each of the script's alone
             raise Stop("verify", Verdict.WRONG, "replays differ")
+        return ()
 
     judged = []
     outcome = Checker(tmp_path, get_target("sm_90"), zygote, refused).check(source)
@@ -435,7 +563,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
 )
 def test_where_the_script_does_not_help_the_sizes_are_those_of_the_tests(tmp_path, zygote, script, why):
     source = scale_timed_by(script, tmp_path)
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: None).check(source)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ()).check(source)
     assert outcome.verified and outcome.calls == 3
     assert outcome.note.startswith(f"at the sizes of its tests: {why}")
 
@@ -446,6 +574,36 @@ def test_calls_that_do_not_go_through_are_left_out(checked):
     assert beyond.verified and (beyond.calls, beyond.left_out) == (2, 1)
     assert "out of bounds" in beyond.why_left_out
     assert [case.axes["call"] for case in load_task(root / "beyond").cases] == [0, 1]
+
+
+def test_what_a_backward_pass_allocates_is_drawn_as_what_a_kernel_computes(checked):
+    """Also if the memory that it gets holds what was there before."""
+    root, outcomes = checked
+    assert outcomes["backward"].verified, outcomes["backward"].reason
+    calls = json.loads((root / "backward" / "calls.json").read_text())
+    rules = [[a["tensor"].get("values") for a in call["arguments"] if "tensor" in a] for call in calls]
+    within = [values for call in rules for values in call if values == [0.0, 1.0]]
+    assert len(within) == 4 and all(max(map(abs, values)) < 10 for call in rules for values in call), rules
+
+
+def test_launches_whose_grid_is_right_for_one_configuration_alone_are_no_calls(checked):
+    root, outcomes = checked
+    assert outcomes["tuned"].verified, outcomes["tuned"].reason
+    source = (root / "tuned" / "kernel.py").read_text()
+    entry = source.partition("def entry")[2]
+    assert "plus_kernel[" not in entry and entry.count("minus_kernel[4,](") == 1 and "return plus(" in entry
+
+
+def test_calls_in_which_a_kernel_need_not_do_its_work_are_left_out(checked):
+    """Of the other call it is said that one of its kernels copies: there a copy is right."""
+    root, outcomes = checked
+    added = outcomes["added"]
+    assert added.verified and (added.calls, added.left_out) == (1, 1), added
+    assert "call0: kernel copy_kernel that " in added.why_left_out and "of the budget" in added.why_left_out
+    (call,) = json.loads((root / "added" / "calls.json").read_text())
+    assert call["arguments"][0]["tensor"]["shape"] == [90]
+    assert len(added.idle) == 1 and "copy_kernel that copies an input: the same as the seed" in added.idle[0]
+    assert added.vacuous and {finding.partition(":")[0] for finding in added.vacuous} == {"call0"}
 
 
 def test_calls_whose_results_depend_on_memory_beyond_their_arrays_are_left_out(checked):
@@ -540,6 +698,51 @@ def test_candidates_are_compared_with_the_seed_kernel(checked, zygote):
         assert wrong is Verdict.WRONG and "'x' was modified" in message
 
 
+class Scripted(GpuVerifier):
+    """In the place of a GPU: keeps what is tried beside the seed, and answers by case with `verdicts`."""
+
+    def __init__(self, **verdicts):
+        super().__init__([])
+        self.verdicts, self.tried = verdicts, []
+
+    def __call__(self, task, facts):
+        return ()
+
+    def beside(self, task, seed, kernel, other):
+        for case, plan in kernel.plans.items():
+            assert seed.plans[case].launches == plan.launches
+            built = [build for by_config in kernel.builds[case] for build in by_config]
+            assert len(built) == len(plan.launches) and all(kernel.cubins[build["cubin"]] for build in built)
+        self.tried.append((list(kernel.plans), other))
+        wrong = Report(Verdict.WRONG, "verify", "wrong")
+        return {case: self.verdicts.get(case, wrong) for case in kernel.plans}
+
+
+def test_what_a_gpu_tries_beside_the_seed_is_built(checkout, zygote, tmp_path):
+    source = next(s for s in sources(checkout) if s.name == "added")
+    verifier = Scripted()
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
+    assert outcome.verified and outcome.calls == 2 and not outcome.idle, outcome
+    assert verifier.tried == [(["call0", "call1"], False)] * 6  # three of each of two kernels
+
+
+def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_path):
+    source = next(s for s in sources(checkout) if s.name == "added")
+    passed = Report(Verdict.OK, "done", check=Check(1, "call1", 0.5, 2.0))
+    verifier = Scripted(call1=passed)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
+    assert verifier.tried[:2] == [(["call0", "call1"], False), (["call1"], True)]
+    # Each call alone is called call0, of which this verifier says that all are wrong; together they are refused again.
+    assert outcome.reason.startswith(
+        "idle: unsupported: not found wrong in call1: kernel copy_kernel that does nothing"
+    )
+    assert "its error is 0.5 of the budget (rms budget 2) (and 5 more)" in outcome.reason
+    assert len(outcome.vacuous) == 6 and all(finding.startswith("call1: ") for finding in outcome.vacuous)
+    fault = Scripted(call0=Report(Verdict.RUNTIME_ERROR, "verify", "illegal address", fault=True))
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, fault).check(source)
+    assert outcome.verified and len(outcome.idle) == 6 and "runtime_error: illegal address" in outcome.idle[0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
@@ -547,8 +750,12 @@ def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
         checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
         outcomes = {source.name: checker.check(source) for source in sources(checkout)}
     assert {name for name, outcome in outcomes.items() if outcome.verified} == {
-        "scale", "pick", "summed", "beyond", "counted", "others", "picky", "weighed",
+        "scale", "pick", "summed", "beyond", "counted", "others", "picky", "weighed", "backward", "tuned", "added",
     }, outcomes  # fmt: skip
+    added = outcomes["added"]
+    assert (added.calls, added.left_out) == (1, 1) and "call0: kernel copy_kernel that " in added.why_left_out
+    assert len(added.idle) == 1 and "copy_kernel that copies an input: the same as the seed" in added.idle[0]
+    assert not any(outcome.idle or outcome.infinite for name, outcome in outcomes.items() if name != "added"), outcomes
 
 
 @pytest.mark.gpu

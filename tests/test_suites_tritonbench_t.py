@@ -259,7 +259,9 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_never_computed_here
     (tmp_path / SIZES / "tanh_perf.py").write_text(TIMED, encoding="utf-8")
     (source,) = files(tmp_path)
     judged = []
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task)).check(source)
+    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()).check(
+        source
+    )
     assert outcome.verified and outcome.note == "", outcome
     cases = judged[-1].cases
     assert [case.role for case in cases] == ["tune", "tune", "holdout", "holdout"]
@@ -267,7 +269,7 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_never_computed_here
     assert [x.numel() for x, *_ in drawn] == [2**24, 2**18, 24, 24]
     # Where none of the tests' calls can be compared, those that are timed are not tried.
     noisy = replace(source, kernels=source.kernels.replace("torch.tanh(x, out=out)", "torch.rand_like(x)"))
-    assert "random numbers" in Checker(tmp_path, get_target("sm_90"), zygote, lambda *_: None).check(noisy).reason
+    assert "random numbers" in Checker(tmp_path, get_target("sm_90"), zygote, lambda *_: ()).check(noisy).reason
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------

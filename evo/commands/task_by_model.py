@@ -112,7 +112,7 @@ def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[Checke
         missing = [f"{name}: {state}" for name, state in zygote.layers.items() if state != "active"]
         if missing:
             print(f"warning: the sandbox lacks layers here: {'; '.join(missing)}", file=sys.stderr, flush=True)
-        yield Checker(kernel, zygote, open_evaluator)
+        yield Checker(kernel, target, zygote, open_evaluator)
 
 
 def _keep(folder: Path, done: Round) -> None:

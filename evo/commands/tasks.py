@@ -1,18 +1,26 @@
-"""`evo tasks`: list the built-in tasks, or start a new one."""
+"""`evo tasks`: list the built-in tasks, start a new one, or check that a task finds kernels wrong that do nothing."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evo.commands import models, parts, task_by_model
 from evo.errors import ConfigError
 from evo.plain import quoted
 
+if TYPE_CHECKING:
+    from fitness.compilation.target import Target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.task import Task
+    from fitness.validation.vacuous import Finding
+
 
 def add(commands: Any) -> None:
-    tasks = commands.add_parser("tasks", help="list the built-in tasks, or start a new one")
+    tasks = commands.add_parser("tasks", help="list the built-in tasks, start a new one, or check one")
     tasks.set_defaults(command=_tasks)
     subcommands = tasks.add_subparsers(metavar="COMMAND")
     subcommands.add_parser("list", help="list the built-in tasks (so does `evo tasks`)")
@@ -27,6 +35,19 @@ def add(commands: Any) -> None:
     new.add_argument("kernel", type=Path, metavar="KERNEL.py")
     task_by_model.add_options(new)
     new.set_defaults(command=_new_task)
+    check = subcommands.add_parser(
+        "check",
+        help="whether kernels that do not do their work fail a task",
+        description="Verifies the seed kernel by Triton's interpreter, at the sizes for a CPU; then, in place of each "
+        "of its kernels, one that does nothing, one that copies an input and one that stores zeros: in no case may "
+        "they pass. Exit code 0: none does; 1: one does, or the seed fails; 2: misuse.",
+    )
+    check.add_argument(
+        "tasks", nargs="*", metavar="TASK", help="built-in names or folders (default: all built-in tasks)"
+    )
+    check.add_argument("--target", default="sm_90", help="GPU to compile for: sm_90, an H200 (default), or h100")
+    check.add_argument("--json", action="store_true", help="one JSON object a line and task")
+    check.set_defaults(command=_check)
 
 
 def _tasks(arguments: argparse.Namespace) -> int:
@@ -62,3 +83,40 @@ def _new_task(arguments: argparse.Namespace) -> int:
     parts.say("mend what is marked EDIT in task.py, then")
     parts.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fitness.compilation.target import get_target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.task import task_names
+
+    target = get_target(arguments.target)
+    tasks = [parts.load_task(name) for name in arguments.tasks or task_names()]
+    parts.one_thread_each()
+    good = True
+    with Zygote(target.name) as zygote:
+        for task in tasks:
+            reason, found = _idle(task, target, zygote)
+            good = good and not reason
+            if arguments.json:
+                findings = [dataclasses.asdict(finding) for finding in found]
+                parts.say(json.dumps({"name": task.name, "reason": reason, "idle": findings}))
+            else:
+                parts.say(f"{task.name}: {reason or 'kernels that do not do their work are found wrong'}")
+                for finding in found:
+                    parts.say(f"    {finding.what}: {finding}")
+    return 0 if good else parts.EXIT_NOT_OK
+
+
+def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[Finding]]:
+    """Why a task is not usable, "" if it is, and what was found of idle kernels."""
+    from fitness.stages import Stop
+    from fitness.validation import vacuous
+
+    found: list[Finding] = []
+    try:
+        found = vacuous.of_task(task, target, zygote)
+        vacuous.check(found)
+    except Stop as stop:
+        return f"{stop.stage}: {stop.verdict.value}: {stop}", found
+    return "", found

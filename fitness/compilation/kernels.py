@@ -169,7 +169,7 @@ def _constexprs(function: ast.FunctionDef, names: Mapping[str, str]) -> frozense
     """Parameters that are annotated as `tl.constexpr`, by whatever name it was imported."""
     arguments = function.args
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    said = ((p.arg, _dotted(p.annotation, names) or ast.unparse(p.annotation)) for p in every if p.annotation)
+    said = ((p.arg, dotted(p.annotation, names) or ast.unparse(p.annotation)) for p in every if p.annotation)
     return frozenset(name for name, annotation in said if "constexpr" in annotation)
 
 
@@ -252,6 +252,11 @@ def _is_module(name: str) -> bool:
         return False
 
 
+def imported_names(tree: ast.Module) -> dict[str, str]:
+    """As `_imported_names`, of what kernels see of a module's imports."""
+    return _imported_names(list(_imports(tree.body)))
+
+
 def _imported_names(imports: list[ast.Import | ast.ImportFrom]) -> dict[str, str]:
     """Local name -> dotted Triton name, as in {"tl": "triton.language"}."""
     names = {}
@@ -266,12 +271,12 @@ def _imported_names(imports: list[ast.Import | ast.ImportFrom]) -> dict[str, str
     return names
 
 
-def _dotted(node: ast.expr, names: Mapping[str, str]) -> str:
+def dotted(node: ast.expr, names: Mapping[str, str]) -> str:
     """The full dotted name of `tl.float32` and the like, "" where it does not start at a Triton import."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute):
-        base = _dotted(node.value, names)
+        base = dotted(node.value, names)
         return f"{base}.{node.attr}" if base else ""
     return ""
 
@@ -279,7 +284,7 @@ def _dotted(node: ast.expr, names: Mapping[str, str]) -> str:
 def _jit_decorator(function: ast.FunctionDef, names: Mapping[str, str]) -> ast.expr | None:
     for decorator in function.decorator_list:
         callee = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if _dotted(callee, names) in _JIT:
+        if dotted(callee, names) in _JIT:
             return decorator
     return None
 
@@ -372,7 +377,7 @@ def _bare(function: ast.FunctionDef, names: Mapping[str, str], constants: set[st
 
 
 def _bare_annotation(annotation: ast.expr, names: Mapping[str, str]) -> ast.expr | None:
-    if _dotted(annotation, names):
+    if dotted(annotation, names):
         return annotation
     # Something like `tl.constexpr[int]` or `Optional[tl.constexpr]`: only whether it is a constexpr matters to Triton.
     text = "constexpr" if "constexpr" in ast.unparse(annotation) else None
@@ -386,7 +391,7 @@ def _is_constant(node: ast.expr, names: Mapping[str, str], constants: set[str]) 
         case ast.Name(id=name) if name in constants:
             return True
         case ast.Name() | ast.Attribute():
-            return bool(_dotted(node, names))
+            return bool(dotted(node, names))
         case ast.UnaryOp(operand=operand):
             return _is_constant(operand, names, constants)
         case ast.BinOp(left=left, right=right):
@@ -396,6 +401,6 @@ def _is_constant(node: ast.expr, names: Mapping[str, str], constants: set[str]) 
         case ast.Call(func=ast.Name(id="float" | "int"), args=items, keywords=[]):
             return all(_is_constant(i, names, constants) for i in items)
         case ast.Call(func=func, args=items, keywords=[]):
-            is_constexpr = _dotted(func, names) in ("triton.language.constexpr", "triton.language.core.constexpr")
+            is_constexpr = dotted(func, names) in ("triton.language.constexpr", "triton.language.core.constexpr")
             return is_constexpr and all(_is_constant(i, names, constants) for i in items)
     return False

@@ -15,6 +15,7 @@ from typing import Any
 from evo.errors import EvoError, TaskError
 from evo.plain import plain
 from evo.records import Verdict
+from fitness.compilation.target import Target
 from fitness.drafting import rehearsal
 from fitness.drafting.rules import check_task
 from fitness.pipeline import Evaluator, SeedError
@@ -22,7 +23,9 @@ from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import scratch_folder
 from fitness.skeleton import waivers
+from fitness.stages import Stop
 from fitness.task import MIN_OWN_SHARE, Task, load_task
+from fitness.validation import vacuous
 
 REHEARSAL = "fitness.drafting.rehearsal"
 LEAST_CASES, MOST_CASES = 2, 5
@@ -50,9 +53,11 @@ class Accepted:
 class Checker:
     """Checks drafts for one kernel file."""
 
-    def __init__(self, kernel: str, zygote: Zygote, open_evaluator: Callable[[Task], Evaluator]) -> None:
+    def __init__(
+        self, kernel: str, target: Target, zygote: Zygote, open_evaluator: Callable[[Task], Evaluator]
+    ) -> None:
         """`zygote` has to know the job REHEARSAL; `open_evaluator` as `evo run` would."""
-        self._kernel, self._zygote, self._open = kernel, zygote, open_evaluator
+        self._kernel, self._target, self._zygote, self._open = kernel, target, zygote, open_evaluator
 
     def check(self, source: str) -> Accepted:
         """Raises Refused, and EvoError where the machine cannot check anything."""
@@ -74,6 +79,7 @@ class Checker:
                 if error.verdict not in _LEAVE_OUT:
                     raise Refused(str(error)) from error
                 return self._without_some(source, task, folder, error)
+            self._check_idle(task)
         return Accepted(source, task, {})
 
     def _rehearse(self, source: str, scratch: Path) -> None:
@@ -94,6 +100,15 @@ class Checker:
     def _evaluate(self, task: Task) -> None:
         with closing(self._open(task)) as evaluator:
             evaluator.prepare()
+
+    def _check_idle(self, task: Task) -> None:
+        """Raises Refused if a kernel that does not do its work would pass."""
+        try:
+            vacuous.check(vacuous.of_task(task, self._target, self._zygote, LIMITS))
+        except Stop as stop:
+            if stop.verdict is Verdict.INFRASTRUCTURE:
+                raise EvoError(f"expected to try kernels that do nothing, got: {stop}; try again") from stop
+            raise Refused(f"{stop}; choose inputs on which a kernel has to do its work") from stop
 
     def _without_some(self, source: str, task: Task, parent: Path, error: SeedError) -> Accepted:
         """The draft with those cases alone that go through; at least one of each role must."""
@@ -117,6 +132,7 @@ class Checker:
         less = self._load(text, parent)
         with contextlib.suppress(SeedError):
             self._evaluate(less)
+            self._check_idle(less)
             return Accepted(text, less, left_out)
         raise Refused(str(error)) from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from fitness.gpu.tally import FRESH, Tally
 from fitness.gpu.timing import Stopping, counts
 from fitness.gpu.verifier import Verifier
 from fitness.memory import POISONS, Poison
+from fitness.stages import Stop
 from fitness.task import Task
+from fitness.validation import elsewhere
 from fitness.verification.delegation import check_share
 
 
@@ -78,7 +81,27 @@ class Bench:
             if case.role == "tune" and program.plan.delegated:
                 self._own_time(case, self._for_timing(loaded, case, program, key)[0])
         self._start_over()
-        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices)
+        infinite = sorted(tally.infinite)
+        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
+
+    def beside(self, seed: Work, kernel: Work, other: bool) -> dict[str, Report]:
+        """See `Runner.beside`."""
+        self._start_over()
+        self.programs.seed = chosen = self._load(seed)
+        choices = {name: chosen.choices[name] for name in kernel.plans}
+        loaded = Loaded(replace(kernel, choices=choices))
+        key, found = oracle.key_of(elsewhere.SEED), {}
+        for case in (c for c in self.task.cases if c.name in kernel.plans):
+            programs = Programs(elsewhere.asked(self.task, case, other), self.device)
+            programs.seed, tally = chosen, Tally()
+            try:
+                Verifier(programs).verified(loaded, case, key, tally, prove=False)
+                found[case.name] = Report(Verdict.OK, "done", check=tally.check())
+            except Stop as stop:
+                found[case.name] = Report(stop.verdict, stop.stage, stop.message)
+        loaded.close()
+        self._start_over()
+        return found
 
     def baselines(self, work: Work) -> list[Baseline]:
         """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""

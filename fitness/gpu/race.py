@@ -17,7 +17,8 @@ SAMPLES = 5  # replays of each configuration
 
 
 def race(task: Task, programs: Programs, stopwatch: Stopwatch, loaded: Loaded) -> dict[str, list[int]]:
-    """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another.
+    """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another; one
+    that no tune case launches by its time over the cases that do.
 
     A kernel that is launched at several places, with as many configurations, is frozen to one setting.
     """
@@ -25,11 +26,18 @@ def race(task: Task, programs: Programs, stopwatch: Stopwatch, loaded: Loaded) -
     for plan in loaded.work.plans.values():
         chosen |= {(launch.kernel, len(launch.configs)): 0 for launch in plan.launches}
     racers = [key for key in chosen if key[1] > 1]
-    track = [(c, programs.inputs(c, 0)) for c in task.cases if c.role == "tune"] if racers else []
     for racer in racers:
+        track = [(c, programs.inputs(c, 0)) for c in _track(task, loaded, racer)]
         scores = [_score(programs, stopwatch, loaded, {**chosen, racer: i}, track) for i in range(racer[1])]
         chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
     return choices(loaded.work, chosen)
+
+
+def _track(task: Task, loaded: Loaded, racer: tuple[str, int]) -> list[Case]:
+    """The cases on which a kernel with that number of configurations races."""
+    plans = loaded.work.plans
+    launching = [c for c in task.cases if racer in {(s.kernel, len(s.configs)) for s in plans[c.name].launches}]
+    return [c for c in launching if c.role == "tune"] or launching
 
 
 def _score(

@@ -72,6 +72,7 @@ class Report:
     fault: bool = False
     note: str = ""
     seconds: float = 0.0
+    infinite: Sequence[str] = ()  # of `verify`: cases whose outputs hold infinities
     compiled: Sequence[Mapping[str, Any]] = ()  # of the eager tier: fields of Build, as the process told them
 
 
@@ -160,6 +161,24 @@ class Runner:
         """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
         with self._lock:
             return self._turn_to(task) or self._ask("verify", work, wall_s=self._wall_s)  # type: ignore[no-any-return]
+
+    def beside(self, task: str | os.PathLike[str], seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
+        """Verifies other kernels in the seed's place, each case that `kernel` has a plan of for itself; by case.
+
+        other: on inputs that the task does not draw (`fitness.validation.elsewhere`).
+        """
+        with self._lock:
+            found = self._turn_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
+            if not isinstance(found, Report):
+                return found  # type: ignore[no-any-return]
+            if len(kernel.plans) == 1:
+                return dict.fromkeys(kernel.plans, found)
+            one_by_one = ({case: plan} for case, plan in kernel.plans.items())  # one of them ended the process
+            return {
+                c: r
+                for plans in one_by_one
+                for c, r in self.beside(task, seed, replace(kernel, plans=plans), other).items()
+            }
 
     def baselines(self, task: str | os.PathLike[str], work: Work) -> list[Baseline] | Report:
         """PyTorch's times beside those of the seed kernel of another task; a Report where there are none."""

@@ -101,7 +101,7 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "judge": bench.judge, "eager": partial(_eager, bench), "baselines": bench.baselines,
+        "judge": bench.judge, "eager": partial(_eager, bench), "baselines": bench.baselines, "beside": bench.beside,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]

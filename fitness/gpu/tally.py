@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evo.records import Case, Check, Verdict
 from fitness import oracle
-from fitness.stages import Stop
+from fitness.stages import NOTHING_COMPARED, Stop
 from fitness.task import Task
 
 FRESH = 3  # replays on different inputs for every case
@@ -26,6 +26,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.infinite: set[str] = set()  # cases whose outputs hold infinities
         self.own_share = 1.0
         self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
 
@@ -40,5 +41,5 @@ class Tally:
 
     def check(self) -> Check:
         if not self._cases:
-            raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
+            raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
         return Check(self._cases, self._where, self._worst, self._budget, self.own_share)

@@ -32,10 +32,15 @@ class Verifier:
     def __init__(self, programs: Programs) -> None:
         self.task, self.programs = programs.task, programs
 
-    def verified(self, loaded: Loaded, case: Case, key: int, tally: Tally, fresh: int = FRESH) -> Program:
-        """The program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop."""
+    def verified(
+        self, loaded: Loaded, case: Case, key: int, tally: Tally, fresh: int = FRESH, *, prove: bool = True
+    ) -> Program:
+        """The program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
+
+        prove: whether it is asked who wrote the outputs.
+        """
         program = self.programs.build(loaded, case, [self.programs.inputs(case, key)])
-        share = Share(program.plan, program.outputs_of_plan) if needs_proof(program.plan) else None
+        share = Share(program.plan, program.outputs_of_plan) if prove and needs_proof(program.plan) else None
         inputs = replays(self.task, case, key, fresh)
         for done, (variant, number) in enumerate(inputs, 1):
             left = len(inputs) - done + FRESH - fresh
@@ -65,6 +70,8 @@ class Verifier:
         expected = self.expect(case, key, variant, again)
         if expected is not None:
             self.compare(program, expected, where, tally)
+            if expected.infinite:
+                tally.infinite.add(case.name)
         if variant == "normal":
             tally.seen.add(case.name)
 

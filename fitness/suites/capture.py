@@ -41,6 +41,7 @@ from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 
 MODULE = "candidate"
+_ENGINE = torch.autograd._engine_run_backward  # what every backward pass goes through
 _SAME_VALUES = {
     torch.Tensor.to, torch.Tensor.int, torch.Tensor.long, torch.Tensor.short, torch.Tensor.char, torch.Tensor.clone,
     torch.Tensor.contiguous, torch.Tensor.cuda, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16,
@@ -57,7 +58,8 @@ _UNWRITTEN = {
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """payload: "name", "kernels" and "tests" (a file and its two parts), "launching" (whether calls launch kernels),
-    "timed" (the script that times it, or ""), "target", "most" (calls that are kept).
+    "timed" (the script that times it, or ""), "most_bytes" (of inputs, at its sizes), "target", "most" (calls that are
+    kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
     is {"form", "arguments", "timed"}: a form says how the call is written (`_Writer`), an argument is {"tensor": form
@@ -76,7 +78,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         untimed = "no script that times it"
         if payload["timed"]:
             listener.timed = True
-            untimed = sizes.run(payload["timed"], dict(space), scratch)
+            untimed = sizes.run(payload["timed"], dict(space), scratch, int(payload["most_bytes"]))
             listener.timed = False
         error = _run_tests(payload["tests"], space, listener, scratch)
     return {"calls": listener.calls, "error": error or listener.trouble, "untimed": untimed}
@@ -138,6 +140,7 @@ class _Listener(AsCuda):
         self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept
         self._seen: set[str] = set()
         self._depth = 0
+        self._backward = False  # whether autograd is in a backward pass
         self.launches = 0
         self.calls: list[dict[str, Any]] = []
         self.trouble = ""  # of a call that cannot be written down
@@ -180,7 +183,7 @@ class _Listener(AsCuda):
         elif func in _ALLOCATE:
             if func in _UNWRITTEN and result.dtype.itemsize:
                 result.zero_()
-            if self._depth and self._launching:  # a kernel's result, which it would have computed
+            if (self._depth or self._backward) and self._launching:  # a kernel's result, which it would have computed
                 self._remember(result, COMPUTED)
         elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
             known = self._drawn.get(args[0].untyped_storage()._cdata)
@@ -209,8 +212,25 @@ class _Listener(AsCuda):
                 self._write_launch(_kernel_name(kernel), kernel, grid, args, kwargs)
             return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
 
-        with mock.patch.object(JITFunction, "run", counted), mock.patch.object(Autotuner, "run", counted):
+        with (
+            mock.patch.object(JITFunction, "run", counted),
+            mock.patch.object(Autotuner, "run", counted),
+            mock.patch.object(torch.autograd, "_engine_run_backward", self._noticed(_ENGINE)),
+        ):
             yield
+
+    def _noticed(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        """Autograd's engine, with this mode on: PyTorch takes it off before `Tensor.backward` is executed."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, self._backward = self._backward, True
+            try:
+                with self:
+                    return engine(*args, **kwargs)
+            finally:
+                self._backward = before
+
+        return run
 
     def wrap_all(self, space: dict[str, Any]) -> None:
         """Calls to what the kernel part defines are noticed from here on."""
@@ -256,16 +276,12 @@ class _Listener(AsCuda):
 
     def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
         writer = _Writer(self, self._scratch, len(self.calls))
-        if callable(grid):
-            bound = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
-            choices = [config.all_kwargs() for config in kernel.configs] if isinstance(kernel, Autotuner) else [{}]
-            grids = {tuple(grid({**bound, **choice})) for choice in choices}
-            if len(grids) > 1:
-                self.trouble = self.trouble or f"the tests launch {name} with a grid that depends on its configuration"
-                return
-            grid = grids.pop()
+        found, why = _grid(kernel, grid, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
+        if found is None:
+            self.trouble = self.trouble or f"the tests launch {name} with a grid that {why}"
+            return
         with torch._C.DisableTorchFunction():
-            writer.write(f"{name}[{tuple(int(g) for g in grid)}]", kernel.arg_names, args, kwargs)
+            writer.write(f"{name}[{tuple(int(g) for g in found)}]", kernel.arg_names, args, kwargs)
             writer.returned(None)
         self._add(writer)
 
@@ -355,6 +371,39 @@ class _Writer:
             slot += "_"
         self.slots.append(slot)
         return slot
+
+
+class _Read(dict):  # type: ignore[type-arg]
+    """Arguments of a kernel as its grid gets them; `names`: which were read."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...] | None, str]:
+    """The grid of a launch, the same for each configuration that the kernel may get; None, and why, if there is none.
+
+    Configurations with blocks of other sizes need other grids: one that does not ask for them is right for one size.
+    """
+    configs = kernel.configs if isinstance(kernel, Autotuner) else []
+    names = {name for config in configs for name in config.kwargs}
+    differing = {name for name in names if len({config.kwargs.get(name) for config in configs}) > 1}
+    given = [_Read({**bound, **config.all_kwargs()}) for config in configs] or [_Read(bound)]
+    grids = {tuple(grid(one)) if callable(grid) else tuple(grid) for one in given}
+    if len(grids) > 1:
+        return None, "depends on its configuration"
+    if differing and not any(one.names & differing for one in given):
+        return None, f"does not depend on {' and '.join(sorted(differing))}, in which its configurations differ"
+    return grids.pop(), ""
 
 
 def _named(value: Any) -> str:

@@ -5,9 +5,10 @@ A file that goes through is a task folder whose seed passes; one that does not h
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
@@ -22,16 +23,18 @@ from fitness.estimation.estimate import traces_from_json
 from fitness.estimation.trace import Traffic
 from fitness.facts import PROGRAMS_SAMPLED, Facts
 from fitness.gpu import work
-from fitness.gpu.runner import Runner, Work
+from fitness.gpu.runner import Report, Runner, Work
 from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
 from fitness.rules.gate import gate
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.scratch import scratch_folder
 from fitness.stages import Stop, expect_ok
+from fitness.suites import sizes
 from fitness.suites.folder import drawable, write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
 from fitness.task import Task, check_arguments, load_task
+from fitness.validation import vacuous
 from fitness.verification.verify import Executable, Jobs, verify
 
 CAPTURE = "fitness.suites.capture"
@@ -57,6 +60,9 @@ class Outcome:
     why_left_out: str = ""  # of the first of those that do not go through
     rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
     note: str = ""  # what is to be known of one that was verified
+    infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU
+    vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call
+    idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included
 
     @property
@@ -64,28 +70,44 @@ class Outcome:
         return "verified" in self.stages
 
 
-Verifier = Callable[[Task, Facts], None]  # raises Stop
+Verifier = Callable[[Task, Facts], Collection[str]]  # cases whose outputs hold infinities; raises Stop
+
+
+class GpuVerifier:
+    """Verifies on GPUs, by turns of several processes on each: others load their tasks meanwhile."""
+
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self._idle: Queue[Runner] = Queue()
+        for runner in runners:
+            self._idle.put(runner)
+
+    def __call__(self, task: Task, facts: Facts) -> Collection[str]:
+        with self._one() as runner:
+            report = runner.verify(task.folder, vacuous.work_of(facts))
+        if report.verdict is not Verdict.OK:
+            raise Stop(report.stage, report.verdict, report.message)
+        return report.infinite
+
+    def beside(self, task: Task, seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
+        """See `Runner.beside`."""
+        with self._one() as runner:
+            return runner.beside(task.folder, seed, kernel, other)
+
+    @contextmanager
+    def _one(self) -> Iterator[Runner]:
+        runner = self._idle.get()
+        try:
+            yield runner
+        finally:
+            self._idle.put(runner)
 
 
 @contextmanager
-def gpu_verifier(gpus: int = 1) -> Iterator[Verifier]:
-    """Verifies on the first GPUs, by turns of several processes on each: others load their tasks meanwhile."""
+def gpu_verifier(gpus: int = 1) -> Iterator[GpuVerifier]:
+    """Of the first GPUs."""
     with ExitStack() as stack:
-        idle: Queue[Runner] = Queue()
-        for number in range(RUNNERS * gpus):
-            runner = Runner("softmax", device=number % gpus, wall_s=LIMITS.wall_s)
-            idle.put(stack.enter_context(runner))
-
-        def verified(task: Task, facts: Facts) -> None:
-            runner = idle.get()
-            try:
-                report = runner.verify(task.folder, Work(facts.plans, facts.builds, facts.cubins))
-            finally:
-                idle.put(runner)
-            if report.verdict is not Verdict.OK:
-                raise Stop(report.stage, report.verdict, report.message)
-
-        yield verified
+        runners = [Runner("softmax", device=number % gpus, wall_s=LIMITS.wall_s) for number in range(RUNNERS * gpus)]
+        yield GpuVerifier([stack.enter_context(runner) for runner in runners])
 
 
 def new_zygote(target: Target) -> Zygote:
@@ -128,8 +150,28 @@ class Checker:
         return outcome
 
     def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+        self._at_sizes(source, scratch, outcome, sizes.MOST_BYTES)
+        if outcome.infinite:
+            self._at_smaller_sizes(source, scratch, outcome)
+
+    def _at_smaller_sizes(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+        """For timed calls that overflow: what is beyond a format cannot be compared.  As it was if none helps."""
+        folder, kept = self._root / source.name, scratch / "kept"
+        shutil.copytree(folder, kept)
+        for times in sizes.SMALLER:
+            smaller = Outcome(source.name, seconds=outcome.seconds)
+            with scratch_folder(scratch) as own, suppress(Stop, TaskError):
+                self._at_sizes(source, own, smaller, sizes.MOST_BYTES // times)
+                if not smaller.infinite and not smaller.note:
+                    smaller.note = f"at sizes {times} times smaller than usual, at which no output overflows"
+                    vars(outcome).update(vars(smaller))
+                    return
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+
+    def _at_sizes(self, source: Any, scratch: Path, outcome: Outcome, most_bytes: int) -> None:
         with _timed(outcome, "captured"):
-            captured = self._capture(source, scratch, outcome)
+            captured = self._capture(source, scratch, outcome, most_bytes)
             calls = drawable(captured)
             task = self._task(source, calls, scratch)
         if len(calls) < len(captured):
@@ -176,13 +218,16 @@ class Checker:
         writes = [task.parameters[i] for i in sorted(written)]
         write_task(folder, writes)
         try:
-            self._any_configuration(load_task(folder, tried=True), facts, first, scratch, outcome)
+            task = load_task(folder, tried=True)
+            verified = self._any_configuration(task, facts, first, scratch, outcome)
         except Stop as stop:
             if stop.verdict is not Verdict.REJECTED:
                 raise
             # Most of its own work is done by operators: then a candidate may leave them as much.
             write_task(folder, writes, min_own_share=0.0)
-            self._any_configuration(load_task(folder, tried=True), facts, first, scratch, outcome)
+            task = load_task(folder, tried=True)
+            verified = self._any_configuration(task, facts, first, scratch, outcome)
+        self._check_idle(task, verified, outcome)
         outcome.stages = list(STAGES)
 
     def _good(
@@ -194,32 +239,37 @@ class Checker:
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        for call in captured:
+        known = bool(outcome.vacuous)  # of all calls together
+        for number, call in enumerate(captured):
             alone = Outcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
                 self._all_of(source, [call], scratch, alone)
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
+            if not known:
+                outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
 
-    def _any_configuration(self, task: Task, facts: Facts, first: Facts, scratch: Path, outcome: Outcome) -> None:
-        """With the first configuration of each launch, or the best of all where that one fails."""
+    def _any_configuration(self, task: Task, facts: Facts, first: Facts, scratch: Path, outcome: Outcome) -> Facts:
+        """With the first configuration of each launch, or the best of all if that one fails: which it was."""
         try:
             self._verify(task, first, outcome)
+            return first
         except Stop as stop:
             tuned = any(len(launch.configs) > 1 for plan in facts.plans.values() for launch in plan.launches)
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
             with _timed(outcome, "compiled"):
-                built = self._build(task, facts, scratch)
+                built = self._build(task.seed_source, facts, scratch)
             self._verify(task, built, outcome)
+            return built
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _capture(self, source: Source, scratch: Path, outcome: Outcome) -> list[Mapping[str, Any]]:
+    def _capture(self, source: Source, scratch: Path, outcome: Outcome, most_bytes: int) -> list[Mapping[str, Any]]:
         # The sizes at which the suite times a file are too large for the interpreter.
         timed = source.timed if self._on_gpu else ""
         payload = {
@@ -228,6 +278,7 @@ class Checker:
             "tests": source.tests,
             "launching": self.launching,
             "timed": timed,
+            "most_bytes": most_bytes,
             "target": self._target.spec,
             "most": MOST_CALLS,
         }
@@ -258,15 +309,15 @@ class Checker:
         left = facts.plans
         while True:
             try:
-                return self._build(task, replace(facts, plans=_configurations(left, slice(1))), scratch)
+                return self._build(task.seed_source, replace(facts, plans=_configurations(left, slice(1))), scratch)
             except work.Unbuildable as stop:
                 fewer = _configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
                     raise
                 left = fewer
 
-    def _build(self, task: Task, facts: Facts, scratch: Path) -> Facts:
-        given = (task.seed_source, facts.plans, facts.constants)
+    def _build(self, source: str, facts: Facts, scratch: Path) -> Facts:
+        given = (source, facts.plans, facts.constants)
         with scratch_folder(scratch) as own:
             built = work.build(*given, known=self._known, **self._in(own))
             cubins = work.cubins(built.builds, own)
@@ -275,15 +326,40 @@ class Checker:
     def _verify(self, task: Task, facts: Facts, outcome: Outcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
         with _timed(outcome, "verified"):
-            self._verifier(task, facts)
+            infinite = self._verifier(task, facts)
+        timed = {case.name for case in task.cases if case.role == "tune"}
+        outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
-    def _interpreted(self, task: Task, facts: Facts) -> None:
-        """Verified by Triton's interpreter."""
+    def _check_idle(self, task: Task, facts: Facts, outcome: Outcome) -> None:
+        """Raises Stop if kernels that do not do their work are not found wrong."""
+        with _timed(outcome, "idle"):
+            if isinstance(self._verifier, GpuVerifier):
+                found = vacuous.on_gpu(task, facts, self._built_beside, self._verifier.beside)
+            elif not self._on_gpu:
+                found = vacuous.by_interpreter(task, self._executable(task, facts), self._zygote, LIMITS)
+            else:
+                found = []
+            outcome.idle = [str(finding) for finding in found if finding.what != vacuous.VACUOUS]
+            passed = [str(finding) for finding in found if finding.what == vacuous.VACUOUS]
+            outcome.vacuous = list(dict.fromkeys([*outcome.vacuous, *passed]))
+            vacuous.check(found)
+
+    def _built_beside(self, source: str, facts: Facts) -> Facts:
+        """The seed with other kernels, built."""
+        with scratch_folder() as scratch:
+            return self._build(source, facts, scratch)
+
+    def _executable(self, task: Task, facts: Facts) -> Executable:
         choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
-        kernel = Executable(task.seed_source, facts.constants, facts.plans, choices)
+        return Executable(task.seed_source, facts.constants, facts.plans, choices)
+
+    def _interpreted(self, task: Task, facts: Facts) -> Collection[str]:
+        """Verified by Triton's interpreter, at sizes that are never timed."""
+        kernel = self._executable(task, facts)
         with scratch_folder() as scratch:
             jobs = Jobs(self._zygote, scratch, LIMITS)
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
+        return ()
 
     def _written(self, task: Task, calls: Calls, facts: Facts) -> set[int]:
         """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.  Of facts

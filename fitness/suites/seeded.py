@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from evo.errors import ConfigError
 from fitness.compilation.target import Target
-from fitness.evaluator import CpuJudge
+from fitness.evaluator import CpuJudge, executable
 from fitness.facts import Facts, Recorder
 from fitness.rules.gate import gate
 from fitness.sandbox.zygote import Zygote
@@ -17,6 +17,7 @@ from fitness.suites import check
 from fitness.suites.check import LIMITS, Named, Outcome, Verifier
 from fitness.suites.texts import python_files, text_of
 from fitness.task import Task
+from fitness.verification.verify import Executable
 
 NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
 
@@ -43,7 +44,9 @@ class Checker(check.Checker):
         outcome.rules = sorted({finding.rule for finding in findings})
         recorder = Recorder(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
-            self._verifier(task, recorder.collect(task.seed_source))
+            facts = recorder.collect(task.seed_source)
+            self._verifier(task, facts)
+            self._check_idle(task, facts, outcome)
         except Stop as stop:
             outcome.stages = list(self.stages[: _REACHED.get(stop.stage, 3)])
             raise
@@ -51,13 +54,17 @@ class Checker(check.Checker):
             recorder.close()
         outcome.stages = list(self.stages)
 
-    def _interpreted(self, task: Task, facts: Facts) -> None:
+    def _executable(self, task: Task, facts: Facts) -> Executable:
+        return executable(task, task.seed_source, facts)
+
+    def _interpreted(self, task: Task, facts: Facts) -> Collection[str]:
         """Verified at the sizes for a CPU."""
         judge = CpuJudge(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
             judge.prepare(task.seed_source, facts)
         finally:
             judge.close()
+        return ()
 
 
 def given(name: str, folder: Path | None) -> str | None:

@@ -17,19 +17,20 @@ from typing import Any
 import torch
 
 MOST_BYTES = 64 << 20  # of the inputs of one call: beyond the L2 cache, and quick to verify
+SMALLER = (8, 64)  # times, if outputs overflow at those sizes
 MOST_BYTES_ALONE = 256 << 20  # where the smallest size of a script is larger than that
 _KERNELS = re.compile(r"^from (TritonBench_v1|TorchBench_v1)\.(\w+) import", re.MULTILINE)
 
 
-def run(script: str, kernels: Mapping[str, Any], scratch: Path) -> str:
-    """Makes the calls at the largest size within MOST_BYTES and at the one in the middle below it.
+def run(script: str, kernels: Mapping[str, Any], scratch: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Makes the calls at the largest size within `most_bytes` and at the one in the middle below it.
 
     `kernels`: the names of the kernel part.  What went wrong, "" where nothing did; calls made before count.
     """
     try:
         file = str(scratch / "sizes.py")
         space: dict[str, Any] = {"__name__": "sizes", "__file__": file}
-        _provide(script, kernels)
+        _provide(script, kernels, most_bytes)
         exec(compile(script, file, "exec", dont_inherit=True), space)
         made = space["performance_metrics"]()
         problem = _listed(made)
@@ -52,10 +53,11 @@ def _listed(made: Any) -> str:
     return ""
 
 
-def _provide(script: str, kernels: Mapping[str, Any]) -> None:
+def _provide(script: str, kernels: Mapping[str, Any], most_bytes: int) -> None:
     """Puts the modules that a script imports into sys.modules."""
     utilities = ModuleType("performance_utils")
-    vars(utilities).update(Performance_Metrics=_Metrics, do_bench_config=lambda *_, **__: None)
+    metrics = type("Performance_Metrics", (_Metrics,), {"most_bytes": most_bytes})
+    vars(utilities).update(Performance_Metrics=metrics, do_bench_config=lambda *_, **__: None)
     sys.modules["performance_utils"] = utilities
     for package, name in _KERNELS.findall(script):
         parent, module = ModuleType(package), ModuleType(f"{package}.{name}")
@@ -69,14 +71,20 @@ class _Enough(Exception):
 
 
 class _Sizes(list):  # type: ignore[type-arg]
+    def __init__(self, items: Iterable[Any], most_bytes: int) -> None:
+        super().__init__(items)
+        self._most_bytes = most_bytes
+
     def append(self, item: Any) -> None:
-        if nbytes(item) > (MOST_BYTES if self else MOST_BYTES_ALONE):
+        if nbytes(item) > (self._most_bytes if self else MOST_BYTES_ALONE):
             raise _Enough
         super().append(item)
 
 
 class _Metrics:
     """In the place of the suite's base class."""
+
+    most_bytes = MOST_BYTES
 
     def __init__(self, op_name: str, dtype: Any = None, is_backward: bool = False, **kwargs: Any) -> None:
         self.op_name, self.dtype, self.kwargs = op_name, dtype, kwargs
@@ -88,7 +96,7 @@ class _Metrics:
 
     @input_tensors.setter
     def input_tensors(self, value: Iterable[Any]) -> None:
-        self._inputs = _Sizes(value)
+        self._inputs = _Sizes(value, self.most_bytes)
 
 
 def nbytes(item: Any) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fitness.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import LeftError, scratch_folder
-from fitness.stages import Stop, at_line, expect_ok
+from fitness.stages import NOTHING_COMPARED, Stop, at_line, expect_ok
 from fitness.task import Task
 from fitness.verification.bounds import NO_HABITS, Habits
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
@@ -80,6 +80,13 @@ def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
         for number, case in enumerate(stretched)
         for order in orders
     ]
+
+
+class Expectations(NamedTuple):
+    """What to compare each replay with, and what the seed kernel does that others may do too."""
+
+    replays: list[tuple[Replay, oracle.Expected]]
+    habits: Habits = NO_HABITS
 
 
 @dataclass(frozen=True)
@@ -147,29 +154,28 @@ def verify(
     stretched: Sequence[Case] = (),
     stretched_limits: Limits | None = None,
     stored_by_seed: set[int] | None = None,
+    prove: bool = True,
+    expected: Expectations | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
     `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
     `replays`, where it is not, with limits of their own; `stored_by_seed`: arguments that the seed kernel stores to,
-    which a verification of the seed adds to it.  Raises Stop with the verdict of the first replay that fails.
+    which a verification of the seed adds to it; `prove`: whether to ask who wrote the outputs; `expected`: what
+    `expectations` gave for the same.  Raises Stop with the verdict of the first replay that fails.
     """
     key = oracle.key_of(seed)
-    expected, habits = (
-        (_expectations(task, stretched, key), Habits()) if kernel is None else _of_seed(task, kernel, key, jobs)
-    )
-    if not expected:
-        raise Stop("verify", Verdict.INFRASTRUCTURE, "no inputs could be compared: the reference is never finite")
-    guards = {inputs: n for n, inputs in enumerate(dict.fromkeys(r.inputs for r, _ in expected))}
+    compared, habits = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, stretched=stretched)
+    guards = {inputs: n for n, inputs in enumerate(dict.fromkeys(r.inputs for r, _ in compared))}
     runs = [  # whose the outputs are is asked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", prove=not r.stretched, guards=guards[r.inputs])
-        for number, (r, _) in enumerate(expected)
+        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.stretched, guards=guards[r.inputs])
+        for number, (r, _) in enumerate(compared)
     ]
     for run in runs:
         run.zeros = habits.needs_zeros
-    for run, (_, expectation) in zip(runs, expected, strict=True):
+    for run, (_, expectation) in zip(runs, compared, strict=True):
         _check_form(task, run, expectation)
-    _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, expected, strict=True)], jobs.scratch)
+    _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, compared, strict=True)], jobs.scratch)
     usual, long = ([run for run in runs if run.replay.stretched is stretch] for stretch in (False, True))
     _pair(usual)
     executed = jobs.interpret(candidate, usual)
@@ -178,7 +184,7 @@ def verify(
         executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
     worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
-    for run, (_, expectation) in zip(runs, expected, strict=True):
+    for run, (_, expectation) in zip(runs, compared, strict=True):
         if run not in executed:
             continue
         refs = _output_refs(task, run.plan)
@@ -198,6 +204,17 @@ def verify(
             _same_in_all_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
     own = _own_share(task, executed, jobs.scratch)
     return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def expectations(
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Case] = ()
+) -> Expectations:
+    """What `verify` compares with.  Raises Stop if there is nothing."""
+    key = oracle.key_of(seed)
+    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    if not expected.replays:
+        raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
+    return expected
 
 
 def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
@@ -314,24 +331,21 @@ def _planned(plan: LaunchPlan) -> int:
     return sum(plan.buffers[b].nbytes for b in buffers)
 
 
-_Expectations = list[tuple[Replay, oracle.Expected]]
-
-
-def _expectations(task: Task, stretched: Sequence[Case], key: int) -> _Expectations:
+def _expectations(task: Task, stretched: Sequence[Case], key: int) -> Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
     every = replays(task, stretched)
     firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
     known = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
-    return [(replay, expected) for replay in every if (expected := known[replay.inputs]) is not None]
+    return Expectations([(r, expected) for r in every if (expected := known[r.inputs]) is not None])
 
 
-def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> tuple[_Expectations, Habits]:
+def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
     """As `_seed_expectations`, of whose files none is left: the candidate's job could read them."""
     with scratch_folder(jobs.scratch) as own:
         return _seed_expectations(task, kernel, key, replace(jobs, scratch=own))
 
 
-def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> tuple[_Expectations, Habits]:
+def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
     """As `_expectations`, by executing the seed kernel on the inputs and on moved ones; and its habits.
 
     Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
@@ -355,7 +369,8 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
         if expected is not None:
             found.append((replay, expected))
     usual = [own for own, _ in pairs.values() if own.replay.variant == "normal" and "undefined" in own.notes]
-    return found, Habits(any("load" in run.notes for run in runs), _needs_zeros(task, kernel, usual, key, jobs))
+    habits = Habits(any("load" in run.notes for run in runs), _needs_zeros(task, kernel, usual, key, jobs))
+    return Expectations(found, habits)
 
 
 def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int, jobs: Jobs) -> bool:

@@ -42,9 +42,9 @@ class Checker(seeded.Checker):
 
     launching = False
 
-    def _capture(self, source: Source, scratch: Path, outcome: Outcome) -> list[Mapping[str, Any]]:
+    def _capture(self, source: Source, scratch: Path, outcome: Outcome, most_bytes: int) -> list[Mapping[str, Any]]:
         """The calls whose result a kernel can be compared with; those that are timed are large, and left to the GPU."""
-        captured = super()._capture(source, scratch, outcome)
+        captured = super()._capture(source, scratch, outcome, most_bytes)
         good = []
         for call in captured:
             try:

@@ -1,0 +1,179 @@
+"""Whether the check of a task is vacuous: kernels that do not do their work must be found wrong in every case.
+
+What is tried are the seed's own kernels, one after the other (`fitness/validation/idle.py`).  One that is not found
+wrong is compared with the seed again, bit for bit, on other inputs: random numbers in all floating tensors and those of
+8 bits, whatever the task draws there.  If it is the same there too, the kernel is such a function (it copies, or its
+results are not used).  Else the case says nothing of the kernel: candidates that do nothing would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from evo.records import Case, Check, Verdict
+from fitness.compilation.target import Target
+from fitness.evaluator import CpuJudge, executable
+from fitness.facts import Facts, Recorder
+from fitness.gpu.runner import Report, Work
+from fitness.plan import LaunchPlan
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
+from fitness.scratch import scratch_folder
+from fitness.stages import NOTHING_COMPARED, Stop
+from fitness.task import Task
+from fitness.validation.elsewhere import SEED, asked
+from fitness.validation.idle import Idle, idle_kernels
+from fitness.verification.verify import Executable, Expectations, Jobs, expectations, verify
+
+VACUOUS, SAME, UNTRIED = "vacuous", "same", "untried"
+
+# What becomes of an idle kernel in each case, on the task's inputs or on others.
+Judge = Callable[[Idle, bool], Mapping[str, Check | Stop]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An idle kernel that is not found wrong in a case.
+
+    what: VACUOUS; SAME, if the kernel is such a function; UNTRIED, if it could not be executed.
+    """
+
+    case: str
+    kernel: str
+    kind: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.case}: kernel {self.kernel} that {self.kind}: {self.why}"
+
+
+def findings(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], judge: Judge) -> list[Finding]:
+    """Of all idle kernels of a seed.  plans: by case; written: positions of the arguments that the entry writes."""
+    found = []
+    for idle in idle_kernels(source, plans, written):
+        judged = judge(idle, False)
+        passed = [case for case, result in judged.items() if isinstance(result, Check)]
+        again = judge(replace(idle, plans={case: idle.plans[case] for case in passed}), True) if passed else {}
+        found += [
+            Finding(case, idle.kernel, idle.kind, *_meaning(result, again.get(case)))
+            for case, result in judged.items()
+            if isinstance(result, Check) or result.verdict is not Verdict.WRONG
+        ]
+    return found
+
+
+def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str, str]:
+    """What a result says, and why.  elsewhere: the result on other inputs, of which the seed says what is right."""
+    if isinstance(result, Stop):
+        if result.message == NOTHING_COMPARED:
+            return VACUOUS, "nothing is compared: what the reference gives is never finite"
+        return UNTRIED, f"{result.verdict}: {result.message}"
+    if isinstance(elsewhere, Check) and elsewhere.max_error == 0:
+        return SAME, "the same as the seed to the bit, on other inputs too: it is such a function, or not used"
+    return VACUOUS, f"its error is {result.max_error:.2g} of the budget (rms budget {result.budget:.2g})"
+
+
+def check(found: Sequence[Finding]) -> None:
+    """Raises Stop if a case is vacuous."""
+    vacuous = [finding for finding in found if finding.what == VACUOUS]
+    if vacuous:
+        more = f" (and {len(vacuous) - 1} more)" if len(vacuous) > 1 else ""
+        raise Stop("idle", Verdict.UNSUPPORTED, f"not found wrong in {vacuous[0]}{more}")
+
+
+# --- by the interpreter ----------------------------------------------------------------------------------------------
+
+
+def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[Finding]:
+    """By the interpreter, at the sizes for a CPU; none of a task that allows candidates without plans (`eager`).
+
+    Raises Stop if the seed kernel itself does not pass.
+    """
+    if task.eager:
+        return []
+    limits = limits or Limits()
+    recorder = Recorder(task, target, measured=False, limits=limits, zygote=zygote)
+    judge = CpuJudge(task, target, limits=limits, zygote=zygote)
+    try:
+        facts = recorder.collect(task.seed_source)
+        judge.prepare(task.seed_source, facts)
+    finally:
+        judge.close()
+        recorder.close()
+    return by_interpreter(task, executable(task, task.seed_source, facts), zygote, limits)
+
+
+def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits) -> list[Finding]:
+    """`seed`: what the interpreter executes of the seed kernel, at the sizes for a CPU."""
+    with scratch_folder() as scratch:
+        trials = _Trials(task, seed, Jobs(zygote, scratch, limits))
+        plans = {case.name: seed.plans[case.name] for case in task.cases}
+        return findings(task.seed_source, plans, task.written, trials.judge)
+
+
+class _Trials:
+    """Idle kernels under the interpreter; what they are compared with is made once."""
+
+    def __init__(self, task: Task, seed: Executable, jobs: Jobs) -> None:
+        self._task, self._seed, self._jobs = task, seed, jobs
+        self._expected: dict[tuple[str, bool, bool], Expectations] = {}
+
+    def judge(self, idle: Idle, elsewhere: bool) -> dict[str, Check | Stop]:
+        kernel = replace(self._seed, source=idle.source, plans={**self._seed.plans, **idle.plans})
+        return {c.name: self._verified(kernel, c, elsewhere) for c in self._task.cases if c.name in idle.plans}
+
+    def _verified(self, kernel: Executable, case: Case, elsewhere: bool) -> Check | Stop:
+        """On plain inputs first, which are enough for most."""
+        whole = asked(self._task, case, elsewhere)
+        try:
+            for stress in (False, True) if whole.stress else (False,):
+                found = self._tried(replace(whole, stress=stress), kernel, elsewhere)
+            return found
+        except Stop as stop:
+            return stop
+
+    def _tried(self, task: Task, kernel: Executable, elsewhere: bool) -> Check:
+        seed = self._seed if task.reference is None else None
+        key = task.cases[0].name, elsewhere, task.stress
+        with scratch_folder(self._jobs.scratch) as own:
+            jobs = replace(self._jobs, scratch=own)
+            if key not in self._expected:
+                self._expected[key] = expectations(task, seed=SEED, jobs=jobs, kernel=seed)
+            expected = self._expected[key]
+            return verify(task, kernel, seed=SEED, jobs=jobs, kernel=seed, prove=False, expected=expected)
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def work_of(facts: Facts) -> Work:
+    """What a GPU gets of the facts."""
+    return Work(facts.plans, facts.builds, facts.cubins)
+
+
+def on_gpu(
+    task: Task,
+    facts: Facts,
+    build: Callable[[str, Facts], Facts],
+    beside: Callable[[Task, Work, Work, bool], Mapping[str, Report]],
+) -> list[Finding]:
+    """`facts`: of the seed, built; `build`: the same for another source and its plans; `beside`: `Runner.beside` for a
+    task.
+    """
+
+    def judge(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
+        try:
+            built = build(idle.source, replace(facts, plans=dict(idle.plans), builds={}, cubins={}))
+        except Stop as stop:
+            return dict.fromkeys(idle.plans, stop)
+        reports = beside(task, work_of(facts), work_of(built), elsewhere)
+        return {case: _said(report) for case, report in reports.items()}
+
+    plans = {case.name: facts.plans[case.name] for case in task.cases}
+    return findings(task.seed_source, plans, task.written, judge)
+
+
+def _said(report: Report) -> Check | Stop:
+    return report.check or Stop(report.stage, report.verdict, report.message)
