@@ -90,7 +90,7 @@ def test_a_launch_on_a_strided_input(tmp_path):
     softmax = launch("softmax", (ROWS, 1, 1), x=X, o=OUT, n=COLUMNS, stride=64, B=64)
     layout, memory, x, value = run(tmp_path, softmax, inputs=(X,), buffers=buffers)
     torch.testing.assert_close(layout.read(memory, OUT), x.softmax(1))
-    assert value == {"programs": ROWS, "left_out": [], "notes": [{}], "spans": [], "stored": [[]]}
+    assert value == {"programs": ROWS, "left_out": [], "notes": [{}], "spans": [], "unknown": [], "stored": [[]]}
     assert layout.broken_guards(memory) == []
 
 
@@ -125,7 +125,7 @@ def test_fill_copy_and_delegated_operators(tmp_path):
     out = layout.read(memory, TensorRef(1, "float32", (ROWS * COLUMNS,), (1,)))
     torch.testing.assert_close(out[100 : 100 + ROWS], (x @ x.t()).sum(1))
     assert torch.equal(layout.read(memory, half), x[:, 3].half())
-    assert value == {"programs": 0, "left_out": [], "notes": [{}], "spans": [], "stored": [[]]}
+    assert value == {"programs": 0, "left_out": [], "notes": [{}], "spans": [], "unknown": [], "stored": [[]]}
     assert out[0] == 2.5 and out[-1] == 2.5
 
 
@@ -169,7 +169,7 @@ def test_several_runs_share_one_extraction(tmp_path):
         for i, order in enumerate(("forward", "reverse"))
     ]
     value = job({"source": SOURCE, "constants": {}, "runs": runs}, tmp_path)
-    assert value == {"programs": 4, "left_out": [], "notes": [{}, {}], "spans": [], "stored": [[], []]}
+    assert value == {"programs": 4, "left_out": [], "notes": [{}, {}], "spans": [], "unknown": [], "stored": [[], []]}
     ref = plan.launches[0].configs[0].args["o"]
     assert [layout.read(m, ref).item() for m in memories] == [1.0, 0.0]
 

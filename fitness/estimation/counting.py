@@ -21,12 +21,11 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction
 
 from fitness.estimation.spans import SECTOR, Spans
-from fitness.estimation.trace import ELEMENTS_PER_COST
+from fitness.estimation.trace import BUFFER_SHIFT, ELEMENTS_PER_COST
 from fitness.verification.interpreter import Interpreter, Program
 from fitness.verification.numerics import numpy_dtype
 from fitness.verification.operations import Builder
 
-BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
 LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
 LOOP_ITERATIONS = 4  # ... but not before this many iterations
 BRANCHES_COST = 2500.0  # the same for a loop that branches: a flattened one stores in one of many iterations

@@ -18,7 +18,6 @@ from fitness.plan import Copy, Launch, LaunchPlan, Op, TensorRef
 WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
 ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
 SPREAD_SHARE = 0.25  # the same where bytes that several programs write count once, which is estimated very roughly
-READ_SHARE = 0.6  # of what the seed reads of an argument, each byte once
 PRODUCT_SHARE = 0.45  # of the operations of the seed's matrix products, of which causal attention needs half
 STORED_SHARE = 0.4  # of what the seed writes to an argument, estimated as roughly
 MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
@@ -31,7 +30,6 @@ class Seen:
 
     written: dict[int, float]  # what programs that are far from each other store both counts once
     spread: dict[int, float]  # the same, of bytes that any programs write both, as roughly as that is known
-    read: dict[int, float]  # what launches load, each byte once
     moved: float = 0.0
     computed: float = 0.0  # operations
     products: float = 0.0  # those of matrix products among them
@@ -46,7 +44,7 @@ class Seen:
 
 def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Seen:
     """choice: configuration of each launch; traces: by launch and configuration."""
-    found = Seen(defaultdict(float), defaultdict(float), defaultdict(float))
+    found = Seen(defaultdict(float), defaultdict(float))
     launches = iter(zip(choice, traces, strict=True))
     for step in plan.steps:
         if isinstance(step, Launch):
@@ -57,8 +55,6 @@ def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[Laun
             for ref in refs:
                 found.written[ref.buffer] += ref.nbytes
                 found.spread[ref.buffer] += ref.nbytes
-            for ref in _read(step):
-                found.read[ref.buffer] += ref.nbytes
             found.moved += math.fsum(r.nbytes for r in (*refs, *_read(step)))
     return found
 
@@ -76,9 +72,7 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     found.computed += products + trace.programs * math.fsum(elements * count for _, elements, count in trace.ops)
     for t in trace.traffic:
         found.moved += t.touched
-        if t.kind == "load":
-            found.read[t.buffer] += t.distinct
-        else:
+        if t.kind != "load":
             found.written[t.buffer] += t.unrepeated
             found.spread[t.buffer] += t.distinct
 
@@ -99,9 +93,9 @@ def coverage(
 
     It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
     sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
-    part of what the seed writes.  Unless data decides what is read, a fair part of what the seed reads of each argument
-    must be read, and a fair part of the operations of its matrix products be done.  If the task says how many bytes
-    the problem must move, and how many operations it takes, a fair part of them must be seen.  Nothing may be stored
+    part of what the seed writes.  Unless data decides what is done, a fair part of the operations of the seed's matrix
+    products must be done.  If the task says how many bytes the problem must move, and how many operations it takes, a
+    fair part of them must be seen.  Nothing may be stored
     outside of all buffers, and nothing loaded there if the seed does not.  Programs must have been followed to their
     end if the seed's were: what is estimated of others is their beginning.
     """
@@ -121,7 +115,7 @@ def coverage(
     if of_seed and not of_seed.truncated:
         unlike = _unchanged(plan, found, seed, of_seed, written)
         if not (plan.delegated or seed.delegated or found.guided):
-            unlike = unlike or _unread(plan, found, seed, of_seed) or _unmultiplied(found, of_seed)
+            unlike = unlike or _unmultiplied(found, of_seed)
     return unwritten or unlike or _unmoved(found.moved, case_bytes) or uncomputed or endless
 
 
@@ -174,19 +168,6 @@ def _unchanged(plan: LaunchPlan, found: Seen, seed: LaunchPlan, of_seed: Seen, w
             return (
                 f"the seed kernel writes about {expected:.3g} bytes of argument {i}, but the launches write only about "
                 f"{stored:.3g}; write the same at every size"
-            )
-    return None
-
-
-def _unread(plan: LaunchPlan, found: Seen, seed: LaunchPlan, of_seed: Seen) -> str | None:
-    for i, (own, other) in enumerate(zip(plan.inputs, seed.inputs, strict=True)):
-        if not isinstance(own, TensorRef) or not isinstance(other, TensorRef):
-            continue
-        expected = min(of_seed.read[other.buffer], other.nbytes)
-        if (read := found.read[own.buffer]) < READ_SHARE * expected:
-            return (
-                f"the seed kernel reads about {expected:.3g} bytes of argument {i}, but the launches read only about "
-                f"{read:.3g}; read all of the input at every size"
             )
     return None
 

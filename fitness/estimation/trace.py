@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ import numpy as np
 
 from evo.records import Verdict
 from fitness.estimation.spans import SECTOR, Spans
+from fitness.estimation.stores import StoreBlock, block_of, corners, position
 from fitness.plan import ITEMSIZE, Config, Launch, LaunchPlan, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
 
@@ -38,6 +39,7 @@ _FAILURES = (
     IndexError, ArithmeticError,
 )  # fmt: skip
 
+BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
 ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
 
 # Neighbours: two programs for each multiprocessor of a device with 132.  The offsets were drawn so that pairs of them
@@ -77,10 +79,15 @@ class LaunchWork:
     """What executing one program of a launch costs the interpreter, and which buffers the launch writes to.
 
     cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
+    blocks: of the buffers in which all programs store the same block (`fitness.estimation.stores`)
     """
 
     cost: float
     written: tuple[int, ...]
+    blocks: tuple[StoreBlock, ...] = ()
+
+    def block(self, buffer: int) -> StoreBlock | None:
+        return next((block for block in self.blocks if block.buffer == buffer), None)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ class LaunchTrace:
     astray: a program stores outside of all buffers
     reads_astray: a program loads outside of all buffers
     guided: what a program loads depends on what it loaded before
+    blocks: as of LaunchWork
     """
 
     kernel: str
@@ -120,6 +128,7 @@ class LaunchTrace:
     astray: bool = False
     reads_astray: bool = False
     guided: bool = False
+    blocks: tuple[StoreBlock, ...] = ()
     cut_off: bool = False
 
     @property
@@ -128,7 +137,7 @@ class LaunchTrace:
         each += [(row[1], row[-1]) for row in self.reductions]
         each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
         cost = math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
-        return LaunchWork(cost, tuple(sorted({t.buffer for t in self.traffic if t.kind != "load"})))
+        return LaunchWork(cost, tuple(sorted({t.buffer for t in self.traffic if t.kind != "load"})), self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -137,7 +146,8 @@ class LaunchTrace:
     def from_dict(cls, raw: Mapping[str, Any]) -> LaunchTrace:
         tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
         traffic = tuple(Traffic(**t) for t in raw["traffic"])
-        return cls(**{**raw, **tuples, "traffic": traffic})
+        blocks = tuple(map(StoreBlock.from_dict, raw["blocks"]))
+        return cls(**{**raw, **tuples, "traffic": traffic, "blocks": blocks})
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -198,23 +208,29 @@ class _Tracer:
         elif self._samples < programs <= EVERYONE and some_idle(counters):
             weights = dict.fromkeys(range(programs), 1 / programs)
             counters = [self._count(kernel, args, config.grid, number, brief=True) for number in weights]
+        seen = dict(zip(weights, counters, strict=True))
         near = far = counters
         if programs == len(weights) > self._samples:
-            near = [counters[number] for number in window(programs)]
+            near = [seen[number] for number in window(programs)]
         elif programs > len(weights):
-            near = [self._count(kernel, args, config.grid, number, brief=True) for number in window(programs)]
-            far = self._far(kernel, args, config.grid, list(weights)[::2])
-        sizes = [b.nbytes for b in self._plan.buffers]
-        return summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
 
-    def _far(self, kernel: Any, args: Mapping[str, Any], grid: Program, numbers: Sequence[int]) -> list[Counter]:
-        """Programs of these numbers, and those that a number cut off somewhere would make them the same as."""
-        every = sorted({n for number in numbers for n in (number, *partners(grid, number))})
-        return [self._count(kernel, args, grid, number, brief=True) for number in every]
+            def brief(numbers: Iterable[int]) -> list[Counter]:
+                found = {n: self._count(kernel, args, config.grid, n, brief=True) for n in numbers}
+                seen.update(found)
+                return list(found.values())
+
+            near, far = brief(window(programs)), brief(self._far(config.grid, list(weights)[::2]))
+            brief(corners(config.grid) - set(seen))
+        sizes = [b.nbytes for b in self._plan.buffers]
+        found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
+        return dataclasses.replace(found, blocks=tuple(_blocks(config.grid, seen)))
+
+    def _far(self, grid: Program, numbers: Sequence[int]) -> list[int]:
+        """These programs, and those that a number cut off somewhere would make them the same as."""
+        return sorted({n for number in numbers for n in (number, *partners(grid, number))})
 
     def _count(self, kernel: Any, args: Mapping[str, Any], grid: Program, number: int, brief: bool = False) -> Counter:
-        program = number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1]  # x fastest
-        return self._interpreter.count(kernel, args, grid, program, brief=brief)
+        return self._interpreter.count(kernel, args, grid, position(number, grid), brief=brief)
 
     def _argument(self, value: Any) -> Any:
         from fitness.compilation.kernels import argument
@@ -242,8 +258,8 @@ def places(grid: Program, samples: int) -> dict[int, float]:
     if programs <= samples:
         return dict.fromkeys(range(programs), 1 / max(1, programs))
     weights: dict[int, float] = defaultdict(float)
-    for position, weight in _lobatto(max(2, samples)):
-        for x, y, z in itertools.product(*(range(2) if n == 2 else [int(position * (n - 1) + 0.5)] for n in grid)):
+    for place, weight in _lobatto(max(2, samples)):
+        for x, y, z in itertools.product(*(range(2) if n == 2 else [int(place * (n - 1) + 0.5)] for n in grid)):
             weights[x + grid[0] * (y + grid[1] * z)] += weight / 2 ** grid.count(2)
     return weights
 
@@ -304,6 +320,22 @@ def _lobatto(count: int) -> list[tuple[float, float]]:
     positions = np.concatenate(([-1.0], np.sort(legendre.deriv().roots().real) if count > 2 else [], [1.0]))
     weights = 1.0 / (count * (count - 1) * legendre(positions) ** 2)
     return [(float(p + 1) / 2, float(w)) for p, w in zip(positions, weights / weights.sum(), strict=True)]
+
+
+def _blocks(grid: Program, seen: Mapping[int, Counter]) -> Iterator[StoreBlock]:
+    """The blocks that all of these programs store, of each buffer in which they do."""
+    if any(c.cut_off or c.uneven or not all(sure for _, _, sure in c.stored) for c in seen.values()):
+        return
+    footprints = {number: _footprints(counter) for number, counter in seen.items()}
+    written = {key for parts in footprints.values() for key in parts if key[1] != "load"}
+    nothing = Spans.union([])
+    for buffer, kind in sorted(written):
+        if kind == "store" and (buffer, "atomic") not in written:
+            stored = {number: parts.get((buffer, kind), nothing) for number, parts in footprints.items()}
+            first = (buffer + 1) << BUFFER_SHIFT
+            stored = {number: Spans(spans.starts - first, spans.ends - first) for number, spans in stored.items()}
+            if block := block_of(buffer, grid, stored):
+                yield block
 
 
 # --- from programs to the launch -------------------------------------------------------------------------------------

@@ -48,12 +48,12 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     (`fitness.verification.bounds`).
     A run with "programs" (numbers of the programs to execute, of each launch) executes these alone, and those of
     earlier launches that they need (`fitness.verification.producers`).  It has "inputs" (path of a file with the
-    inputs, which is not changed) instead of "buffers"; "costs" (of one program) and "stores" (buffers that are written
-    to) of each launch; "label" (what messages call the run) and "stored" (name of a file for what the programs stored).
+    inputs, which is not changed) instead of "buffers"; "work" of each launch (a LaunchWork); "label" (what messages
+    call the run) and "stored" (name of a file for what the programs stored).
     Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "notes": for each run
-    what it did first of each kind ("load" or "store" out of bounds, "undefined" lanes), as [text, line], "spans": of
-    each run with "programs", how many spans its file has, "stored": of each run, positions of the entry's arguments
-    that something was stored to, whatever it was}.
+    what it did first of each kind ("load" or "store" out of bounds, "undefined" lanes), as [text, line], "stored": of
+    each run, positions of the entry's arguments that something was stored to, whatever it was}; and for each run with
+    "programs" "spans": how many spans its file has, "unknown": whether they may have stored more than that.
     Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
     execute.
     """
@@ -63,6 +63,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     left_out: list[int] = []
     notes: list[dict[str, list]] = []
     spans: list[int] = []
+    unknown: list[bool] = []
     stored: list[list[int]] = []
     with Interpreter() as interpreter:
         common = kernels, interpreter, scratch
@@ -77,6 +78,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             if "programs" in run:
                 sampled = _samples(run, *common)
                 spans.append(sampled.leave(scratch / run["stored"]))
+                unknown.append(sampled.unknown)
                 made: _Run = sampled
             else:
                 made = _Run(run, *common)
@@ -85,7 +87,14 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             orders.append(made.orders_to_try())
             notes.append(made.notes)
             stored.append(sorted(interpreter.builder.stored))
-    return {"programs": count, "left_out": left_out, "notes": notes, "spans": spans, "stored": stored}
+    return {
+        "programs": count,
+        "left_out": left_out,
+        "notes": notes,
+        "spans": spans,
+        "unknown": unknown,
+        "stored": stored,
+    }
 
 
 class _Run:
@@ -200,6 +209,7 @@ class _SampledRun(_Run):
     """An execution of some programs of each launch, on memory of its own."""
 
     conflicts: Validity
+    unknown = False  # whether the programs may have stored more than `leave` tells
 
     def __init__(
         self,
@@ -212,7 +222,7 @@ class _SampledRun(_Run):
         """numbers: the programs of each launch."""
         super().__init__(run, kernels, interpreter, scratch)
         self._numbers = iter(numbers)
-        self._stores, self._label = iter(run["stores"]), run["label"]
+        self._work, self._label = iter(run["work"]), run["label"]
         self.grids = [launch.configs[c].grid for launch, c in zip(self.plan.launches, self.choice, strict=True)]
 
     def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
@@ -234,7 +244,7 @@ class _SampledRun(_Run):
         config = launch.configs[choice]
         self._chosen = next(self._numbers)
         everything = len(self._chosen) == math.prod(config.grid)
-        self.conflicts.expect(set(next(self._stores)), everything)
+        self.conflicts.expect(set(next(self._work)["written"]), everything)
         try:
             return super()._launch(launch, choice)
         except JobError as error:
@@ -258,6 +268,7 @@ class _SampledRun(_Run):
                 room -= ROW_BYTES + end - start
                 if room >= 0:
                     rows.append((number, start, end))
+        self.unknown = bool(self.conflicts.missing) or room < 0
         with open(path, "wb") as file:
             file.write(np.array(rows, np.int64).tobytes())
             for _, start, end in rows:

@@ -1,9 +1,11 @@
 """Verification at full size without a GPU: a few programs of every launch, on real inputs, against the reference.
 
-A case is executed as a whole only at its size for a CPU.  At its full size some programs of each launch are executed,
-drawn by a key that the candidate does not know, and what they store in the outputs is compared with the float64
-reference there (`fitness.verification.slices`).  So branches on sizes, second turns of loops, indices that overflow and
-kernels that are launched at large sizes only are seen.
+A case is executed as a whole only at its size for a CPU.  At its full size some elements of each output are drawn, by a
+key that the candidate does not know.  The programs that store them are executed, as far as it is known which they are
+(`fitness.estimation.stores`); of other launches some programs are drawn.  All that they store in the outputs is
+compared with the float64 reference (`fitness.verification.slices`), and so are drawn elements that no program stores.
+So branches on sizes, second turns of loops, indices that overflow, elements that nobody writes and kernels that are
+launched at large sizes only are seen.
 
 Not compared: what depends on programs that are not executed (`fitness.verification.validity`), such as sums by atomics;
 outputs along whose axes the reference cannot be cut, if the whole of it takes too long; plans with operators of
@@ -15,9 +17,9 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +27,10 @@ import torch
 from evo.errors import EvoError
 from evo.records import Case, Verdict
 from fitness import oracle
+from fitness.estimation.stores import Grid
 from fitness.estimation.trace import LaunchWork
 from fitness.memory import DTYPES, Layout
-from fitness.plan import ITEMSIZE, Launch, LaunchPlan, Op, PlanError, TensorRef, to_json
+from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, PlanError, TensorRef, to_json
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.scratch import LeftError, opened
@@ -40,11 +43,13 @@ from fitness.verification.verify import Executable, check_accesses, check_stores
 INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept for as long as the task is searched
 MEMORY_BYTES = 1 << 31  # of all buffers of a plan
 FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never written: any plan can be mapped on it
-PLACES = 6  # in a grid, drawn once a run: what the reference gives there is computed once
-ROUNDS = 4  # programs of a launch, at most
+PLACES = 6  # drawn once a run: what the reference gives there is computed once
+DIMENSIONS = 8  # of an output that have places of their own
+TURNS = 4  # elements of an output, or programs of a launch, that are looked at
 ALL = 4  # a launch of so few programs is executed as a whole
-# What the programs of a candidate may cost together (`LaunchWork.cost`); the first program of each case may cost more.
-COST, FIRST_COST = 12_000, 60_000
+# What the programs of a candidate may cost together (`LaunchWork.cost`): those of the first turns, and all.
+FIRST_TURNS, FIRST_COST, COST = 2, 30_000, 8_000
+TRIES = 8  # each time with half of the elements, until the reference can be borne
 ELEMENTS = 4096  # of an output, compared of one program
 
 
@@ -53,18 +58,39 @@ class _FullCase:
     """A case whose inputs are kept: in memory for the reference, in a file for jobs."""
 
     case: Case
+    variant: str  # of the inputs
     arguments: tuple[Any, ...]
     file: Path
 
 
+class _Element(NamedTuple):
+    """An element of an output: its index, its first byte in the buffer, and the one launch that writes to that."""
+
+    output: int
+    at: tuple[int, ...]
+    byte: int
+    launch: int
+
+
 @dataclass(frozen=True)
 class _Sample:
-    """Programs of each launch of a case's plan, as numbers (x fastest)."""
+    """What is executed of a case: programs of each launch by their numbers (x fastest), for these elements."""
 
     full: _FullCase
     plan: LaunchPlan
     choice: list[int]
-    programs: list[list[int]] = field(default_factory=list)
+    work: Sequence[LaunchWork]
+    outputs: Sequence[TensorRef]  # returned tensors in order, then written arguments
+    programs: list[set[int]]
+    elements: list[_Element] = field(default_factory=list)
+
+    @property
+    def grids(self) -> list[Grid]:
+        return [launch.configs[c].grid for launch, c in zip(self.plan.launches, self.choice, strict=True)]
+
+    def __str__(self) -> str:
+        inputs = "" if self.full.variant == "normal" else f", inputs {self.full.variant!r}"
+        return f"case {self.full.case.name} ({self.full.case.role}) at its full size{inputs}"
 
 
 class Sampled:
@@ -75,7 +101,7 @@ class Sampled:
         self._task, self._zygote, self._folder = task, zygote, folder
         self._key = oracle.key_of(secret)
         random = np.random.Generator(np.random.PCG64(self._key))
-        self._places = random.random(PLACES).tolist()
+        self._places = random.random((PLACES, 1 + DIMENSIONS))  # of a program in its grid, of an element in its output
         self._slices = Slices(task) if task.reference is not None else None
         self._cases: list[_FullCase] = []
         self._stored_by_seed: set[int] = set()  # arguments
@@ -87,14 +113,16 @@ class Sampled:
         """Draws the inputs.  Cases at which the seed kernel itself does not pass are left out."""
         if self._slices is None:
             return
-        for number, case in enumerate(self._task.cases):
-            full = self._full(case, seed.plans[case.name], number)
-            if full is None:
-                self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
-            elif why := self._failure(full, seed, work, scratch, limits):
-                self.left_out[case.name] = why
-            else:
-                self._cases.append(full)
+        for case in self._task.cases:
+            # Some mistakes show on large numbers alone; holdout cases are mostly small.
+            for variant in ("normal", "large") if case.role == "holdout" and self._task.stress else ("normal",):
+                full = self._full(case, variant, seed.plans[case.name])
+                if full is None:
+                    self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
+                elif why := self._failure(full, seed, work, scratch, limits):
+                    self.left_out[full.file.name] = why
+                else:
+                    self._cases.append(full)
 
     def check(
         self, candidate: Executable, work: Mapping[str, Sequence[LaunchWork]], key: str, scratch: Path, limits: Limits
@@ -104,24 +132,24 @@ class Sampled:
         work: of each launch, by case; key: draws which programs.
         """
         random = np.random.Generator(np.random.PCG64(oracle.key_of(f"{self._key}:{key}")))
-        self._execute(self._drawn(self._cases, candidate, work, random), candidate, work, random, scratch, limits)
+        self._execute(self._drawn(self._cases, candidate, work, random), candidate, random, scratch, limits)
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
-    def _full(self, case: Case, plan: LaunchPlan, number: int) -> _FullCase | None:
+    def _full(self, case: Case, variant: str, plan: LaunchPlan) -> _FullCase | None:
         """The case with its inputs, None if they are too large."""
         inputs = [b for b in plan.buffers if b.input is not None]
         if sum(b.nbytes for b in inputs) > INPUT_BYTES:
             return None
-        arguments = oracle.make_inputs(self._task, case, self._key)
+        arguments = oracle.make_inputs(self._task, case, self._key, variant)
         layout = Layout(LaunchPlan(tuple(inputs), plan.inputs, (), "none", ()))
-        file = self._folder / f"inputs-{number}"
+        file = self._folder / f"{self._task.cases.index(case)}-{variant}"
         with open(file, "wb+") as opened:
             opened.truncate(FILE_BYTES)
             with mmap.mmap(opened.fileno(), layout.total) as memory:
                 layout.poison(memory)
                 layout.write_inputs(memory, arguments)
-        return _FullCase(case, arguments, file)
+        return _FullCase(case, variant, arguments, file)
 
     def _failure(
         self,
@@ -134,7 +162,7 @@ class Sampled:
         """Why the seed kernel does not pass, "" if it does."""
         random = np.random.Generator(np.random.PCG64(self._key))
         try:
-            self._execute(self._drawn([full], seed, work, random), seed, work, random, scratch, limits)
+            self._execute(self._drawn([full], seed, work, random), seed, random, scratch, limits)
         except (Stop, EvoError) as error:
             return str(error)
         return ""
@@ -148,34 +176,27 @@ class Sampled:
         work: Mapping[str, Sequence[LaunchWork]],
         random: np.random.Generator,
     ) -> list[_Sample]:
-        """Programs for each case: the last one, the first one and others, in an order that is drawn, while they cost
-        little.
-        """
+        """Elements and programs for each case: the last ones, and drawn ones in turn while they cost little."""
         samples = []
         for full in cases:
             name = full.case.name
-            plan = candidate.plans[name]
+            plan, choice = candidate.plans[name], list(candidate.choices[name])
             if _can_be_sampled(plan):
-                samples.append(_Sample(full, plan, list(candidate.choices[name])))
-        places = {id(s): self._order(random) for s in samples}
-        rounds: dict[int, list[float]] = {id(s): [] for s in samples}
+                outputs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(self._task.written))]
+                samples.append(_Sample(full, plan, choice, work[name], outputs, [set() for _ in plan.launches]))
         spent = 0.0
-        for turn in range(ROUNDS):
+        for turn in range(TURNS):
             for i in random.permutation(len(samples)):
-                sample = samples[i]
-                cost = _cost(sample.plan, sample.choice, work[sample.full.case.name])
-                if spent + cost <= (FIRST_COST if turn == 0 else COST):
-                    spent += cost
-                    rounds[id(sample)].append(places[id(sample)][turn])
-        for sample in samples:
-            sample.programs.extend(_programs(sample.plan, sample.choice, rounds[id(sample)]))
-        return [s for s in samples if rounds[id(s)]]
+                spent += _add(
+                    samples[i], self._place(turn, random), (FIRST_COST if turn < FIRST_TURNS else COST) - spent
+                )
+        return [sample for sample in samples if any(sample.programs)]
 
-    def _order(self, random: np.random.Generator) -> list[float]:
-        """Places in a grid, from 0 to 1: the last program comes first or second."""
-        drawn = [self._places[i] for i in random.permutation(PLACES)]
-        first = [1.0, drawn[0]] if random.random() < 0.5 else [drawn[0], 1.0]
-        return [*first, 0.0, drawn[1]]
+    def _place(self, turn: int, random: np.random.Generator) -> np.ndarray:
+        """(1 + DIMENSIONS,) from 0 to 1, of a program in its grid and of an element along each dimension."""
+        if turn % 2:
+            return self._places[random.integers(PLACES)]
+        return np.full(1 + DIMENSIONS, 1.0 if turn == 0 else 0.0)
 
     # --- execution ---------------------------------------------------------------------------------------------------
 
@@ -183,7 +204,6 @@ class Sampled:
         self,
         samples: Sequence[_Sample],
         candidate: Executable,
-        work: Mapping[str, Sequence[LaunchWork]],
         random: np.random.Generator,
         scratch: Path,
         limits: Limits,
@@ -193,59 +213,139 @@ class Sampled:
         payload = {
             "source": candidate.source,
             "constants": dict(candidate.constants),
-            "runs": [self._payload(s, work, f"stored-{i}") for i, s in enumerate(samples)],
+            "runs": [self._payload(s, f"stored-{i}") for i, s in enumerate(samples)],
         }
         done = self._zygote.run("interpret", payload, scratch=scratch, limits=limits, shared=self._folder)
         value = expect_ok("verify", done)
         for i, sample in enumerate(samples):
-            where = _where(sample)
-            check_accesses(where, value["notes"][i])
+            check_accesses(sample, value["notes"][i])
             stored = set(value["stored"][i])
             if candidate.source == self._task.seed_source:
                 self._stored_by_seed |= stored
-            check_stores(self._task, where, stored, self._stored_by_seed)
+            check_stores(self._task, sample, stored, self._stored_by_seed)
             try:
                 left = _left(scratch / f"stored-{i}", value["spans"][i])
             except LeftError as error:
-                raise Stop("verify", Verdict.RUNTIME_ERROR, f"{where}: its results were replaced: {error}") from error
-            self._compare(sample, left, random, where)
+                raise Stop("verify", Verdict.RUNTIME_ERROR, f"{sample}: its results were replaced: {error}") from error
+            self._compare(sample, left, random)
+            if not value["unknown"][i]:
+                self._compare_unwritten(sample, left, random)
 
-    def _payload(self, sample: _Sample, work: Mapping[str, Sequence[LaunchWork]], name: str) -> dict[str, Any]:
+    def _payload(self, sample: _Sample, name: str) -> dict[str, Any]:
         try:
             Layout(sample.plan).checked_inputs(sample.full.arguments)
         except PlanError as error:
-            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{_where(sample)}: {error}") from error
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{sample}: {error}") from error
         return {
             "plan": to_json(sample.plan),
             "choice": sample.choice,
             "inputs": str(sample.full.file),
-            "programs": sample.programs,
-            "costs": [launch.cost for launch in work[sample.full.case.name]],
-            "stores": [launch.written for launch in work[sample.full.case.name]],
+            "programs": [sorted(numbers) for numbers in sample.programs],
+            "work": [asdict(launch) for launch in sample.work],
             "stored": name,
-            "label": _where(sample),
+            "label": str(sample),
         }
 
-    def _compare(self, sample: _Sample, left: _Left, random: np.random.Generator, where: str) -> None:
-        assert self._slices is not None
-        plan, full = sample.plan, sample.full
-        layout = Layout(plan)
-        refs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(self._task.written))]
+    def _compare(self, sample: _Sample, left: _Left, random: np.random.Generator) -> None:
+        """Raises Stop if something that was stored is not what is expected there."""
+        layout = Layout(sample.plan)
         for program in left.programs:
-            for output, ref in enumerate(refs):
-                at, values = _elements(ref, *left.within(program, layout, ref.buffer))
-                chosen = _fewer(at, random, [axis.dim for axis in self._slices.axes[output]])
-                if not chosen.size:
-                    continue
-                part = self._slices.expected(full.case, full.arguments, output, ref.shape, at[chosen], random)
-                if part is not None and (wrong := _wrong(ref, part, at[chosen], values[chosen])):
-                    label = f"output {output}" if len(refs) > 1 else "output"
-                    raise Stop("verify", Verdict.WRONG, f"{where}: {label} is wrong at {wrong}")
+            for output, ref in enumerate(sample.outputs):
+                at, values = _elements(ref, *left.within(layout, ref.buffer, program))
+                self._compare_elements(sample, output, at, values, random)
+
+    def _compare_unwritten(self, sample: _Sample, left: _Left, random: np.random.Generator) -> None:
+        """Raises Stop if a drawn element is stored by nobody, and is not what was there before."""
+        layout = Layout(sample.plan)
+        for element in sample.elements:
+            ref = sample.outputs[element.output]
+            if element.byte in left.within(layout, ref.buffer)[0]:
+                continue
+            before = _before(sample, element)
+            if before is None:
+                label = self._label(sample, element.output)
+                raise Stop("verify", Verdict.WRONG, f"{sample}: no program writes {label} at {element.at}")
+            values = before.contiguous().view(torch.uint8).numpy().reshape(1, -1)
+            self._compare_elements(sample, element.output, np.array([element.at]), values, random)
+
+    def _compare_elements(
+        self, sample: _Sample, output: int, at: np.ndarray, values: np.ndarray, random: np.random.Generator
+    ) -> None:
+        assert self._slices is not None
+        full, ref = sample.full, sample.outputs[output]
+        dims = [axis.dim for axis in self._slices.axes[output]]
+        chosen, most = _fewer(at, random, dims, ELEMENTS), ELEMENTS
+        for _ in range(TRIES):
+            if not chosen.size:
+                return
+            part = self._slices.expected(
+                full.case, full.file.name, full.arguments, output, ref.shape, at[chosen], random
+            )
+            if part is not None:
+                if wrong := _wrong(ref, part, at[chosen], values[chosen]):
+                    label = self._label(sample, output)
+                    raise Stop("verify", Verdict.WRONG, f"{sample}: {label} is wrong at {wrong}")
+                return
+            most //= 2
+            chosen = _fewer(at, random, dims, most)
+
+    def _label(self, sample: _Sample, output: int) -> str:
+        """What a message calls an output."""
+        returned = len(sample.plan.outputs)
+        if output >= returned:
+            return f"output {self._task.writes[output - returned]!r}"
+        return f"output {output}" if len(sample.outputs) > 1 else "output"
 
 
-def _where(sample: _Sample) -> str:
-    """What messages call the execution."""
-    return f"case {sample.full.case.name} ({sample.full.case.role}) at its full size"
+def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
+    """Adds an element of each output, and programs, at a place, unless they cost more than `room`; what they cost."""
+    programs: list[set[int]] = [set() for _ in sample.programs]
+    elements = []
+    known = set()  # launches of which it is known who stores the elements
+    for output, ref in enumerate(sample.outputs):
+        writers = [i for i, launch in enumerate(sample.work) if ref.buffer in launch.written]
+        block = sample.work[writers[0]].block(ref.buffer) if len(writers) == 1 else None
+        if block is None or not ref.numel or not _written_last(sample, writers[0], ref.buffer):
+            continue
+        at = tuple(min(n - 1, int(place[1 + dim % DIMENSIONS] * n)) for dim, n in enumerate(ref.shape))
+        byte = (ref.offset + sum(i * s for i, s in zip(at, ref.strides, strict=True))) * ITEMSIZE[ref.dtype]
+        number = block.program_at(byte, sample.grids[writers[0]])
+        elements.append(_Element(output, at, byte, writers[0]))
+        programs[writers[0]] |= set() if number is None else {number}
+        known.add(writers[0])
+    for i, grid in enumerate(sample.grids):
+        size = math.prod(grid)
+        if size <= ALL:
+            programs[i] = set(range(size))
+        elif i not in known:
+            programs[i].add(min(size - 1, int(place[0] * size)))
+    new = [numbers - before for numbers, before in zip(programs, sample.programs, strict=True)]
+    cost = math.fsum(launch.cost * len(numbers) for launch, numbers in zip(sample.work, new, strict=True))
+    if cost > room:
+        return 0.0
+    for numbers, more in zip(sample.programs, new, strict=True):
+        numbers |= more
+    sample.elements.extend(elements)
+    return cost
+
+
+def _written_last(sample: _Sample, launch: int, buffer: int) -> bool:
+    """Whether no other step writes to the buffer after this launch."""
+    steps = sample.plan.steps
+    at = [i for i, step in enumerate(steps) if isinstance(step, Launch)][launch]
+    return not any(isinstance(step, (Fill, Copy)) and step.dst.buffer == buffer for step in steps[at:])
+
+
+def _before(sample: _Sample, element: _Element) -> torch.Tensor | None:
+    """What an element holds if no program stores it, as a tensor of no dimension; None if nothing wrote it."""
+    ref = sample.outputs[element.output]
+    steps = sample.plan.steps
+    owner = sample.plan.buffers[ref.buffer].input
+    found = None if owner is None else sample.full.arguments[owner][element.at]
+    for step in steps:
+        if isinstance(step, Fill) and step.dst.buffer == ref.buffer:
+            found = torch.tensor(step.value).to(DTYPES[ref.dtype])
+    return found
 
 
 def _can_be_sampled(plan: LaunchPlan) -> bool:
@@ -257,26 +357,6 @@ def _can_be_sampled(plan: LaunchPlan) -> bool:
         and Layout(plan).total <= MEMORY_BYTES
         and not any(isinstance(step, Op) for step in plan.steps)
     )
-
-
-def _grids(plan: LaunchPlan, choice: Sequence[int]) -> list[int]:
-    """Programs of each launch."""
-    launches = (step for step in plan.steps if isinstance(step, Launch))
-    return [math.prod(launch.configs[c].grid) for launch, c in zip(launches, choice, strict=True)]
-
-
-def _cost(plan: LaunchPlan, choice: Sequence[int], work: Sequence[LaunchWork]) -> float:
-    """Of one program of each launch, or of all if they are few."""
-    sizes = _grids(plan, choice)
-    return sum(launch.cost * (size if size <= ALL else 1) for size, launch in zip(sizes, work, strict=True))
-
-
-def _programs(plan: LaunchPlan, choice: Sequence[int], places: Sequence[float]) -> list[list[int]]:
-    """The programs at these places of each grid; the same numbers in grids of the same size."""
-    return [
-        list(range(size)) if size <= ALL else sorted({min(size - 1, int(place * size)) for place in places})
-        for size in _grids(plan, choice)
-    ]
 
 
 # --- what a job left -------------------------------------------------------------------------------------------------
@@ -293,12 +373,13 @@ class _Left:
     def programs(self) -> list[int]:
         return np.unique(self.spans[:, 0]).tolist()
 
-    def within(self, program: int, layout: Layout, buffer: int) -> tuple[np.ndarray, np.ndarray]:
-        """(offsets in the buffer, values) of the bytes that a program stored there."""
+    def within(self, layout: Layout, buffer: int, program: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(offsets in the buffer, values) of the bytes that a program, or any, stored there."""
         start = layout.offsets[buffer]
         ends = np.cumsum(self.spans[:, 2] - self.spans[:, 1])
         end = start + layout.plan.buffers[buffer].nbytes
-        mine = (self.spans[:, 0] == program) & (self.spans[:, 1] >= start) & (self.spans[:, 2] <= end)
+        mine = (self.spans[:, 1] >= start) & (self.spans[:, 2] <= end)
+        mine &= program is None or self.spans[:, 0] == program
         rows = np.flatnonzero(mine)
         if not rows.size:
             return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -342,17 +423,17 @@ def _elements(ref: TensorRef, offsets: np.ndarray, values: np.ndarray) -> tuple[
     return at[inside], sorted_values[starts[:, None] + np.arange(size)]
 
 
-def _fewer(at: np.ndarray, random: np.random.Generator, dims: Sequence[int]) -> np.ndarray:
-    """Which of the elements are compared: a part of their indices along each separable axis, ELEMENTS at most."""
+def _fewer(at: np.ndarray, random: np.random.Generator, dims: Sequence[int], most: int) -> np.ndarray:
+    """Which of the elements are compared: a part of their indices along the separable dimensions, `most` at most."""
     chosen = np.arange(len(at))
     while chosen.size:
         used = {dim: np.unique(at[chosen, dim]) for dim in dims}
-        if math.prod(len(u) for u in used.values()) <= ELEMENTS:
+        if math.prod(len(u) for u in used.values()) <= most:
             break
         longest = max(used, key=lambda dim: len(used[dim]))
         kept = random.choice(used[longest], len(used[longest]) // 2, replace=False)
         chosen = chosen[np.isin(at[chosen, longest], kept)]
-    return chosen if chosen.size <= ELEMENTS else random.choice(chosen, ELEMENTS, replace=False)
+    return chosen if chosen.size <= most else random.choice(chosen, most, replace=False)
 
 
 def _wrong(ref: TensorRef, part: Part, at: np.ndarray, values: np.ndarray) -> str | None:

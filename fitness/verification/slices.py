@@ -29,7 +29,7 @@ from fitness.verification.stretched import costs_little
 TRIES = 2  # inputs on which an axis must prove to be separable
 AGREE = 1e-9  # relative difference that the order of a float64 summation may make
 # Of one execution of the reference: elements of all tensors that are made, and floating-point operations.
-ELEMENTS, FLOPS = 1 << 27, 1 << 32
+ELEMENTS, FLOPS = 1 << 28, 1 << 32
 LITTLE = 1 << 20  # elements of the arguments of a reference that decides by values, whose costs cannot be foreseen
 # Output elements a slice has at least, if its axes are that long: the error of a single one says little of a budget.
 LEAST = 256
@@ -74,6 +74,7 @@ class Slices:
     def expected(
         self,
         case: Case,
+        inputs: str,
         arguments: Sequence[Any],
         output: int,
         shape: Sequence[int],
@@ -82,11 +83,11 @@ class Slices:
     ) -> Part | None:
         """What the output of this shape holds at the indices `at` (elements, dimensions), for these arguments.
 
-        None if that takes the reference too long, or the reference is not finite there.
+        inputs: names the arguments.  None if it takes the reference too long, or the reference is not finite there.
         """
         axes = self.axes[output] if output < len(self.axes) else ()
         chosen = {axis.name: np.unique(at[:, axis.dim]) for axis in axes}
-        found = self._computed(case, arguments, output, axes, _padded(axes, shape, chosen, random))
+        found = self._computed(case, inputs, arguments, output, axes, _padded(axes, shape, chosen, random))
         if found is None:
             return None
         whole, budget, indices = found
@@ -98,13 +99,14 @@ class Slices:
     def _computed(
         self,
         case: Case,
+        inputs: str,
         arguments: Sequence[Any],
         output: int,
         axes: Sequence[Axis],
         indices: Mapping[str, np.ndarray],
     ) -> tuple[torch.Tensor, oracle.Budget | None, Mapping[str, np.ndarray]] | None:
         """The slice of the output at these indices, its budget, and the indices; kept for the next who asks."""
-        key = hashlib.sha256(f"{case.name}:{output}".encode())
+        key = hashlib.sha256(f"{inputs}:{output}".encode())
         for axis in axes:
             key.update(indices[axis.name].tobytes() + b";")
         with self._lock:  # one after the other: each takes all cores and much memory

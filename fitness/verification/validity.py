@@ -147,6 +147,10 @@ class Validity:
         """The buffer that lies at or before an offset in the memory."""
         return bisect_right(self._offsets, offset) - 1
 
+    def offset_of(self, buffer: int) -> int:
+        """Where a buffer begins in the memory."""
+        return self._offsets[buffer]
+
     def kept(self, stored: Sequence[Elements]) -> list[Elements]:
         """What of it is still valid."""
         found = []

@@ -1,0 +1,90 @@
+"""Where the programs of a launch store, for kernels whose programs all store one block, moved with the program.
+
+Most kernels do: the block lies a fixed distance further on for each step along an axis of the grid.  All programs that
+are traced must agree.  Then it is known which program stores an element, without executing any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fitness.estimation.spans import Spans
+
+Grid = tuple[int, int, int]
+MOST_INTERVALS = 1 << 14  # of a block
+MOST_GRID = 1 << 21  # programs of a grid that is searched
+
+
+@dataclass(frozen=True)
+class StoreBlock:
+    """What each program of a launch stores in one buffer.
+
+    starts, ends: intervals of bytes of the buffer that the first program stores, sorted and disjoint; shifts: bytes by
+    which the next program along x, y and z stores further on.
+    """
+
+    buffer: int
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    shifts: tuple[int, int, int]
+
+    def program_at(self, byte: int, grid: Grid) -> int | None:
+        """The number (x fastest) of the first program whose block has this byte of the buffer; None if none has."""
+        starts, ends = np.array(self.starts), np.array(self.ends)
+        at = byte - self._moved(grid)
+        index = np.searchsorted(starts, at, side="right") - 1
+        hits = np.flatnonzero((index >= 0) & (at < ends[index]))
+        return int(hits[0]) if hits.size else None
+
+    def of(self, number: int, grid: Grid) -> Spans:
+        """What the program of this number stores, unless a mask leaves out some of it."""
+        move = sum(s * i for s, i in zip(self.shifts, position(number, grid), strict=True))
+        return Spans(np.array(self.starts, np.int64) + move, np.array(self.ends, np.int64) + move)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> StoreBlock:
+        return cls(raw["buffer"], *(tuple(raw[name]) for name in ("starts", "ends", "shifts")))
+
+    def _moved(self, grid: Grid) -> np.ndarray:
+        """By how many bytes each program's block is moved, in order of their numbers."""
+        x, y, z = (shift * np.arange(size, dtype=np.int64) for shift, size in zip(self.shifts, grid, strict=True))
+        return (x + (y[:, None] + z[:, None, None])).reshape(-1)
+
+
+def position(number: int, grid: Grid) -> tuple[int, int, int]:
+    """The program of a number, x fastest."""
+    return number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1]
+
+
+def corners(grid: Grid) -> set[int]:
+    """The first program and its neighbour along each axis, which show how a block moves."""
+    steps = (1, grid[0], grid[0] * grid[1])
+    return {0} | {step for size, step in zip(grid, steps, strict=True) if size > 1}
+
+
+def block_of(buffer: int, grid: Grid, stored: Mapping[int, Spans]) -> StoreBlock | None:
+    """The block that the first program stores in a buffer, None if another one stores more than that block, moved.
+
+    stored: by number of the program, `corners` among them.  A program may store a part of its block, as the last ones
+    along an axis do.
+    """
+    first = stored[0]
+    if not 0 < first.starts.size <= MOST_INTERVALS or math.prod(grid) > MOST_GRID:
+        return None
+    shifts: list[int] = []
+    for size, step in zip(grid, (1, grid[0], grid[0] * grid[1]), strict=True):
+        if size > 1 and not stored[step].starts.size:
+            return None
+        shifts.append(int(stored[step].starts[0] - first.starts[0]) if size > 1 else 0)
+    starts, ends = tuple(first.starts.tolist()), tuple(first.ends.tolist())
+    block = StoreBlock(buffer, starts, ends, (shifts[0], shifts[1], shifts[2]))
+    for number, spans in stored.items():
+        expected = block.of(number, grid)
+        if Spans.union((expected, spans)).size != expected.size:
+            return None
+    return block
