@@ -33,7 +33,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop, expect_ok, surviving
 from fitness.task import Task
-from fitness.verification.stretched import stretched
+from fitness.verification.stretched import reduced, stretched
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 # CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
@@ -56,7 +56,7 @@ class Facts:
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     estimates: Estimates = field(default_factory=dict)
-    stretched: tuple[Case, ...] = ()  # beside the task's own, with plans under their names
+    stretched: tuple[Case, ...] = ()  # and reduced: beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -64,10 +64,11 @@ class Facts:
 class Recorder:
     """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
 
-    `measured`: for candidates that a GPU judges.  All cases are recorded and compiled at the target's sizes then (the
-    tune cases first: `complete`), the machine code is kept, and estimates are made only where they are asked for.
-    Otherwise the cases are also recorded at their sizes for a CPU, with stretched ones, and the tune cases are compiled
-    and estimated.
+    All cases are recorded and compiled at the target's sizes, the tune cases first: `complete`.
+
+    `measured`: for candidates that a GPU judges.  The machine code is kept then, and estimates are made only where they
+    are asked for.  Otherwise the cases are also recorded at their sizes for a CPU, with stretched and reduced ones, and
+    the tune cases are estimated.
     """
 
     def __init__(
@@ -119,6 +120,10 @@ class Recorder:
         with scratch_folder(self._root) as scratch, surviving("compile"):
             self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
         whole.seconds["compile"] += time.perf_counter() - begin
+        if whole.estimates and whole.left_out != facts.left_out:  # made for configurations of which some are gone
+            whole.choices, whole.estimates = {}, {}
+            with scratch_folder(self._root) as scratch, surviving("estimate"):
+                self._estimate(source, whole, scratch)
         return whole
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
@@ -169,10 +174,11 @@ class Recorder:
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
     def _stretched_of_seed(self) -> tuple[Case, ...]:
-        """The sizes with long loops at which the seed can be recorded."""
+        """The sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
             if self._stretched is None:
-                self._stretched = tuple(stretched(self.task, self._plan_of_seed))
+                found = (*stretched(self.task, self._plan_of_seed), *reduced(self.task, self._plan_of_seed))
+                self._stretched = found
             return self._stretched
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
@@ -189,12 +195,11 @@ class Recorder:
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, in what is timed."""
         if source == self.task.seed_source:
-            self._build(source, facts, scratch, cases=self._recorded() if self._measured else self._tune())
+            self._build(source, facts, scratch, cases=self._at_target())
             self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
             return
         self._compile_cases(source, facts, scratch, self._tune(), label="build")
-        if self._measured:
-            facts.unbuilt = tuple(name for name in self._recorded() if name not in facts.builds)
+        facts.unbuilt = tuple(name for name in self._at_target() if name not in facts.builds)
 
     def _compile_cases(self, source: str, facts: Facts, scratch: Path, cases: Sequence[str], *, label: str) -> None:
         """Raises Stop also where one takes far longer than the seed."""
@@ -320,7 +325,11 @@ class Recorder:
 
     def _recorded(self) -> list[str]:
         """Names of the calls that are recorded."""
-        return [name for name in self._calls.described() if not (self._measured and name.endswith(CPU))]
+        return self._at_target() if self._measured else list(self._calls.described())
+
+    def _at_target(self) -> list[str]:
+        """Names of the calls at the target's sizes."""
+        return [case.name for case in self.task.cases]
 
     def _tune(self) -> list[str]:
         return [case.name for case in self._calls.tune]

@@ -4,12 +4,14 @@ At the sizes for a CPU a loop over blocks mostly takes a single turn, and what i
 a running maximum that rescales nothing, a pointer that is not advanced.  So each axis in turn is as long as the
 interpreter can bear, beside the least sizes of all others: at least two where it bears that too, because what is wrong
 where two axes are counted together is not seen where one of them is a single step.
+
+And sizes of one element: an axis that the task has in odd sizes may have any, so each such axis in turn is reduced to 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from evo.records import Case
 from fitness.calls import quiet
 from fitness.plan import LaunchPlan
-from fitness.task import Task
+from fitness.task import Task, run_reference
 
 SEVERAL = 2  # the least size of an axis beside a long one, where it has such sizes
 SHRINK = 2  # a size that is too much is followed by half of it
@@ -41,10 +43,52 @@ def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[
     return [case for case in found if case is not None]
 
 
+def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Case]:
+    """A case for each axis that can be 1, beside the least sizes of all others; `plan_of` as of `stretched`."""
+    if task.reference is None:
+        return []
+    sizes = _sizes(task)
+    least = {axis: min(found) for axis, found in sizes.items()}
+    cases = [
+        Case(f"reduced to {axis}=1", {**least, axis: 1}, task.cases[0].dtype, "holdout")
+        for axis, found in sizes.items()
+        if _is_general(found)
+    ]
+    return [case for case in cases if _is_meaningful(task, case) and _has_few_programs(plan_of(case))]
+
+
+def is_stretched(task: Task, case: Case) -> bool:
+    """Whether a case that is none of the task's own is longer in an axis, not reduced."""
+    return all(case.axes[axis] >= min(found) for axis, found in _sizes(task).items())
+
+
+def _sizes(task: Task) -> dict[str, list[int]]:
+    """All sizes that the cases have, by axis."""
+    known = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
+    return {axis: [axes[axis] for axes in known if axis in axes] for axis in known[0]}
+
+
+def _is_general(sizes: Sequence[int]) -> bool:
+    """Whether an axis of these sizes has no common divisor or constant value, so that 1 is a size like others."""
+    return min(sizes) > 1 and len(set(sizes)) > 1 and any(size % 2 for size in sizes)
+
+
+def _is_meaningful(task: Task, case: Case) -> bool:
+    """Whether task.py can make inputs and results of this size, which is no larger than any of its cases.
+
+    Not where a result is zero throughout: errors are relative to it, so a right kernel would need all bits right.
+    """
+    try:
+        arguments = task.inputs(case, torch.Generator().manual_seed(0))
+        _, outputs = run_reference(task, arguments, double=True)
+    except Exception:  # it was not written for such a size
+        return False
+    return all(bool(output.any()) for output in outputs if output.is_floating_point())
+
+
 def _by_axis(task: Task) -> Iterator[list[Case]]:
     """The longest size first, odd where the task has odd ones too: the last turn of a loop is a part of one then."""
-    known = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
-    sizes = {axis: [axes[axis] for axes in known if axis in axes] for axis in known[0]}
+    sizes = _sizes(task)
     least = {axis: min(found) for axis, found in sizes.items()}
     several = {axis: max(least[axis], min(SEVERAL, max(found))) for axis, found in sizes.items()}
     for axis, found in sizes.items():
@@ -59,7 +103,11 @@ def _by_axis(task: Task) -> Iterator[list[Case]]:
 
 
 def _bearable(task: Task, case: Case, plan_of: Callable[[Case], LaunchPlan | None]) -> bool:
-    if not _is_little(task, case) or (plan := plan_of(case)) is None:
+    return _is_little(task, case) and _has_few_programs(plan_of(case))
+
+
+def _has_few_programs(plan: LaunchPlan | None) -> bool:
+    if plan is None:
         return False
     return sum(math.prod(max(config.grid for config in launch.configs)) for launch in plan.launches) <= PROGRAMS
 
