@@ -17,7 +17,7 @@ from typing import Any
 
 from evo.records import Case, Finding, Verdict
 from fitness import roofline
-from fitness.calls import CPU, Calls
+from fitness.calls import Calls
 from fitness.compilation import screen
 from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target

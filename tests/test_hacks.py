@@ -58,19 +58,22 @@ def test_no_cheat_is_ok_without_the_gate(evaluators, path):
     assert judge(evaluators, path, use_gate=False).verdict is not Verdict.OK
 
 
+ALL_BLOCKS = """    for at in range(BLOCK, n_cols, BLOCK):
+        x = tl.load(x_ptr + row * stride + at + columns, mask=at + columns < n_cols, other=-float("inf"))
+        top = tl.maximum(top, tl.max(x, axis=0))
+"""
 # What is wrong with a file of the corpus, and what is right instead.
 NEAREST_RIGHT = {
-    "half_accumulator_dot": [("tl.float16)\n    for", "tl.float32)\n    for"), (", acc, out_dtype=tl.float16", ", acc")],
+    "half_accumulator_dot": [
+        ("dtype=tl.float16)\n", "dtype=tl.float32)\n"),
+        (", acc, out_dtype=tl.float16", ", acc"),
+    ],
     "holdout_too_much_shared_memory": [("triton.next_power_of_2(K)", "32")],
     "holdout_not_compiled": [("min(32, K & -K)", "max(16, min(32, K & -K))")],
     "maximum_from_zero": [("other=0.0", 'other=-float("inf")')],
-    "first_block_maximum": [
-        ("    total = tl", "    for at in range(BLOCK, n_cols, BLOCK):\n        v = tl.load(x_ptr + row * stride + at + columns"
-         ', mask=at + columns < n_cols, other=-float("inf"))\n        top = tl.maximum(top, tl.max(v, axis=0))\n'
-         "    total = tl"),
-    ],
+    "first_block_maximum": [("    total = tl", f"{ALL_BLOCKS}    total = tl")],
     "last_pair_shifted": [("tl.minimum(2 * tl.program_id(0), n_rows - 2)", "2 * tl.program_id(0)")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("stem", NEAREST_RIGHT)

@@ -5,7 +5,7 @@ a running maximum that rescales nothing, a pointer that is not advanced.  So eac
 interpreter can bear, beside the least sizes of all others: at least two where it bears that too, because what is wrong
 where two axes are counted together is not seen where one of them is a single step.
 
-And sizes of one element: an axis that the task has in odd sizes may have any, so each such axis in turn is reduced to 1.
+An axis that the task has in odd sizes may have any size, so each such axis in turn is also reduced to one element.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _sizes(task: Task) -> dict[str, list[int]]:
 
 
 def _is_general(sizes: Sequence[int]) -> bool:
-    """Whether an axis of these sizes has no common divisor or constant value, so that 1 is a size like others."""
+    """Whether 1 is a size like these: they differ, and some are odd, so nothing says that all divide by a number."""
     return min(sizes) > 1 and len(set(sizes)) > 1 and any(size % 2 for size in sizes)
 
 
