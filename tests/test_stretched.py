@@ -102,8 +102,8 @@ def test_where_the_seed_says_what_is_right_there_is_none() -> None:
 
 
 ONE = {
-    "attention": "S", "cross_entropy": "M", "gemv_batched": "BMK", "int8_matmul": "MNK", "layer_norm": "MN",
-    "matmul": "MK", "matmul_backward": "MNK", "rms_norm": "MN", "rotary": "SH", "scatter": "MN", "softmax": "MN",
+    "attention": "", "cross_entropy": "M", "gemv_batched": "BMK", "int8_matmul": "MNK", "layer_norm": "MN",
+    "matmul": "MK", "matmul_backward": "MNK", "rms_norm": "MN", "rotary": "SH", "scatter": "RN", "softmax": "MN",
     "vector_sin": "N",
 }  # fmt: skip
 
@@ -139,6 +139,13 @@ def test_axes_with_odd_sizes_are_reduced_to_one_beside_the_least_of_others() -> 
     there = [Case("a", {"M": 5, "N": 4}, cpu_axes={"M": 1, "N": 4})]
     assert ones(dataclasses.replace(SOFTMAX, cases=there)) == {}
     assert ones(dataclasses.replace(SOFTMAX, reference=None)) == {}
+
+
+def test_an_axis_that_is_never_longer_than_another_stays_so() -> None:
+    ordered = [Case("a", {"M": 5, "N": 7}), Case("b", {"M": 3, "N": 4})]
+    assert ones(dataclasses.replace(SOFTMAX, cases=ordered)) == {"M=1": {"M": 1, "N": 4}, "N=1": {"M": 1, "N": 1}}
+    even = [Case("a", {"M": 6, "N": 7}), Case("b", {"M": 2, "N": 4})]
+    assert ones(dataclasses.replace(SOFTMAX, cases=even)) == {}
 
 
 def test_one_is_left_out_where_task_or_seed_cannot_do_it_or_all_results_are_zero() -> None:

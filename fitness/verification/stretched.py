@@ -44,16 +44,22 @@ def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[
 
 
 def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Case]:
-    """A case for each axis that can be 1, beside the least sizes of all others; `plan_of` as of `stretched`."""
+    """A case for each axis that can be 1, beside the least sizes of all others; `plan_of` as of `stretched`.
+
+    Axes that are longer in no case stay so: they are 1 as well, or there is none if they cannot be.
+    """
     if task.reference is None:
         return []
     sizes = _sizes(task)
     least = {axis: min(found) for axis, found in sizes.items()}
-    cases = [
-        Case(f"reduced to {axis}=1", {**least, axis: 1}, task.cases[0].dtype, "holdout")
-        for axis, found in sizes.items()
-        if _is_general(found)
-    ]
+    free = {axis for axis, found in sizes.items() if _is_general(found)}
+    cases = []
+    for axis in sorted(free, key=list(sizes).index):
+        # Which may mean something: so many rows of a table are distinct.
+        never_longer = {a for a, found in sizes.items() if all(s <= t for s, t in zip(found, sizes[axis], strict=True))}
+        ones = dict.fromkeys(never_longer & free, 1)
+        if all({**least, **ones}[a] == 1 for a in never_longer):
+            cases.append(Case(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout"))
     return [case for case in cases if _is_meaningful(task, case) and _has_few_programs(plan_of(case))]
 
 
