@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Candidate, Case, Certificate, Timing
+from evo.records import Candidate, Certificate, Timing
 from fitness.calls import CPU
 from fitness.certification.certify import not_run
 from fitness.compilation.target import Target
@@ -22,6 +22,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop
 from fitness.task import Task
+from fitness.verification.stretched import Added
 from fitness.verification.verify import Executable, Jobs, verify
 
 STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
@@ -43,7 +44,7 @@ class CpuJudge:
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
-        self._stretched: list[Case] = []  # what the seed does right
+        self._stretched: list[Added] = []  # what the seed does right
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
@@ -51,7 +52,7 @@ class CpuJudge:
         self._seed = self._executable(seed, facts) if self._task.reference is None else None
         limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
 
-        def judged(stretched: Sequence[Case]) -> Judged:
+        def judged(stretched: Sequence[Added]) -> Judged:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
 
         self._stretched = list(facts.stretched)
@@ -72,7 +73,7 @@ class CpuJudge:
         """As of every judge."""
         return self._judged(source, facts, key, self._stretched, self.limits)
 
-    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Case], limits: Limits) -> Judged:
+    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Added], limits: Limits) -> Judged:
         """`limits`: for the stretched sizes together."""
         with scratch_folder(self._root) as scratch:
             check = verify(

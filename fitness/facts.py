@@ -33,7 +33,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop, expect_ok, surviving
 from fitness.task import Task
-from fitness.verification.stretched import reduced, stretched
+from fitness.verification.stretched import Added, added
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 # CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
@@ -56,7 +56,7 @@ class Facts:
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     estimates: Estimates = field(default_factory=dict)
-    stretched: tuple[Case, ...] = ()  # and reduced: beside the task's own, with plans under their names
+    stretched: tuple[Added, ...] = ()  # and reduced: beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Recorder:
         self._calls = Calls(task, self._root)
         self._known = KnownBuilds()
         self._seed_s: float | None = None  # what its slowest build took
-        self._stretched: tuple[Case, ...] | None = None
+        self._stretched: tuple[Added, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.RLock()
@@ -173,12 +173,11 @@ class Recorder:
         recorded = steps.record(source, self.task, calls, **self._in(scratch))
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
-    def _stretched_of_seed(self) -> tuple[Case, ...]:
+    def _stretched_of_seed(self) -> tuple[Added, ...]:
         """The sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
             if self._stretched is None:
-                found = (*stretched(self.task, self._plan_of_seed), *reduced(self.task, self._plan_of_seed))
-                self._stretched = found
+                self._stretched = tuple(added(self.task, self._plan_of_seed))
             return self._stretched
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:

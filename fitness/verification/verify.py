@@ -24,7 +24,7 @@ from fitness.scratch import LeftError, scratch_folder
 from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
-from fitness.verification.stretched import is_stretched
+from fitness.verification.stretched import Added
 
 # Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
 # buffers, in each file and in all files of a verification; but no more than MOST, or twice what arguments and outputs
@@ -32,9 +32,6 @@ from fitness.verification.stretched import is_stretched
 TIMES_NEEDED = 8
 SPARE_BYTES, SPARE_TOGETHER = 128 << 20, 1 << 30
 MOST_BYTES, MOST_TOGETHER = 1 << 30, 8 << 30
-
-# The variant for stretched sizes: blocks of a long row differ by more there than an exponential bears.
-LONG_STRESS = "large"
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,10 @@ class Replay:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
 
 
-def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
+def replays(task: Task, stretched: Sequence[Added] = ()) -> list[Replay]:
     """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them.
 
-    Those that are `stretched` or reduced on fresh inputs, and the stretched ones on LONG_STRESS of them too.
+    Those that are `stretched` (or reduced) on their own variant alone.
 
     A kernel whose programs depend on each other's results (a race on the device) differs between the orders, or when no
     program sees what others store (unless they meet in atomics, or the seed kernel says what is right).  Where the
@@ -77,12 +74,11 @@ def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
         poison = by_seed.poison(task, number)
         found += [Replay(case, "normal", order, poison) for order in orders]
         found += [Replay(case, variant, poison=by_seed.poison(task, number + i)) for i, variant in enumerate(stress, 1)]
-    for number, case in enumerate(stretched):
-        poison = by_seed.poison(task, number)
-        found += [Replay(case, "normal", order, poison, stretched=True) for order in orders]
-        if LONG_STRESS in stress and is_stretched(task, case):
-            found.append(Replay(case, LONG_STRESS, poison=poison, stretched=True))
-    return found
+    return found + [
+        Replay(case, case.variant, order, by_seed.poison(task, number), stretched=True)
+        for number, case in enumerate(stretched)
+        for order in orders
+    ]
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ def verify(
     seed: str,
     jobs: Jobs,
     kernel: Executable | None = None,
-    stretched: Sequence[Case] = (),
+    stretched: Sequence[Added] = (),
     stretched_limits: Limits | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
@@ -301,7 +297,7 @@ def _planned(plan: LaunchPlan) -> int:
 _Expectations = list[tuple[Replay, oracle.Expected]]
 
 
-def _expectations(task: Task, stretched: Sequence[Case], key: int) -> _Expectations:
+def _expectations(task: Task, stretched: Sequence[Added], key: int) -> _Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
     every = replays(task, stretched)
     firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
