@@ -170,7 +170,8 @@ class Recorder:
         if not self._measured:
             facts.stretched = self._stretched_of_seed()
             calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
-        recorded = steps.record(source, self.task, calls, **self._in(scratch))
+        added_names = [case.name for case in facts.stretched]
+        recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
     def _stretched_of_seed(self) -> tuple[Added, ...]:

@@ -65,8 +65,8 @@ ALL_BLOCKS = """    for at in range(BLOCK, n_cols, BLOCK):
 # What is wrong with a file of the corpus, and what is right instead.
 NEAREST_RIGHT = {
     "half_accumulator_dot": [
-        ("dtype=tl.float16)\n", "dtype=tl.float32)\n"),
-        (", acc, out_dtype=tl.float16", ", acc"),
+        (" dtype=tl.float16)\n", " dtype=tl.float32)\n"),
+        ("out_dtype=tl.float16", "out_dtype=tl.float32"),
     ],
     "holdout_too_much_shared_memory": [("triton.next_power_of_2(K)", "32")],
     "holdout_not_compiled": [("min(32, K & -K)", "max(16, min(32, K & -K))")],

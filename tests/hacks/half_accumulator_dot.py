@@ -1,7 +1,7 @@
 """task: matmul
 verdict: wrong
 stage: verify
-why: the accumulator of tl.dot is float16: rounded after every instruction, far more often than once a block
+why: the accumulator of tl.dot is of half precision: rounded after every instruction, far more often than once a block
 """
 
 import torch
