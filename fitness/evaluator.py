@@ -71,7 +71,8 @@ class CpuJudge:
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        return self._judged(source, facts, key, self._stretched, self.limits)
+        stretched = [case for case in self._stretched if case in facts.stretched]
+        return self._judged(source, facts, key, stretched, self.limits)
 
     def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Added], limits: Limits) -> Judged:
         """`limits`: for the stretched sizes together."""

@@ -165,11 +165,21 @@ class Recorder:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
     def _record(self, source: str, facts: Facts, scratch: Path) -> None:
+        """What fails at sizes reduced to 1 is recorded without them: it may raise beyond what its task shows."""
+        facts.stretched = () if self._measured else self._stretched_of_seed()
+        needed = tuple(case for case in facts.stretched if not case.reduced)
+        try:
+            self._record_calls(source, facts, scratch)
+        except Stop as stop:
+            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == facts.stretched:
+                raise
+            facts.stretched = needed
+            self._record_calls(source, facts, scratch)
+
+    def _record_calls(self, source: str, facts: Facts, scratch: Path) -> None:
         described = self._calls.described()
         calls = [{"name": name, "args": described[name]} for name in self._recorded()]
-        if not self._measured:
-            facts.stretched = self._stretched_of_seed()
-            calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
+        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
         added_names = [case.name for case in facts.stretched]
         recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers

@@ -252,3 +252,15 @@ def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Pa
         assert given == [STRETCHED_S] * 5 and Limits().cpu_s > STRETCHED_S
         assert evaluator.evaluate(Candidate(RIGHT), seed=1, known={}).verdict is Verdict.OK
         assert given[5:] == [Limits().cpu_s]  # others have all that there is
+
+
+@pytest.mark.parametrize(("least", "verdict"), [(2, Verdict.OK), (101, Verdict.RUNTIME_ERROR)])
+def test_who_raises_at_a_reduced_size_is_not_tried_on_it(tmp_path: Path, least: int, verdict: Verdict) -> None:
+    """Other sizes must be done."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "kernel.py").write_text(RIGHT)
+    with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        evaluator.prepare()
+        careful = RIGHT.replace("    y = torch", f"    assert x.numel() >= {least}\n    y = torch")
+        found = evaluator.evaluate(Candidate(careful), seed=1, known={})
+    assert found.verdict is verdict, found.message

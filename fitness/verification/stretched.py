@@ -42,6 +42,7 @@ class Added(Case):
     """A size that is none of the task's own, and the variant of inputs that it is tried on."""
 
     variant: str = "normal"
+    reduced: bool = False
 
 
 def added(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Added]:
@@ -89,7 +90,7 @@ def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Ad
         never_longer = {a for a, found in sizes.items() if all(s <= t for s, t in zip(found, sizes[axis], strict=True))}
         ones = dict.fromkeys(never_longer & free, 1)
         if all({**least, **ones}[a] == 1 for a in never_longer):
-            cases.append(Added(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout"))
+            cases.append(Added(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout", reduced=True))
     return [case for case in cases if _is_meaningful(task, case) and _has_few_programs(plan_of(case))]
 
 

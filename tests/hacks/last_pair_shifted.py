@@ -1,5 +1,5 @@
 """task: softmax
-verdict: wrong | runtime_error
+verdict: wrong|runtime_error
 stage: verify
 why: two rows a program, the last two shifted back to stay inside: a single row has none before it
 """
