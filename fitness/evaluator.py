@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from evo.errors import EvoError
-from evo.records import Candidate, Case, Certificate, Timing
+from evo.records import Candidate, Certificate, Timing
 from fitness.calls import CPU
 from fitness.certification.certify import not_run
 from fitness.compilation.target import Target
@@ -24,6 +24,7 @@ from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop
 from fitness.task import Task
 from fitness.verification.sampled import Sampled
+from fitness.verification.stretched import Added
 from fitness.verification.verify import Executable, Jobs, verify
 
 STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
@@ -53,7 +54,7 @@ class CpuJudge:
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
-        self._stretched: list[Case] = []  # what the seed does right
+        self._stretched: list[Added] = []  # what the seed does right
         (self._root / "inputs").mkdir()
         self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
         self._stored: set[int] = set()  # arguments that the seed stores to
@@ -64,7 +65,7 @@ class CpuJudge:
         self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
         limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
 
-        def judged(stretched: Sequence[Case]) -> Judged:
+        def judged(stretched: Sequence[Added]) -> Judged:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
 
         found = self._prepared(facts, judged)
@@ -72,7 +73,7 @@ class CpuJudge:
             self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
         return found
 
-    def _prepared(self, facts: Facts, judged: Callable[[Sequence[Case]], Judged]) -> Judged:
+    def _prepared(self, facts: Facts, judged: Callable[[Sequence[Added]], Judged]) -> Judged:
         """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
         self._stretched = list(facts.stretched)
         try:
@@ -90,12 +91,13 @@ class CpuJudge:
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
         """As of every judge."""
-        found = self._judged(source, facts, key, self._stretched, self.limits)
+        stretched = [case for case in self._stretched if case in facts.stretched]
+        found = self._judged(source, facts, key, stretched, self.limits)
         with scratch_folder(self._root) as scratch:
             self._sampled.check(self._full_size(source, facts), facts.work, key, scratch, self.limits)
         return found
 
-    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Case], limits: Limits) -> Judged:
+    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Added], limits: Limits) -> Judged:
         """`limits`: for the stretched sizes together."""
         with scratch_folder(self._root) as scratch:
             check = verify(

@@ -17,7 +17,7 @@ from typing import Any
 
 from evo.records import Case, Finding, Verdict
 from fitness import roofline
-from fitness.calls import CPU, Calls
+from fitness.calls import Calls
 from fitness.compilation import screen
 from fitness.compilation.known import KnownBuilds
 from fitness.compilation.target import Target
@@ -33,7 +33,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.scratch import remove, scratch_folder, scratch_root
 from fitness.stages import Stop, expect_ok, surviving
 from fitness.task import Task
-from fitness.verification.stretched import stretched
+from fitness.verification.stretched import Added, added
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 # CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
@@ -57,7 +57,7 @@ class Facts:
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
     estimates: Estimates = field(default_factory=dict)
-    stretched: tuple[Case, ...] = ()  # beside the task's own, with plans under their names
+    stretched: tuple[Added, ...] = ()  # and reduced: beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -65,10 +65,11 @@ class Facts:
 class Recorder:
     """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
 
-    `measured`: for candidates that a GPU judges.  All cases are recorded and compiled at the target's sizes then (the
-    tune cases first: `complete`), the machine code is kept, and estimates are made only where they are asked for.
-    Otherwise the cases are also recorded at their sizes for a CPU, with stretched ones, and the tune cases are compiled
-    and estimated.
+    All cases are recorded and compiled at the target's sizes, the tune cases first: `complete`.
+
+    `measured`: for candidates that a GPU judges.  The machine code is kept then, and estimates are made only where they
+    are asked for.  Otherwise the cases are also recorded at their sizes for a CPU, with stretched and reduced ones, and
+    the tune cases are estimated.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Recorder:
         self._calls = Calls(task, self._root)
         self._known = KnownBuilds()
         self._seed_s: float | None = None  # what its slowest build took
-        self._stretched: tuple[Case, ...] | None = None
+        self._stretched: tuple[Added, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.RLock()
@@ -120,6 +121,10 @@ class Recorder:
         with scratch_folder(self._root) as scratch, surviving("compile"):
             self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
         whole.seconds["compile"] += time.perf_counter() - begin
+        if whole.estimates and whole.left_out != facts.left_out:  # made for configurations of which some are gone
+            whole.choices, whole.estimates = {}, {}
+            with scratch_folder(self._root) as scratch, surviving("estimate"):
+                self._estimate(source, whole, scratch)
         return whole
 
     def estimates(self, source: str, facts: Facts) -> Estimates:
@@ -161,19 +166,30 @@ class Recorder:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
     def _record(self, source: str, facts: Facts, scratch: Path) -> None:
+        """What fails at sizes reduced to 1 is recorded without them: it may raise beyond what its task shows."""
+        facts.stretched = () if self._measured else self._stretched_of_seed()
+        needed = tuple(case for case in facts.stretched if not case.reduced)
+        try:
+            self._record_calls(source, facts, scratch)
+        except Stop as stop:
+            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == facts.stretched:
+                raise
+            facts.stretched = needed
+            self._record_calls(source, facts, scratch)
+
+    def _record_calls(self, source: str, facts: Facts, scratch: Path) -> None:
         described = self._calls.described()
         calls = [{"name": name, "args": described[name]} for name in self._recorded()]
-        if not self._measured:
-            facts.stretched = self._stretched_of_seed()
-            calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
-        recorded = steps.record(source, self.task, calls, **self._in(scratch))
+        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
+        added_names = [case.name for case in facts.stretched]
+        recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
-    def _stretched_of_seed(self) -> tuple[Case, ...]:
-        """The sizes with long loops at which the seed can be recorded."""
+    def _stretched_of_seed(self) -> tuple[Added, ...]:
+        """The sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
             if self._stretched is None:
-                self._stretched = tuple(stretched(self.task, self._plan_of_seed))
+                self._stretched = tuple(added(self.task, self._plan_of_seed))
             return self._stretched
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
@@ -190,12 +206,11 @@ class Recorder:
     def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, in what is timed."""
         if source == self.task.seed_source:
-            self._build(source, facts, scratch, cases=self._recorded() if self._measured else self._tune())
+            self._build(source, facts, scratch, cases=self._at_target())
             self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
             return
         self._compile_cases(source, facts, scratch, self._tune(), label="build")
-        if self._measured:
-            facts.unbuilt = tuple(name for name in self._recorded() if name not in facts.builds)
+        facts.unbuilt = tuple(name for name in self._at_target() if name not in facts.builds)
 
     def _compile_cases(self, source: str, facts: Facts, scratch: Path, cases: Sequence[str], *, label: str) -> None:
         """Raises Stop also where one takes far longer than the seed."""
@@ -323,7 +338,11 @@ class Recorder:
 
     def _recorded(self) -> list[str]:
         """Names of the calls that are recorded."""
-        return [name for name in self._calls.described() if not (self._measured and name.endswith(CPU))]
+        return self._at_target() if self._measured else list(self._calls.described())
+
+    def _at_target(self) -> list[str]:
+        """Names of the calls at the target's sizes."""
+        return [case.name for case in self.task.cases]
 
     def _tune(self) -> list[str]:
         return [case.name for case in self._calls.tune]

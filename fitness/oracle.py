@@ -103,6 +103,13 @@ def _few(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(x.shape, generator=generator, device=x.device) < 8 / x.numel()
 
 
+def _negative(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+    """Far below zero, and every other floating input above it: no input, sum or product is near a neutral 0."""
+    size = x.float().abs()
+    away = (size + size.mean()) * _scale(x.dtype)
+    return (-away if position % 2 == 0 else away).to(x.dtype)
+
+
 _STRESS: dict[str, Stress] = {
     "normal": lambda x, position, generator: x,
     "large": _large,
@@ -110,6 +117,7 @@ _STRESS: dict[str, Stress] = {
     "negated": _negated,
     "heavy": _heavy,
     "last_tile": _last_tile,
+    "negative": _negative,
 }
 VARIANTS = tuple(_STRESS)
 

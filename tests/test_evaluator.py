@@ -160,6 +160,29 @@ def test_what_is_not_timed_is_compiled_last_and_for_no_duplicate(tmp_path):
     assert timed.unbuilt == ("odd",) and set(timed.builds) == {"small", "large"} and found.plan_hash == timed.plan_hash
 
 
+def test_without_a_gpu_holdout_cases_are_compiled_too_and_choices_are_among_what_is_left(tmp_path):
+    """One configuration multiplies blocks at the odd size that are larger than the memory shared by a program."""
+    product = """K: tl.constexpr = 16 if N % 2 == 0 or STEP != 2 else 2048
+    i, k = tl.arange(0, 64), tl.arange(0, K)
+    a = tl.load(x + i[:, None] + (k % 16)[None, :]).to(tl.float16)
+    nothing = 0 * tl.sum(tl.dot(a, tl.trans(a)))"""
+    source = CHOOSY.replace("tl.static_assert(N % 2 == 0 or STEP != 2)", product).replace(
+        "v * 2 *", "nothing + v * 2 *"
+    )
+    (tmp_path / "task.py").write_text(sources.TASK.partition("def bytes")[0])  # times do not matter
+    (tmp_path / "kernel.py").write_text(sources.SEED)
+    with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=False)) as recorder:
+        timed = recorder.collect(source)
+        assert set(timed.builds) == {"small", "large"} and timed.unbuilt == ("odd",) and timed.estimates
+        found = recorder.complete(source, timed)
+    assert set(found.builds) == {"small", "large", "odd"} and len(found.left_out) == 1
+    for name, plan in found.plans.items():
+        [launch] = plan.launches
+        assert [config.args["STEP"] for config in launch.configs] == [1, 4]
+        assert found.choices[name][0] < 2
+    assert set(found.estimates) == {"small", "large"} and found.estimates is not timed.estimates
+
+
 PRUNED = """
 import torch
 import triton

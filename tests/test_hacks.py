@@ -56,3 +56,32 @@ GATED = [p for p in CORPUS if header(p).get("stage") == "gate" and header(p).get
 @pytest.mark.parametrize("path", GATED, ids=lambda p: p.stem)
 def test_no_cheat_is_ok_without_the_gate(evaluators, path):
     assert judge(evaluators, path, use_gate=False).verdict is not Verdict.OK
+
+
+ALL_BLOCKS = """    for at in range(BLOCK, n_cols, BLOCK):
+        x = tl.load(x_ptr + row * stride + at + columns, mask=at + columns < n_cols, other=-float("inf"))
+        top = tl.maximum(top, tl.max(x, axis=0))
+"""
+# What is wrong with a file of the corpus, and what is right instead.
+NEAREST_RIGHT = {
+    "half_accumulator_dot": [
+        (" dtype=tl.float16)\n", " dtype=tl.float32)\n"),
+        ("out_dtype=tl.float16", "out_dtype=tl.float32"),
+    ],
+    "holdout_too_much_shared_memory": [("triton.next_power_of_2(K)", "32")],
+    "holdout_not_compiled": [("min(32, K & -K)", "max(16, min(32, K & -K))")],
+    "maximum_from_zero": [("other=0.0", 'other=-float("inf")')],
+    "first_block_maximum": [("    total = tl", f"{ALL_BLOCKS}    total = tl")],
+    "last_pair_shifted": [("tl.minimum(2 * tl.program_id(0), n_rows - 2)", "2 * tl.program_id(0)")],
+}
+
+
+@pytest.mark.parametrize("stem", NEAREST_RIGHT)
+def test_the_nearest_right_kernel_is_ok(evaluators, stem):
+    path = next(path for path in CORPUS if path.stem == stem)
+    source = path.read_text(encoding="utf-8")
+    for wrong, right in NEAREST_RIGHT[stem]:
+        assert source.count(wrong) == 1
+        source = source.replace(wrong, right)
+    evaluation = evaluators(header(path)["task"]).evaluate(Candidate(source), seed=1, known={})
+    assert evaluation.verdict is Verdict.OK, f"{evaluation.stage}: {evaluation.message}"

@@ -119,6 +119,20 @@ def test_dot_accumulates_in_float32_or_exactly(tmp_path, dtype, out, tolerance):
     close(got, 2 * (x.double() @ y.double()), tolerance)
 
 
+@pytest.mark.parametrize(("dtype", "step"), [(torch.float16, 16), (torch.float8_e4m3fn, 32)])
+def test_a_float16_accumulator_is_rounded_after_every_instruction(tmp_path, dtype, step):
+    x, y = (randn(N, N, seed=s).to(dtype) for s in (0, 1))
+    body = DOT.replace("tl.dot(a, b)", "tl.dot(a, b, out_dtype=tl.float16)")
+    got = execute(tmp_path, body, x, y, torch.empty(N, N, dtype=torch.float16))
+    expected = torch.zeros(N, N, dtype=torch.float16)
+    for start in 2 * list(range(0, N, step)):
+        part = x[:, start : start + step].double() @ y[start : start + step].double()
+        expected = (expected.double() + part).half()
+    close(got, expected.double(), 1e-4)
+    once = (x.double() @ y.double()).half()
+    assert not torch.equal(got, (once.double() * 2).half())
+
+
 def test_float32_sums_keep_float32(tmp_path):
     x = torch.full((N,), 1e-8)
     x[0] = 1.0

@@ -76,6 +76,7 @@ def test_variants_do_what_they_say() -> None:
     assert x["large"].std() > 1e3 * std and x["tiny"].std() < 1e-3 * std
     assert (x["tiny"][0] == 0).all() and (x["tiny"][1] != 0).any()
     assert x["heavy"].abs().max() > 4 * x["normal"].abs().max()
+    assert x["negative"].max() < -1e3 * std
     last = x["last_tile"]
     assert last[-1].std() > 4 * std and last[:, -1].std() > 4 * std and last[:-1, :-1].std() < 1.5 * std
 
@@ -108,6 +109,13 @@ def test_negated_flips_every_other_floating_input() -> None:
     ones = replace(TASKS["matmul"], inputs=lambda case, generator: (torch.ones(2), 3, torch.ones(2), 1.0))
     a, n, b, x = make_inputs(ones, SMALL["matmul"], 0, "negated")
     assert (a == -1).all() and (b == 1).all() and (n, x) == (3, 1.0)
+
+
+def test_negative_makes_every_other_floating_input_positive() -> None:
+    values = torch.tensor([-1.0, 0.0, 1.0])
+    given = replace(TASKS["matmul"], inputs=lambda case, generator: (values, 3, values.half(), -1.0))
+    a, n, b, x = make_inputs(given, SMALL["matmul"], 0, "negative")
+    assert (a < -6e3).all() and (b > 10).all() and b.dtype == torch.float16 and (n, x) == (3, -1.0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -16,7 +16,7 @@ from fitness.evaluator import STRETCHED_S, CpuEvaluator
 from fitness.plan import Config, Launch, LaunchPlan
 from fitness.sandbox.jobs import Limits
 from fitness.task import Task, load_task, task_names
-from fitness.verification.stretched import ELEMENTS, FLOPS, PROGRAMS, stretched
+from fitness.verification.stretched import ELEMENTS, FLOPS, PROGRAMS, Added, added, reduced, stretched
 from fitness.verification.verify import replays, verify
 
 SOFTMAX = load_task("softmax")
@@ -97,8 +97,15 @@ def test_no_size_is_stretched_to_less_than_twice_its_own() -> None:
 
 
 def test_where_the_seed_says_what_is_right_there_is_none() -> None:
-    assert sizes(dataclasses.replace(SOFTMAX, reference=None)) == {}
+    assert added(dataclasses.replace(SOFTMAX, reference=None), lambda case: planned(1)) == []
     assert stretched(dataclasses.replace(SOFTMAX, cases=[Case("one", {})]), lambda case: planned(1)) == []
+
+
+ONE = {
+    "attention": "", "cross_entropy": "M", "gemv_batched": "BMK", "int8_matmul": "MNK", "layer_norm": "MN",
+    "matmul": "MK", "matmul_backward": "MNK", "rms_norm": "MN", "rotary": "SH", "scatter": "RN", "softmax": "MN",
+    "vector_sin": "N",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -106,15 +113,62 @@ def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) 
     evaluator = evaluators(name)
     found = evaluator._judge._stretched
     assert list(found) == list(evaluator._recorder._stretched)
-    assert bool(found) is (name != "scatter")  # whose reference decides by values
+    long = {case.name for case in found if not case.name.startswith("reduced to ")}
+    assert bool(long) is (name != "scatter")  # whose reference decides by values
+    assert {case.name for case in found} - long == {f"reduced to {axis}=1" for axis in ONE[name]}
 
 
 def test_stretched_sizes_are_executed_in_all_orders() -> None:
-    long = Case("stretched to M=9", {"M": 9, "N": 3})
+    long = Added("stretched to M=9", {"M": 9, "N": 64})
     found = [replay for replay in replays(SOFTMAX, [long]) if replay.stretched]
     assert [(r.case, r.variant, r.order) for r in found] == [
         (long, "normal", order) for order in ("forward", "reverse", "at once")
     ]
+
+
+def test_stretched_sizes_are_tried_in_part_on_large_inputs() -> None:
+    found = {case.name: (dict(case.axes), case.variant) for case in added(SOFTMAX, lambda case: planned(1))}
+    assert found["stretched to N=16383"] == ({"M": 3, "N": 16383}, "normal")
+    assert found["stretched in part to N=1023"] == ({"M": 3, "N": 1023}, "large")
+    assert found["reduced to N=1"] == ({"M": 3, "N": 1}, "normal")
+    assert [r.variant for r in replays(SOFTMAX, [Added("a", {"M": 3, "N": 9}, variant="large")])][-1] == "large"
+    plain = added(dataclasses.replace(SOFTMAX, stress=False), lambda case: planned(1))
+    assert {case.name for case in plain} == {name for name in found if " in part " not in name}
+    # What is no longer than at the sizes for a CPU shows nothing new.
+    short = dataclasses.replace(SOFTMAX, cases=[Case("a", {"M": 16, "N": 400}, cpu_axes={"M": 8, "N": 100})])
+    assert [case.name for case in added(short, lambda case: planned(1))] == ["stretched to N=400"]
+
+
+def ones(task: Task, plan_of: Callable[[Case], LaunchPlan | None] = lambda case: planned(1)) -> dict[str, dict]:
+    return {case.name.removeprefix("reduced to "): dict(case.axes) for case in reduced(task, plan_of)}
+
+
+def test_axes_with_odd_sizes_are_reduced_to_one_beside_the_least_of_others() -> None:
+    assert ones(SOFTMAX) == {"M=1": {"M": 1, "N": 64}, "N=1": {"M": 3, "N": 1}}
+    assert ones(dataclasses.replace(SOFTMAX, cases=SOFTMAX.cases[:1])) == {}  # only even ones
+    same = [Case("a", {"M": 5, "N": 3}), Case("b", {"M": 2, "N": 3})]
+    assert list(ones(dataclasses.replace(SOFTMAX, cases=same))) == ["M=1"]  # N is always 3: it may have to be
+    there = [Case("a", {"M": 5, "N": 4}, cpu_axes={"M": 1, "N": 4})]
+    assert ones(dataclasses.replace(SOFTMAX, cases=there)) == {}
+
+
+def test_an_axis_that_is_never_longer_than_another_stays_so() -> None:
+    ordered = [Case("a", {"M": 5, "N": 7}), Case("b", {"M": 3, "N": 4})]
+    assert ones(dataclasses.replace(SOFTMAX, cases=ordered)) == {"M=1": {"M": 1, "N": 4}, "N=1": {"M": 1, "N": 1}}
+    even = [Case("a", {"M": 6, "N": 7}), Case("b", {"M": 2, "N": 4})]
+    assert ones(dataclasses.replace(SOFTMAX, cases=even)) == {}
+
+
+def test_one_is_left_out_where_task_or_seed_cannot_do_it_or_all_results_are_zero() -> None:
+    assert ones(SOFTMAX, lambda case: None) == ones(SOFTMAX, lambda case: planned(PROGRAMS + 1)) == {}
+
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] == 1:
+            raise ValueError
+        return x
+
+    assert list(ones(dataclasses.replace(SOFTMAX, reference=raises))) == ["M=1"]
+    assert list(ones(dataclasses.replace(SOFTMAX, reference=lambda x: x - x[:, :1]))) == ["M=1"]
 
 
 def test_sizes_for_which_a_task_has_no_inputs_are_left_out(capfd) -> None:
@@ -192,7 +246,21 @@ def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Pa
     monkeypatch.setattr("fitness.evaluator.verify", noted)
     with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
         assert evaluator.prepare().verdict is Verdict.OK
-        assert evaluator._recorder._stretched and not evaluator._judge._stretched
-        assert given == [STRETCHED_S] * 3 and Limits().cpu_s > STRETCHED_S
+        names = [case.name for case in evaluator._recorder._stretched]
+        assert names == ["stretched to N=65535", "stretched in part to N=4095", "reduced to N=1"]
+        assert "stretched to N=65535" not in [case.name for case in evaluator._judge._stretched]
+        assert given == [STRETCHED_S] * 5 and Limits().cpu_s > STRETCHED_S
         assert evaluator.evaluate(Candidate(RIGHT), seed=1, known={}).verdict is Verdict.OK
-        assert given[3:] == [Limits().cpu_s]  # others have all that there is
+        assert given[5:] == [Limits().cpu_s]  # others have all that there is
+
+
+@pytest.mark.parametrize(("least", "verdict"), [(2, Verdict.OK), (101, Verdict.RUNTIME_ERROR)])
+def test_who_raises_at_a_reduced_size_is_not_tried_on_it(tmp_path: Path, least: int, verdict: Verdict) -> None:
+    """Other sizes must be done."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "kernel.py").write_text(RIGHT)
+    with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        evaluator.prepare()
+        careful = RIGHT.replace("    y = torch", f"    assert x.numel() >= {least}\n    y = torch")
+        found = evaluator.evaluate(Candidate(careful), seed=1, known={})
+    assert found.verdict is verdict, found.message

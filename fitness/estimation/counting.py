@@ -77,7 +77,7 @@ class Counter:
         ("rounds", kind, where): times the program waits for loads; kind is what needs them ("dot", "barrier" for a
             reduction, else "masked" or "plain" for how they were loaded), where is "straight", "loop", or "stages N" in
             `tl.range(num_stages=N)`
-    footprint: (kind, buffer, spans) of every access in order
+    footprint: (kind, buffer, spans) of every access in order; no spans if a mask leaves out everything
     cut_off: the program was stopped
     uneven: a loop branched in ways that no extrapolation could follow
     met: a branch depended on what an atomic returned, which is made up here
@@ -178,6 +178,8 @@ class Counter:
         self.spend(2 * addresses.size)
         if addresses.size == 0:
             self.counts["access", kind, pointers.data.size, itemsize, itemsize] += 1
+            if pointers.data.size:  # a turn of a loop has as many footprints as the one before
+                self.footprint.append((kind, _buffer_of(pointers), Spans.union([])))
             return addresses
         spans = Spans.of_elements(addresses, itemsize)
         vector = max(itemsize, spans.alignment())
@@ -308,7 +310,7 @@ class Counter:
             again = (left - phase - 1) // period + 1
             for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
                 times = min(again, max(1, SPANS_KEPT // max(1, new.starts.size)))
-                if old.starts.size == new.starts.size:
+                if new.starts.size and old.starts.size == new.starts.size:
                     shift = int(new.starts[0] - old.starts[0])
                     self.footprint.append((kind, buffer, new.repeated(shift, times) if shift else new))
 

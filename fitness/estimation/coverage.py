@@ -49,7 +49,7 @@ def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[Laun
     for step in plan.steps:
         if isinstance(step, Launch):
             chosen, by_config = next(launches)
-            _add(found, by_config[chosen])
+            _add(found, by_config[chosen], [b.nbytes for b in plan.buffers])
         else:
             refs = step.outputs if isinstance(step, Op) else (step.dst,)
             for ref in refs:
@@ -59,7 +59,7 @@ def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[Laun
     return found
 
 
-def _add(found: Seen, trace: LaunchTrace) -> None:
+def _add(found: Seen, trace: LaunchTrace, sizes: Sequence[int]) -> None:
     found.truncated |= trace.truncated
     found.roles |= trace.roles
     found.met |= trace.met
@@ -73,8 +73,16 @@ def _add(found: Seen, trace: LaunchTrace) -> None:
     for t in trace.traffic:
         found.moved += t.touched
         if t.kind != "load":
-            found.written[t.buffer] += t.unrepeated
-            found.spread[t.buffer] += t.distinct
+            exact = _exactly(trace, t.buffer, sizes[t.buffer]) if 0 <= t.buffer < len(sizes) else None
+            found.written[t.buffer] += t.unrepeated if exact is None else exact
+            found.spread[t.buffer] += t.distinct if exact is None else exact
+
+
+def _exactly(trace: LaunchTrace, buffer: int, size: int) -> float | None:
+    """Bytes of the buffer that a launch writes, if all programs store the same block."""
+    block = trace.work.block(buffer)
+    missing = block.missing(size) if block is not None and block.complete else None
+    return None if missing is None else float(size - missing.size)
 
 
 def coverage(

@@ -223,7 +223,7 @@ class _Tracer:
             brief(corners(config.grid) - set(seen))
         sizes = [b.nbytes for b in self._plan.buffers]
         found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
-        return dataclasses.replace(found, blocks=tuple(_blocks(config.grid, seen)))
+        return dataclasses.replace(found, blocks=tuple(_blocks(config.grid, sizes, seen)))
 
     def _far(self, grid: Program, numbers: Sequence[int]) -> list[int]:
         """These programs, and those that a number cut off somewhere would make them the same as."""
@@ -278,7 +278,7 @@ def some_idle(counters: Sequence[Counter]) -> bool:
 
 
 def _written(counter: Counter) -> frozenset[int]:
-    return frozenset(buffer for kind, buffer, _ in counter.footprint if kind != "load")
+    return frozenset(buffer for kind, buffer, spans in counter.footprint if kind != "load" and spans.starts.size)
 
 
 def spread(programs: int) -> dict[int, float]:
@@ -322,19 +322,19 @@ def _lobatto(count: int) -> list[tuple[float, float]]:
     return [(float(p + 1) / 2, float(w)) for p, w in zip(positions, weights / weights.sum(), strict=True)]
 
 
-def _blocks(grid: Program, seen: Mapping[int, Counter]) -> Iterator[StoreBlock]:
-    """The blocks that all of these programs store, of each buffer in which they do."""
+def _blocks(grid: Program, sizes: Sequence[int], seen: Mapping[int, Counter]) -> Iterator[StoreBlock]:
+    """The blocks that all of these programs store, of each buffer in which they do.  sizes: bytes of the buffers."""
     if any(c.cut_off or c.uneven or not all(sure for _, _, sure in c.stored) for c in seen.values()):
         return
     footprints = {number: _footprints(counter) for number, counter in seen.items()}
     written = {key for parts in footprints.values() for key in parts if key[1] != "load"}
     nothing = Spans.union([])
     for buffer, kind in sorted(written):
-        if kind == "store" and (buffer, "atomic") not in written:
+        if kind == "store" and (buffer, "atomic") not in written and 0 <= buffer < len(sizes):
             stored = {number: parts.get((buffer, kind), nothing) for number, parts in footprints.items()}
             first = (buffer + 1) << BUFFER_SHIFT
             stored = {number: Spans(spans.starts - first, spans.ends - first) for number, spans in stored.items()}
-            if block := block_of(buffer, grid, stored):
+            if block := block_of(buffer, sizes[buffer], grid, stored):
                 yield block
 
 
@@ -471,7 +471,8 @@ def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
 def _footprints(counter: Counter) -> dict[tuple[int, str], Spans]:
     parts: dict[tuple[int, str], list[Spans]] = defaultdict(list)
     for kind, buffer, spans in counter.footprint:
-        parts[buffer, kind].append(spans)
+        if spans.starts.size:
+            parts[buffer, kind].append(spans)
     return {key: Spans.union(p) for key, p in parts.items()}
 
 

@@ -223,7 +223,6 @@ class _SampledRun(_Run):
         super().__init__(run, kernels, interpreter, scratch)
         self._numbers = iter(numbers)
         self._work, self._label = iter(run["work"]), run["label"]
-        self.grids = [launch.configs[c].grid for launch, c in zip(self.plan.launches, self.choice, strict=True)]
 
     def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
         """The inputs, and zeros that take no memory until they are written."""

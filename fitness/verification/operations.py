@@ -24,6 +24,8 @@ class BlockCondition(NotImplementedError):
 
 Blocks = tuple[tl.tensor, ...]
 
+MMA_BYTES = 32  # of a row of `a` that one instruction of the tensor cores takes: 16 numbers of float16, 32 of float8
+
 
 def unwrap(value: Any) -> Any:
     """The value of a `tl.constexpr`, anything else as it is."""
@@ -145,13 +147,26 @@ class Builder(InterpreterBuilder):
     def create_dot(
         self, a: TensorHandle, b: TensorHandle, d: TensorHandle, input_precision: Any, max_num_imprecise_acc: Any
     ) -> TensorHandle:
-        """`a @ b + d`, accumulated in float32 (float64 for float64, exactly for integers) whatever the tf32 setting."""
+        """`a @ b + d`, accumulated in float32 (float64 for float64, exactly for integers) whatever the tf32 setting.
+
+        A float16 accumulator is rounded once for each instruction of the tensor cores.
+        """
         integers = a.data.dtype.kind in "iu" and a.dtype.scalar.is_int()
         wide = np.float64 if integers or a.data.dtype == np.float64 else np.float32
-        product = np.matmul(decode(a.data, a.dtype).astype(wide), decode(b.data, b.dtype).astype(wide))
+        left, right = (decode(v.data, v.dtype).astype(wide) for v in (a, b))
+        if d.dtype.scalar.is_fp16():
+            return self._dot_in_float16(left, right, d, MMA_BYTES // a.data.itemsize)
+        product = np.matmul(left, right)
         if integers:  # exact: sums of products of bytes stay far below 2**53
             return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
         return self._result(product + decode(d.data, d.dtype), d.dtype)
+
+    def _dot_in_float16(self, a: np.ndarray, b: np.ndarray, d: TensorHandle, step: int) -> TensorHandle:
+        """`a @ b + d`, rounded to float16 after every `step` elements along K."""
+        for start in range(0, a.shape[-1], step):
+            part = np.matmul(a[..., start : start + step], b[..., start : start + step, :])
+            d = self._result(part + decode(d.data, d.dtype), d.dtype)
+        return d
 
     def create_extern_elementwise(
         self, lib_name: str, lib_path: str, symbol: str, args: Sequence[TensorHandle], result: tl.dtype, is_pure: bool

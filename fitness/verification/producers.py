@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fitness.estimation.stores import Grid, StoreBlock
+from fitness.estimation.stores import StoreBlock
 from fitness.verification.validity import Missing, Validity
 
 ATTEMPTS = 4  # launches in a chain
@@ -24,7 +24,6 @@ class Samples(Protocol):
     """An execution of some programs of each launch of a plan."""
 
     conflicts: Validity
-    grids: list[Grid]
 
     def execute(self) -> int: ...
 
@@ -42,7 +41,7 @@ def executed_samples(run: Mapping[str, Any], make: Callable[[Sequence[Sequence[i
         made.execute()
         before = sum(map(len, numbers))
         for missing in made.conflicts.missing:
-            at, new = _storing(missing, made, blocks)
+            at, new = _storing(missing, made.conflicts, blocks)
             new -= numbers[at]
             if len(new) * run["work"][at]["cost"] <= room:
                 room -= len(new) * run["work"][at]["cost"]
@@ -52,20 +51,19 @@ def executed_samples(run: Mapping[str, Any], make: Callable[[Sequence[Sequence[i
     return made
 
 
-def _storing(missing: Missing, made: Samples, blocks: Sequence[Mapping[int, StoreBlock]]) -> tuple[int, set[int]]:
+def _storing(missing: Missing, memory: Validity, blocks: Sequence[Mapping[int, StoreBlock]]) -> tuple[int, set[int]]:
     """The last launch before that stores to what is missing, and its programs that do; none if that is not known."""
-    memory = made.conflicts
     buffer = memory.buffer_of(int(missing.offsets[0]))
     at = max((launch for launch in range(missing.launch) if buffer in blocks[launch]), default=0)
     block = blocks[at].get(buffer)
     found: set[int] = set()
     left = np.unique(missing.offsets) - memory.offset_of(buffer)
     while block is not None and left.size and len(found) < MOST_PROGRAMS:
-        number = block.program_at(int(left[0]), made.grids[at])
+        number = block.program_at(int(left[0]))
         if number is None:
             return at, set()
         found.add(number)
-        spans = block.of(number, made.grids[at])
+        spans = block.of(number)
         index = np.searchsorted(spans.starts, left, side="right") - 1
         left = left[(index < 0) | (left >= spans.ends[index])]
     return at, found

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ import torch
 from evo.errors import EvoError
 from evo.records import Case, Verdict
 from fitness import oracle
-from fitness.estimation.stores import Grid
+from fitness.estimation.stores import Grid, StoreBlock
 from fitness.estimation.trace import LaunchWork
 from fitness.memory import DTYPES, Layout
 from fitness.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, PlanError, TensorRef, to_json
@@ -265,7 +265,7 @@ class Sampled:
             if before is None:
                 label = self._label(sample, element.output)
                 raise Stop("verify", Verdict.WRONG, f"{sample}: no program writes {label} at {element.at}")
-            values = before.contiguous().view(torch.uint8).numpy().reshape(1, -1)
+            values = before.reshape(1).view(torch.uint8).numpy().reshape(1, -1)
             self._compare_elements(sample, element.output, np.array([element.at]), values, random)
 
     def _compare_elements(
@@ -308,10 +308,11 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
         if block is None or not ref.numel or not _written_last(sample, writers[0], ref.buffer):
             continue
         at = tuple(min(n - 1, int(place[1 + dim % DIMENSIONS] * n)) for dim, n in enumerate(ref.shape))
-        byte = (ref.offset + sum(i * s for i, s in zip(at, ref.strides, strict=True))) * ITEMSIZE[ref.dtype]
-        number = block.program_at(byte, sample.grids[writers[0]])
-        elements.append(_Element(output, at, byte, writers[0]))
-        programs[writers[0]] |= set() if number is None else {number}
+        for index in (at, *_unwritten(ref, block, sample.plan.buffers[ref.buffer].nbytes, place)):
+            byte = (ref.offset + sum(i * s for i, s in zip(index, ref.strides, strict=True))) * ITEMSIZE[ref.dtype]
+            number = block.program_at(byte)
+            elements.append(_Element(output, index, byte, writers[0]))
+            programs[writers[0]] |= set() if number is None else {number}
         known.add(writers[0])
     for i, grid in enumerate(sample.grids):
         size = math.prod(grid)
@@ -327,6 +328,18 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
         numbers |= more
     sample.elements.extend(elements)
     return cost
+
+
+def _unwritten(ref: TensorRef, block: StoreBlock, size: int, place: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """The index of one element of the window that no program stores, if there are any; which one, `place` says."""
+    missing = block.missing(size)
+    if missing is not None and missing.size:
+        ends = np.cumsum(missing.ends - missing.starts)
+        nth = min(int(place[0] * ends[-1]), int(ends[-1]) - 1)
+        interval = int(np.searchsorted(ends, nth, side="right"))
+        byte = int(missing.ends[interval] - (ends[interval] - nth)) // ITEMSIZE[ref.dtype] * ITEMSIZE[ref.dtype]
+        at, _ = _elements(ref, np.arange(byte, byte + ITEMSIZE[ref.dtype]), np.zeros(ITEMSIZE[ref.dtype], np.uint8))
+        yield from (tuple(index) for index in at.tolist())
 
 
 def _written_last(sample: _Sample, launch: int, buffer: int) -> bool:

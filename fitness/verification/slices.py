@@ -29,7 +29,7 @@ from fitness.verification.stretched import costs_little
 TRIES = 2  # inputs on which an axis must prove to be separable
 AGREE = 1e-9  # relative difference that the order of a float64 summation may make
 # Of one execution of the reference: elements of all tensors that are made, and floating-point operations.
-ELEMENTS, FLOPS = 1 << 28, 1 << 32
+ELEMENTS, FLOPS = 1 << 28, 1 << 34
 LITTLE = 1 << 20  # elements of the arguments of a reference that decides by values, whose costs cannot be foreseen
 # Output elements a slice has at least, if its axes are that long: the error of a single one says little of a budget.
 LEAST = 256

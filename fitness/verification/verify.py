@@ -26,6 +26,7 @@ from fitness.stages import NOTHING_COMPARED, Stop, at_line, expect_ok
 from fitness.task import Task
 from fitness.verification.bounds import NO_HABITS, Habits
 from fitness.verification.delegation import Authors, Share, check_share, needs_proof
+from fitness.verification.stretched import Added
 
 # Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
 # buffers, in each file and in all files of a verification; but no more than MOST, or twice what arguments and outputs
@@ -60,9 +61,10 @@ class Replay:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
 
 
-def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
-    """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them; those
-    that are `stretched` on fresh inputs alone.
+def replays(task: Task, stretched: Sequence[Added] = ()) -> list[Replay]:
+    """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them.
+
+    Those that are `stretched` (or reduced) on their own variant alone.
 
     A kernel whose programs depend on each other's results (a race on the device) differs between the orders, or when no
     program sees what others store (unless they meet in atomics, or the seed kernel says what is right).  Where the
@@ -76,7 +78,7 @@ def replays(task: Task, stretched: Sequence[Case] = ()) -> list[Replay]:
         found += [Replay(case, "normal", order, poison) for order in orders]
         found += [Replay(case, variant, poison=by_seed.poison(task, number + i)) for i, variant in enumerate(stress, 1)]
     return found + [
-        Replay(case, "normal", order, by_seed.poison(task, number), stretched=True)
+        Replay(case, case.variant, order, by_seed.poison(task, number), stretched=True)
         for number, case in enumerate(stretched)
         for order in orders
     ]
@@ -151,7 +153,7 @@ def verify(
     seed: str,
     jobs: Jobs,
     kernel: Executable | None = None,
-    stretched: Sequence[Case] = (),
+    stretched: Sequence[Added] = (),
     stretched_limits: Limits | None = None,
     stored_by_seed: set[int] | None = None,
     prove: bool = True,
@@ -207,7 +209,7 @@ def verify(
 
 
 def expectations(
-    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Case] = ()
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Added] = ()
 ) -> Expectations:
     """What `verify` compares with.  Raises Stop if there is nothing."""
     key = oracle.key_of(seed)
@@ -331,7 +333,7 @@ def _planned(plan: LaunchPlan) -> int:
     return sum(plan.buffers[b].nbytes for b in buffers)
 
 
-def _expectations(task: Task, stretched: Sequence[Case], key: int) -> Expectations:
+def _expectations(task: Task, stretched: Sequence[Added], key: int) -> Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
     every = replays(task, stretched)
     firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
