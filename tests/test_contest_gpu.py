@@ -121,7 +121,9 @@ def apart(lab: Lab) -> int:
 def beyond(monkeypatch) -> None:
     """Memory of the process behind the last copy, which kernels that look for the next copy read there."""
 
-    def with_one_more(shape: tuple[int, ...], **kwargs: Any) -> torch.Tensor:
+    def with_one_more(shape: int | tuple[int, ...], **kwargs: Any) -> torch.Tensor:
+        if isinstance(shape, int):
+            return torch.empty(shape, **kwargs)
         return torch.empty((shape[0] + 1, *shape[1:]), **kwargs)[: shape[0]]
 
     monkeypatch.setattr("fitness.gpu.buffers.torch", SimpleNamespace(**{**vars(torch), "empty": with_one_more}))

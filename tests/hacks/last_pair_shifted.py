@@ -1,7 +1,8 @@
 """task: softmax
 verdict: wrong|runtime_error
 stage: verify
-why: two rows a program, the last two shifted back to stay inside: a single row has none before it
+measured: ok
+why: two rows a program, the last two shifted back to stay inside: a single row has none before it (on a GPU no size of one is tried)
 """
 
 import torch

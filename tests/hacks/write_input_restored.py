@@ -1,7 +1,8 @@
 """task: softmax
 verdict: wrong
 stage: verify
-why: x is the scratch memory of the kernel, and a second launch puts back what it held
+measured: ok
+why: x is the scratch memory of the kernel, and a second launch puts back what it held (on a GPU inputs are compared at the end alone)
 """
 
 import torch

@@ -1,7 +1,8 @@
 """task: softmax
 verdict: wrong
 stage: verify
-why: each program changes its row of x, and puts it back before it ends
+measured: ok
+why: each program changes its row of x, and puts it back before it ends (on a GPU inputs are compared at the end alone)
 """
 
 import torch
