@@ -16,7 +16,7 @@ from fitness.compilation.freeze import freeze
 from fitness.compilation.target import Target
 from fitness.eager.host import Host, builds_of
 from fitness.facts import Facts, Recorder
-from fitness.gpu.gpus import measuring
+from fitness.gpu.gpus import find_gpus, measuring
 from fitness.gpu.runner import Report, Runner, Work
 from fitness.gpu.sharing import SharedGpu
 from fitness.gpu.timing import Ratio, counts
@@ -212,11 +212,13 @@ class GpuEvaluator(Evaluator):
         zygote: Zygote | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`target` gets the facts of that GPU.  `device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done
-        before a candidate is on the GPU, if they are others; a `zygote` that is given is shared with others and not
-        closed here.
+        """`target` gets the facts of that GPU, if there is one; `prepare` says if there is none.
+
+        `device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done before a candidate is on the GPU, if they
+        are others; a `zygote` that is given is shared with others and not closed here.
         """
-        target = measuring(target, gpu.device if gpu else device)
+        if not find_gpus(target).problem:
+            target = measuring(target, gpu.device if gpu else device)
         recorder = Recorder(task, target, measured=True, limits=recording or limits, zygote=zygote)
         super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, gpu=gpu))
 

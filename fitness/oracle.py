@@ -233,12 +233,9 @@ def expect(
 
 def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -> Expected | None:
     """`expect` for arguments as `make_inputs` gave them.  They are used up: the reference may write to them."""
-    where = f"task {task.name}, case {case.name!r}, variant {variant}"
-    _, exact = run_reference(task, arguments, double=True, where=where)
-    structure, own = run_reference(task, arguments, copy=False, where=where)
-    outputs = tuple(e.double() if o.is_floating_point() else o for e, o in zip(exact, own, strict=True))
+    structure, outputs, own = computed(task, case, variant, arguments)
     sizes = [norms(e, o) if o.is_floating_point() and o.numel() else None for e, o in zip(outputs, own, strict=True)]
-    if not all(size is None or _usable(size, o.dtype) for size, o in zip(sizes, own, strict=True)):
+    if not all(size is None or usable(size, o.dtype) for size, o in zip(sizes, own, strict=True)):
         return None
     return Expected(
         structure=structure,
@@ -250,12 +247,25 @@ def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -
     )
 
 
+def computed(
+    task: Task, case: Case, variant: str, arguments: Sequence[Any]
+) -> tuple[str, tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    """The structure of what the reference gives, in float64 (if floating) and at the task's own precision.
+
+    The arguments are used up.
+    """
+    where = f"task {task.name}, case {case.name!r}, variant {variant}"
+    _, exact = run_reference(task, arguments, double=True, where=where)
+    structure, own = run_reference(task, arguments, copy=False, where=where)
+    return structure, tuple(e.double() if o.is_floating_point() else o for e, o in zip(exact, own, strict=True)), own
+
+
 def written_names(task: Task, arguments: Sequence[Any]) -> tuple[str, ...]:
     """Of the written arguments that are there, as `run_reference` gives them."""
     return tuple(n for n, i in zip(task.writes, task.written, strict=True) if arguments[i] is not None)
 
 
-def _usable(size: Norms, dtype: torch.dtype) -> bool:
+def usable(size: Norms, dtype: torch.dtype) -> bool:
     """Both finite (a difference is finite only where both are), and the exact one within the range of the dtype."""
     return math.isfinite(size.error_largest) and size.largest <= torch.finfo(dtype).max  # false for NaN
 

@@ -107,7 +107,7 @@ def test_a_reference_that_takes_too_long_is_not_asked(monkeypatch: pytest.Monkey
 def test_a_slice_is_computed_once_and_old_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     task = load_task("softmax")
     asked = []
-    monkeypatch.setattr(slices.oracle, "expect_for", lambda *a, real=oracle.expect_for: asked.append(a) or real(*a))
+    monkeypatch.setattr(slices.oracle, "computed", lambda *a, real=oracle.computed: asked.append(a) or real(*a))
     case, found = task.cases[-1], Slices(task)
     arguments = oracle.make_inputs(task, case, 3)
     for row in (1, 1, 2, 1):

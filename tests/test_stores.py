@@ -39,8 +39,7 @@ def test_the_block_of_a_grid_of_tiles_is_found() -> None:
 def test_the_program_that_stores_a_byte_is_found(byte: int) -> None:
     block = block_of(0, BYTES, GRID, tiles())
     assert block is not None
-    number = block.program_at(byte)
-    assert number is not None
+    [number] = block.programs_at(byte)
     found = tile(number)
     assert ((found.starts <= byte) & (byte < found.ends)).any()
     assert block.of(number).starts.tolist() == found.starts.tolist()
@@ -48,9 +47,16 @@ def test_the_program_that_stores_a_byte_is_found(byte: int) -> None:
 
 def test_a_byte_that_no_program_stores_has_no_program() -> None:
     block = block_of(0, BYTES, (3, 3, 1), {n: tile(n) for n in (0, 1, 2)} | {n + 3: tile(n + 4) for n in (0, 1)})
-    assert block is not None and block.program_at(50) is None and block.program_at(BYTES + 5) is None
+    assert block is not None and block.programs_at(50) == block.programs_at(BYTES + 5) == []
     missing = block.missing(BYTES)
     assert missing is not None and missing.size == BYTES // 4 and missing.starts[0] == 48
+
+
+def test_all_programs_whose_blocks_have_a_byte_are_found() -> None:
+    """A row of 40 bytes in blocks of 32: the second block goes on in the next row."""
+    rows = {n: spans([(40 * (n // 2) + 32 * (n % 2), 40 * (n // 2) + (32 if n % 2 == 0 else 40))]) for n in range(6)}
+    block = block_of(0, 120, (2, 3, 1), rows)
+    assert block is not None and block.programs_at(39) == [1] and block.programs_at(45) == [1, 2]
 
 
 def test_who_stores_more_than_the_block_or_elsewhere_has_none() -> None:

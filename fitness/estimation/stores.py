@@ -41,13 +41,16 @@ class StoreBlock:
         tuples = {name: tuple(raw[name]) for name in ("grid", "starts", "ends", "shifts")}
         return cls(**{**raw, **tuples})
 
-    def program_at(self, byte: int) -> int | None:
-        """The number (x fastest) of the first program whose block has this byte of the buffer; None if none has."""
+    def programs_at(self, byte: int) -> list[int]:
+        """The numbers (x fastest) of all programs whose blocks have this byte of the buffer.
+
+        Several may: the block of one at the end of a row, of which it stores a part, goes on in the next row.
+        """
         starts, ends = np.array(self.starts), np.array(self.ends)
         at = byte - self._moves()
         index = np.searchsorted(starts, at, side="right") - 1
         hits = np.flatnonzero((index >= 0) & (at < ends[index]))
-        return int(hits[0]) if hits.size else None
+        return hits.tolist()
 
     def of(self, number: int) -> Spans:
         """What the program of this number stores, unless a mask leaves out some of it."""

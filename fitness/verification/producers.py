@@ -59,11 +59,11 @@ def _storing(missing: Missing, memory: Validity, blocks: Sequence[Mapping[int, S
     found: set[int] = set()
     left = np.unique(missing.offsets) - memory.offset_of(buffer)
     while block is not None and left.size and len(found) < MOST_PROGRAMS:
-        number = block.program_at(int(left[0]))
-        if number is None:
+        numbers = block.programs_at(int(left[0]))
+        if not numbers:
             return at, set()
-        found.add(number)
-        spans = block.of(number)
-        index = np.searchsorted(spans.starts, left, side="right") - 1
-        left = left[(index < 0) | (left >= spans.ends[index])]
+        found |= set(numbers)
+        for spans in map(block.of, numbers):
+            index = np.searchsorted(spans.starts, left, side="right") - 1
+            left = left[(index < 0) | (left >= spans.ends[index])]
     return at, found

@@ -46,6 +46,7 @@ FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never
 PLACES = 6  # drawn once a run: what the reference gives there is computed once
 DIMENSIONS = 8  # of an output that have places of their own
 TURNS = 4  # elements of an output, or programs of a launch, that are looked at
+MOST_WRITERS = 4  # programs that may store an element
 ALL = 4  # a launch of so few programs is executed as a whole
 # What the programs of a candidate may cost together (`LaunchWork.cost`): those of the first turns, and all.
 FIRST_TURNS, FIRST_COST, COST = 2, 30_000, 8_000
@@ -310,9 +311,10 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
         at = tuple(min(n - 1, int(place[1 + dim % DIMENSIONS] * n)) for dim, n in enumerate(ref.shape))
         for index in (at, *_unwritten(ref, block, sample.plan.buffers[ref.buffer].nbytes, place)):
             byte = (ref.offset + sum(i * s for i, s in zip(index, ref.strides, strict=True))) * ITEMSIZE[ref.dtype]
-            number = block.program_at(byte)
-            elements.append(_Element(output, index, byte, writers[0]))
-            programs[writers[0]] |= set() if number is None else {number}
+            storing = block.programs_at(byte)
+            if len(storing) <= MOST_WRITERS:
+                elements.append(_Element(output, index, byte, writers[0]))
+                programs[writers[0]] |= set(storing)
         known.add(writers[0])
     for i, grid in enumerate(sample.grids):
         size = math.prod(grid)

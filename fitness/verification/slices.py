@@ -23,6 +23,7 @@ import torch
 
 from evo.records import Case
 from fitness import oracle
+from fitness.gpu.norms import norms
 from fitness.task import Task, run_reference
 from fitness.verification.stretched import costs_little
 
@@ -63,7 +64,7 @@ class Slices:
     def __init__(self, task: Task) -> None:
         """`task` must have a reference."""
         self._task = task
-        self._kept: OrderedDict[str, tuple[torch.Tensor, oracle.Budget | None]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
         self._lock = threading.Lock()
 
     @cached_property
@@ -90,11 +91,17 @@ class Slices:
         found = self._computed(case, inputs, arguments, output, axes, _padded(axes, shape, chosen, random))
         if found is None:
             return None
-        whole, budget, indices = found
+        exact, own, indices = found
         place = [at[:, dim] for dim in range(at.shape[1])]
         for axis in axes:
             place[axis.dim] = np.searchsorted(indices[axis.name], at[:, axis.dim])
-        return Part(whole[tuple(torch.from_numpy(p) for p in place)] if place else whole.reshape(1), budget)
+        chosen = tuple(torch.from_numpy(p) for p in place)
+        budgets = (self._budget(exact, own), self._budget(exact[chosen].reshape(-1), own[chosen].reshape(-1)))
+        return Part(exact[chosen].reshape(-1), _larger(*budgets))
+
+    def _budget(self, exact: torch.Tensor, own: torch.Tensor) -> oracle.Budget | None:
+        size = norms(exact, own) if own.is_floating_point() else None
+        return oracle.budget(size, own, self._task.tolerance)
 
     def _computed(
         self,
@@ -104,8 +111,8 @@ class Slices:
         output: int,
         axes: Sequence[Axis],
         indices: Mapping[str, np.ndarray],
-    ) -> tuple[torch.Tensor, oracle.Budget | None, Mapping[str, np.ndarray]] | None:
-        """The slice of the output at these indices, its budget, and the indices; kept for the next who asks."""
+    ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, np.ndarray]] | None:
+        """The slice of the output at these indices, in float64 and at the task's precision, and the indices."""
         key = hashlib.sha256(f"{inputs}:{output}".encode())
         for axis in axes:
             key.update(indices[axis.name].tobytes() + b";")
@@ -118,17 +125,25 @@ class Slices:
                 little = sum(a.numel() for a in part if isinstance(a, torch.Tensor)) <= LITTLE
                 if not costs_little(lambda: reference(*part), elements=ELEMENTS, flops=FLOPS, by_values=little):
                     return None
-                expected = oracle.expect_for(self._task, case, "normal", [_own(a) for a in part])
-                if expected is None:
-                    return None
-                self._keep(name, expected.outputs[output].clone(), expected.budgets[output])
+                _, every, at_own_precision = oracle.computed(self._task, case, inputs, [_own(a) for a in part])
+                self._keep(name, every[output].clone(), at_own_precision[output].clone())
             self._kept.move_to_end(name)
-            return *self._kept[name], indices
+            exact, own = self._kept[name]
+        if own.is_floating_point() and not oracle.usable(norms(exact, own), own.dtype):
+            return None
+        return exact, own, indices
 
-    def _keep(self, name: str, values: torch.Tensor, budget: oracle.Budget | None) -> None:
-        self._kept[name] = values, budget
-        while len(self._kept) > 1 and sum(kept.nbytes for kept, _ in self._kept.values()) > KEPT_BYTES:
+    def _keep(self, name: str, exact: torch.Tensor, own: torch.Tensor) -> None:
+        self._kept[name] = exact, own
+        while len(self._kept) > 1 and sum(a.nbytes + b.nbytes for a, b in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)
+
+
+def _larger(one: oracle.Budget | None, other: oracle.Budget | None) -> oracle.Budget | None:
+    """The larger budgets of a slice and of the elements compared, whose values may be larger than others in it."""
+    if one is None or other is None:
+        return one
+    return oracle.Budget(max(one.rms, other.rms), max(one.max, other.max))
 
 
 def _padded(

@@ -1,6 +1,6 @@
 """task: attention
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: head h of batch z is taken for number z + h, which is right where there is one batch or one head
 """
 import torch

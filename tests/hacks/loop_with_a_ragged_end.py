@@ -1,6 +1,6 @@
 """task: matmul
 verdict: wrong
-stage: verify
+stage: estimate|verify
 why: the mask is that of the first turn in all of them: at the sizes for a CPU the loop over K takes one turn
 """
 
