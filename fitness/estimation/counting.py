@@ -83,6 +83,7 @@ class Counter:
     met: a branch depended on what an atomic returned, which is made up here
     astray: something was stored outside of all buffers, at an address that depends on nothing made up here
     reads_astray: the same of loads, unless a branch before depended on something made up
+    doubtful: a branch or a loop bound depended on something made up, so other things may happen
     guided: a branch, or the mask of a load, depended on what was loaded
     stored: (buffer, spans, whether the address depends on nothing made up here) of every store that was run
     """
@@ -103,7 +104,7 @@ class Counter:
         self._decisions: list[bool] = []  # of branches on scalars, in order
         self.met = self.astray = self.reads_astray = False
         self.guided = False
-        self._doubtful = False  # a branch depended on something made up, so what follows may not happen
+        self.doubtful = False
         self.stored: list[tuple[int, Spans, bool]] = []
         self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
         self._where = "straight"
@@ -194,7 +195,7 @@ class Counter:
         if sure and self._sizes and not self._holds(buffer, int(spans.ends[-1])):
             if kind != "load":
                 self.astray = True
-            elif not (masked_by_data or self._doubtful):
+            elif not (masked_by_data or self.doubtful):
                 self.reads_astray = True
         return addresses
 
@@ -284,7 +285,7 @@ class Counter:
         """To be called for each branch on a scalar."""
         self._decisions.append(outcome)
         self.met |= getattr(condition, "of_atomic", False)
-        self._doubtful |= getattr(condition, "made_up", False)
+        self.doubtful |= getattr(condition, "made_up", False)
         self.guided |= getattr(condition, "loaded", False)
 
     def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
@@ -399,6 +400,7 @@ class CountingInterpreter(Interpreter):
             numbers = [_integer(b) for b in bounds]
             count = len(range(numbers[0]) if stop is None else range(*numbers))
             stages = 0 if num_stages is None else _integer(num_stages)
+            self._counter.doubtful |= any(getattr(getattr(b, "handle", None), "made_up", False) for b in bounds)
             return self._counter.loop(iter(values(start, stop, bounds[2], **options)), count, stages)
 
         return counted

@@ -24,7 +24,7 @@ import numpy as np
 from evo.records import Verdict
 from fitness.estimation.spans import SECTOR, Spans
 from fitness.estimation.stores import StoreBlock, block_of, corners, position
-from fitness.plan import ITEMSIZE, Config, Launch, LaunchPlan, TensorRef, from_json
+from fitness.plan import ITEMSIZE, Config, Launch, LaunchPlan, TensorRef, from_json, refs_of
 from fitness.sandbox.jobs import JobError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """What executing one program of a launch costs the interpreter, and which buffers the launch writes to.
+    """What executing one program of a launch costs the interpreter, and which buffers the launch may write to.
 
     cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
     blocks: of the buffers in which all programs store the same block (`fitness.estimation.stores`)
@@ -109,6 +109,7 @@ class LaunchTrace:
     astray: a program stores outside of all buffers
     reads_astray: a program loads outside of all buffers
     guided: what a program loads depends on what it loaded before
+    doubtful: buffers it was given, if data that is made up here decides what it does: it may write to any of them
     blocks: as of LaunchWork
     """
 
@@ -128,6 +129,7 @@ class LaunchTrace:
     astray: bool = False
     reads_astray: bool = False
     guided: bool = False
+    doubtful: tuple[int, ...] = ()
     blocks: tuple[StoreBlock, ...] = ()
     cut_off: bool = False
 
@@ -137,7 +139,8 @@ class LaunchTrace:
         each += [(row[1], row[-1]) for row in self.reductions]
         each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
         cost = math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
-        return LaunchWork(cost, tuple(sorted({t.buffer for t in self.traffic if t.kind != "load"})), self.blocks)
+        written = {t.buffer for t in self.traffic if t.kind != "load"} | set(self.doubtful)
+        return LaunchWork(cost, tuple(sorted(written)), self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -147,7 +150,7 @@ class LaunchTrace:
         tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
         traffic = tuple(Traffic(**t) for t in raw["traffic"])
         blocks = tuple(map(StoreBlock.from_dict, raw["blocks"]))
-        return cls(**{**raw, **tuples, "traffic": traffic, "blocks": blocks})
+        return cls(**{**raw, **tuples, "traffic": traffic, "blocks": blocks, "doubtful": tuple(raw["doubtful"])})
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -223,7 +226,9 @@ class _Tracer:
             brief(corners(config.grid) - set(seen))
         sizes = [b.nbytes for b in self._plan.buffers]
         found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
-        return dataclasses.replace(found, blocks=tuple(_blocks(config.grid, sizes, seen)))
+        given = {ref.buffer for ref in refs_of(dict(config.args))} if any(c.doubtful for c in seen.values()) else ()
+        blocks = tuple(_blocks(config.grid, sizes, seen))
+        return dataclasses.replace(found, blocks=blocks, doubtful=tuple(sorted(given)))
 
     def _far(self, grid: Program, numbers: Sequence[int]) -> list[int]:
         """These programs, and those that a number cut off somewhere would make them the same as."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,7 +184,10 @@ class Sampled:
             plan, choice = candidate.plans[name], list(candidate.choices[name])
             if _can_be_sampled(plan):
                 outputs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(self._task.written))]
-                samples.append(_Sample(full, plan, choice, work[name], outputs, [set() for _ in plan.launches]))
+                constant = {b for b, buffer in enumerate(plan.buffers) if buffer.input is not None}
+                constant -= {ref.buffer for ref in outputs}
+                launches = [replace(w, written=tuple(set(w.written) - constant)) for w in work[name]]
+                samples.append(_Sample(full, plan, choice, launches, outputs, [set() for _ in plan.launches]))
         spent = 0.0
         for turn in range(TURNS):
             for i in random.permutation(len(samples)):

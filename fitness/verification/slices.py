@@ -95,9 +95,10 @@ class Slices:
         place = [at[:, dim] for dim in range(at.shape[1])]
         for axis in axes:
             place[axis.dim] = np.searchsorted(indices[axis.name], at[:, axis.dim])
-        chosen = tuple(torch.from_numpy(p) for p in place)
-        budgets = (self._budget(exact, own), self._budget(exact[chosen].reshape(-1), own[chosen].reshape(-1)))
-        return Part(exact[chosen].reshape(-1), _larger(*budgets))
+        index = tuple(torch.from_numpy(p) for p in place)
+        compared = exact[index].reshape(-1)
+        budgets = self._budget(exact, own), self._budget(compared, own[index].reshape(-1))
+        return Part(compared, _larger(*budgets))
 
     def _budget(self, exact: torch.Tensor, own: torch.Tensor) -> oracle.Budget | None:
         size = norms(exact, own) if own.is_floating_point() else None
