@@ -120,14 +120,13 @@ def judged(evaluator: CpuEvaluator, text: str, seed: int = 1) -> Evaluation:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_right_kernels_are_ok(evaluator: CpuEvaluator, name: str, seed: int) -> None:
-    found = judged(evaluator, RIGHT[name], seed)
+def test_right_kernels_are_ok(evaluator: CpuEvaluator, name: str) -> None:
+    found = judged(evaluator, RIGHT[name])
     assert found.verdict is Verdict.OK, f"{found.stage}: {found.message}"
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_wrong_at_full_size_alone_is_found(evaluator: CpuEvaluator, name: str, seed: int) -> None:
     found = judged(evaluator, WRONG[name], seed)
     assert found.verdict in (Verdict.WRONG, Verdict.RUNTIME_ERROR), found

@@ -114,16 +114,23 @@ class Sampled:
         """Draws the inputs.  Cases at which the seed kernel itself does not pass are left out."""
         if self._slices is None:
             return
+        found = []
         for case in self._task.cases:
             # Some mistakes show on large numbers alone; holdout cases are mostly small.
             for variant in ("normal", "large") if case.role == "holdout" and self._task.stress else ("normal",):
                 full = self._full(case, variant, seed.plans[case.name])
                 if full is None:
                     self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
-                elif why := self._failure(full, seed, work, scratch, limits):
-                    self.left_out[full.file.name] = why
                 else:
-                    self._cases.append(full)
+                    found.append(full)
+        if not self._failure(found, seed, work, scratch, limits):
+            self._cases = found
+            return
+        for full in found:
+            if why := self._failure([full], seed, work, scratch, limits):
+                self.left_out[full.file.name] = why
+            else:
+                self._cases.append(full)
 
     def check(
         self, candidate: Executable, work: Mapping[str, Sequence[LaunchWork]], key: str, scratch: Path, limits: Limits
@@ -154,16 +161,16 @@ class Sampled:
 
     def _failure(
         self,
-        full: _FullCase,
+        cases: Sequence[_FullCase],
         seed: Executable,
         work: Mapping[str, Sequence[LaunchWork]],
         scratch: Path,
         limits: Limits,
     ) -> str:
-        """Why the seed kernel does not pass, "" if it does."""
+        """Why the seed kernel does not pass these cases, "" if it does."""
         random = np.random.Generator(np.random.PCG64(self._key))
         try:
-            self._execute(self._drawn([full], seed, work, random), seed, random, scratch, limits)
+            self._execute(self._drawn(cases, seed, work, random), seed, random, scratch, limits)
         except (Stop, EvoError) as error:
             return str(error)
         return ""
