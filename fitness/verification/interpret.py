@@ -18,6 +18,7 @@ from evo.records import Verdict
 from fitness import aten
 from fitness.compilation.kernels import argument, get_kernel, load_kernels
 from fitness.estimation.spans import Spans
+from fitness.estimation.stores import position
 from fitness.memory import FILE_NAME, Layout
 from fitness.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.sandbox.jobs import JobError
@@ -250,10 +251,9 @@ class _SampledRun(_Run):
             raise JobError(error.verdict, f"{self._label}: {error.message}", error.line) from error
 
     def _programs(self, config: Config) -> Iterable[Program]:
-        x, y, _ = config.grid
         for number in self._chosen:
             self.conflicts.number = number
-            yield number % x, number // x % y, number // x // y
+            yield position(number, config.grid)
 
     def leave(self, path: Path) -> int:
         """Writes what the programs stored, as far as it is valid in the end; how many spans that is."""

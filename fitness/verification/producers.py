@@ -8,7 +8,7 @@ left out, as nothing is known of what it loads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +18,6 @@ from fitness.verification.validity import Missing, Validity
 ATTEMPTS = 4  # launches in a chain
 MOST_PROGRAMS = 256  # that are searched for one program
 MOST_COST = 6000.0  # of all that are executed for others (`LaunchWork.cost`)
-
-
-class Samples(Protocol):
-    """An execution of some programs of each launch of a plan."""
-
-    conflicts: Validity
-
-    def execute(self) -> int: ...
 
 
 def executed_samples(run: Mapping[str, Any], make: Callable[[Sequence[Sequence[int]]], Any]) -> Any:

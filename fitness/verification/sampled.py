@@ -38,7 +38,7 @@ from fitness.stages import Stop, expect_ok
 from fitness.task import Task
 from fitness.verification.interpret import LEFT_BYTES, ROW_BYTES
 from fitness.verification.slices import Part, Slices
-from fitness.verification.verify import Executable, check_accesses, check_stores
+from fitness.verification.verify import Executable, check_accesses, check_stores, output_refs
 
 INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept for as long as the task is searched
 MEMORY_BYTES = 1 << 31  # of all buffers of a plan
@@ -65,12 +65,11 @@ class _FullCase:
 
 
 class _Element(NamedTuple):
-    """An element of an output: its index, its first byte in the buffer, and the one launch that writes to that."""
+    """An element of an output: its index, and its first byte in the buffer."""
 
     output: int
     at: tuple[int, ...]
     byte: int
-    launch: int
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class Sampled:
             name = full.case.name
             plan, choice = candidate.plans[name], list(candidate.choices[name])
             if _can_be_sampled(plan):
-                outputs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(self._task.written))]
+                outputs = output_refs(self._task, plan)
                 constant = {b for b, buffer in enumerate(plan.buffers) if buffer.input is not None}
                 constant -= {ref.buffer for ref in outputs}
                 launches = [replace(w, written=tuple(set(w.written) - constant)) for w in work[name]]
@@ -323,7 +322,7 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
             byte = (ref.offset + sum(i * s for i, s in zip(index, ref.strides, strict=True))) * ITEMSIZE[ref.dtype]
             storing = block.programs_at(byte)
             if len(storing) <= MOST_WRITERS:
-                elements.append(_Element(output, index, byte, writers[0]))
+                elements.append(_Element(output, index, byte))
                 programs[writers[0]] |= set(storing)
         known.add(writers[0])
     for i, grid in enumerate(sample.grids):

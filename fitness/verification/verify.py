@@ -189,7 +189,7 @@ def verify(
     for run, (_, expectation) in zip(runs, compared, strict=True):
         if run not in executed:
             continue
-        refs = _output_refs(task, run.plan)
+        refs = output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
         check_accesses(run.replay, run.notes, habits)
         if candidate.source != task.seed_source:
@@ -221,7 +221,7 @@ def expectations(
 
 def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
     """Raises Stop where the plan's outputs are of another form: then nothing has to be executed."""
-    refs = _output_refs(task, run.plan)
+    refs = output_refs(task, run.plan)
     strides = [ref.strides for ref in refs]
     if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
         raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
@@ -240,7 +240,7 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
     shares: dict[str, Share] = {}
     for run in runs:
         if run.authors:
-            share = shares.setdefault(run.replay.case.name, Share(run.plan, _output_refs(task, run.plan)))
+            share = shares.setdefault(run.replay.case.name, Share(run.plan, output_refs(task, run.plan)))
             authors = _authors(run, scratch)
             share.add(Authors(run.layout, authors, authors))
     for case, share in shares.items():
@@ -365,7 +365,7 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     found = []
     for replay in replays(task):
         own, other = pairs[replay.inputs]
-        refs = _output_refs(task, own.plan)
+        refs = output_refs(task, own.plan)
         outputs, after_move = (_read(run, refs, _memory(run, jobs.scratch)) for run in (own, other))
         expected = by_seed.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
         if expected is not None:
@@ -387,14 +387,14 @@ def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int,
             raise
         return True
     for one, other in zip(runs, again, strict=True):
-        refs = _output_refs(task, one.plan)
+        refs = output_refs(task, one.plan)
         first, second = (_read(run, refs, _memory(run, jobs.scratch)) for run in (one, other))
         if not all(map(_bitwise_equal, first, second)):
             return True
     return False
 
 
-def _output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
+def output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
     """What is compared: returned tensors in order, then written arguments."""
     return list(plan.outputs) + [plan.inputs[i] for i in plan.tensors_among(task.written)]
 
