@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import evo.commands.models as models
+import fitness.gpu_evaluator as gpu_evaluator
 from evo.errors import ConfigError, EvoError
 from evo.records import GPU_FACTS
 from evo.store import RunInfo
@@ -142,7 +143,8 @@ def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> Non
         return said("NVIDIA H100 80GB HBM3")
 
     monkeypatch.setattr(device, "said_facts", said_by)
-    monkeypatch.setattr(gpus, "find_gpus", lambda target: gpus.Gpus(3, "NVIDIA H100 80GB HBM3", ""))
+    for module in (gpus, gpu_evaluator):
+        monkeypatch.setattr(module, "find_gpus", lambda target: gpus.Gpus(3, "NVIDIA H100 80GB HBM3", ""))
     assert gpus.measuring(H200, 1).dram_bytes_per_s == 3.35e12
     evaluator = GpuEvaluator(load_task("vector_sin"), H200, device=2)
     try:
@@ -160,7 +162,7 @@ def test_without_a_gpu_nothing_measures(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         EvoError, match="expected a GPU that measures for sm_90, but torch sees no CUDA GPU; --gpus none"
     ):
-        GpuEvaluator(load_task("vector_sin"), H200)
+        gpus.measuring(H200)
 
 
 def test_prompts_say_the_machine_that_measured_first(evaluators) -> None:
