@@ -311,9 +311,11 @@ class Counter:
             again = (left - phase - 1) // period + 1
             for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
                 times = min(again, max(1, SPANS_KEPT // max(1, new.starts.size)))
+                rest = Spans.union([])  # unknown, but one entry for each access: a loop around this one compares them
                 if new.starts.size and old.starts.size == new.starts.size:
                     shift = int(new.starts[0] - old.starts[0])
-                    self.footprint.append((kind, buffer, new.repeated(shift, times) if shift else new))
+                    rest = new.repeated(shift, times) if shift else new
+                self.footprint.append((kind, buffer, rest))
 
 
 def _buffer_of(pointers: TensorHandle) -> int:
