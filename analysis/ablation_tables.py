@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from analysis import stats
 from analysis.comparison import Against, Comparison, Effect
-from evo.budget import in_words
-from evo.plain import counted
+from evo.core.text import counted
+from evo.search.budget import in_words
 
 ESTIMATED = "estimated by a model of the target; no GPU measured anything here"
 MEASURED = "measured on a GPU"
@@ -47,7 +47,7 @@ NOTE = (
 def caption(comparison: Comparison) -> str:
     pairs = sum(comparison.seeds)
     over, start = ("", "from the first candidate on")
-    if comparison.gpu_seconds is not None:  # verifying and timing, see `evo.budget`
+    if comparison.gpu_seconds is not None:  # verifying and timing, see `evo.search.budget`
         over, start = " over GPU seconds (verifying and timing)", "from the start"
     return (
         f"Best speedup over the seed kernel after {in_words(comparison.budget, comparison.gpu_seconds)}, "

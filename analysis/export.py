@@ -18,9 +18,9 @@ import pyarrow as pa
 from analysis import schema, training
 from analysis.formats import FORMATS, Write
 from analysis.tables import batches, metadata, named_runs, opened, to_batches
-from evo.errors import ConfigError
+from evo.core.errors import ConfigError
 from evo.llm.completions import Operators
-from evo.store import RunReader
+from evo.storage.store import RunReader
 
 MANIFEST = "manifest.json"
 Parts = Iterator[tuple[str, pa.RecordBatch]]  # name of a table, some of its rows

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis.stats import area_under, area_under_steps
-from evo.budget import gpu_seconds
-from evo.errors import StoreError
-from evo.records import CERTIFICATE, PASSED, Trial, Verdict
-from evo.result import Result, read_result
-from evo.store import RunReader
+from evo.core.errors import StoreError
+from evo.core.records import CERTIFICATE, PASSED, Trial, Verdict
+from evo.search.budget import gpu_seconds
+from evo.storage.result import Result, read_result
+from evo.storage.store import RunReader
 
 FILE = "outcomes.json"
 _FORMAT = 1

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from analysis import stats
 from analysis.outcomes import Outcome
-from evo.budget import in_words
+from evo.search.budget import in_words
 
 ALPHA = 0.05
 # With fewer pairs even the best case of a one-sided permutation test, 1 / 2^pairs, is not below ALPHA.

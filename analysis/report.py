@@ -20,16 +20,16 @@ from markupsafe import Markup
 
 import evo
 from analysis import charts
-from evo.archive import Niche, niche_of
-from evo.budget import SEED_OPERATOR
-from evo.errors import ConfigError
-from evo.records import Fitness, Trial
-from evo.result import best_source, diff
-from evo.store import FILE, LOCK, RunReader
+from evo.core.errors import ConfigError
+from evo.core.records import Fitness, Trial
+from evo.search.archive import Niche, niche_of
+from evo.search.budget import SEED_OPERATOR
+from evo.storage.result import best_source, diff
+from evo.storage.store import FILE, LOCK, RunReader
 
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
 ANCESTORS = 80  # drawn in a lineage; of more, only the line of first parents
-REGISTERS = ("≤ 32", "≤ 64", "≤ 128", "> 128")  # a thread; the classes of evo.archive
+REGISTERS = ("≤ 32", "≤ 64", "≤ 128", "> 128")  # a thread; the classes of evo.search.archive
 SHARED = ("none", "≤ 16 KiB", "≤ 56 KiB", "≤ 113 KiB", "> 113 KiB")  # a program
 
 

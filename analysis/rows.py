@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
-from evo.records import Verdict
-from evo.store import RunReader
+from evo.core.records import Verdict
+from evo.storage.store import RunReader
 
 Row = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ import pyarrow.parquet
 from analysis.formats import parquet
 from analysis.outcomes import Outcome
 from analysis.suite import RIGHT, VALID, Baseline, Kernel, count
-from evo.errors import StoreError
+from evo.core.errors import StoreError
 
 FILE = "kernels.parquet"
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import evo
 from analysis import schema
 from analysis.rows import Row, fingerprint, rows
-from evo.errors import ConfigError
-from evo.folders import check_once
-from evo.store import RunReader
-from evo.versions import code_hash
+from evo.core.errors import ConfigError
+from evo.core.versions import code_hash
+from evo.storage.folders import check_once
+from evo.storage.store import RunReader
 
 
 def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:

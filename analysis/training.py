@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analysis.rows import Row
+from evo.core.records import STAGES, Verdict
 from evo.llm.completions import Completion, Completions, Judged, Operators, spans_from_json
-from evo.records import STAGES, Verdict
-from evo.store import RunReader
+from evo.storage.store import RunReader
 
 ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6

@@ -4,6 +4,6 @@ verify and time on one.
 `from fitness import Case` is the one import a task needs.
 """
 
-from evo.records import Case
+from evo.core.records import Case
 
 __all__ = ["Case"]

@@ -9,12 +9,12 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from evo import syntax
-from fitness.calls import Calls
-from fitness.compilation.target import Target
-from fitness.oracle import slack
-from fitness.rules.gate import RULES
-from fitness.task import Task
+from evo.core import syntax
+from fitness.frontend.gate import RULES
+from fitness.frontend.target import Target
+from fitness.tasks.calls import Calls
+from fitness.tasks.task import Task
+from fitness.verify.oracle import slack
 
 # Of task.py, what a kernel's author does not need: it is said in words, or it is about measuring.
 _LEFT_OUT = {
@@ -77,7 +77,7 @@ def tolerance(task: Task) -> str:
 
 
 def hardware_facts(target: Target, gpu: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What limits a kernel on `target`, by name; `gpu`: `fitness.gpu.device.DeviceFacts` as a dict, if known."""
+    """What limits a kernel on `target`, by name; `gpu`: `fitness.cuda.device.DeviceFacts` as a dict, if known."""
     tensor = ", ".join(f"{kind} {rate / 1e12:.0f}" for kind, rate in target.tensor_flops.items())
     facts = {
         "GPU": f"{gpu['name'] if gpu else target.device_name} (compute capability {target.arch / 10:.1f})",

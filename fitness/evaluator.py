@@ -1,172 +1,381 @@
-"""Judges candidates on a machine without a GPU: executed by an interpreter, timed by a model of the target."""
+"""Takes a candidate through recorder and judge, and makes an Evaluation of what they find.
+
+A recorder (`fitness/candidate.py`) says what a source is.  A judge says whether it is right and how fast:
+`fitness/cpu_backend.py` without a GPU, `fitness/gpu_backend.py` with one.  `fitness/cluster/pool.py` has many of both,
+on the machines of a cluster.
+"""
 
 from __future__ import annotations
 
-import secrets
+import math
+import platform
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
-from evo.errors import EvoError
-from evo.records import Candidate, Certificate, Timing
-from fitness.calls import CPU
-from fitness.certification.certify import not_run
-from fitness.compilation.target import Target
-from fitness.estimation import estimate as model
-from fitness.facts import Estimates, Facts, Recorder
+from evo import __version__
+from evo.core.errors import EvoError, TaskError
+from evo.core.records import GPU_FACTS, Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
+from fitness.candidate import Estimates, Facts
+from fitness.frontend.freeze import freeze
+from fitness.frontend.plan import Config
+from fitness.frontend.stages import Stop, surviving
+from fitness.frontend.target import Target
+from fitness.gpu.launch_bundle import as_record
 from fitness.gpu.runner import Work
-from fitness.pipeline import Evaluator, Judged
-from fitness.profiling.ncu import Counters, NoCounters
-from fitness.sandbox.jobs import Limits
-from fitness.sandbox.zygote import Zygote
-from fitness.scratch import remove, scratch_folder, scratch_root
-from fitness.stages import Stop
-from fitness.task import Task
-from fitness.verification.sampled import Sampled
-from fitness.verification.stretched import Added
-from fitness.verification.verify import Executable, Jobs, verify
+from fitness.profile import profile as profiles
+from fitness.profile.ncu import Counters, NoCounters
+from fitness.sandbox.scratch import NO_SPACE, no_space
+from fitness.tasks.advice import on_failing_seed
+from fitness.tasks.task import Task
 
-STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
+Choices = Mapping[str, Sequence[int]]  # call name -> configuration of each launch
 
 
-def executable(task: Task, source: str, facts: Facts) -> Executable:
-    """What the interpreter executes of a source, by the facts that a recorder collected without a GPU."""
-    calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in facts.stretched}
-    plans = {name: facts.plans[call] for name, call in calls.items()}
-    choices = {name: facts.choices[call] for name, call in calls.items()}
-    return Executable(source, facts.constants, plans, choices)
+@dataclass(frozen=True)
+class Judged:
+    """A candidate that is right, and how fast it is."""
+
+    check: Check
+    timings: tuple[Timing, ...]
+    choices: Choices
+    note: str = ""  # what is worth knowing beside the verdict
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, where waiting for a turn is to be told apart
+    eager: bool = False  # as of Evaluation
+    builds: tuple[Build, ...] = ()  # where there are none among the facts
 
 
-class CpuJudge:
-    """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
+class SeedError(TaskError):
+    """The seed kernel of a task does not pass it; `verdict` is what it was found."""
 
-    stage = "verify"
-    environment: Mapping[str, Any] = {}
+    def __init__(self, task: Task, verdict: Verdict, stage: str, message: str) -> None:
+        super().__init__(
+            f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found "
+            f"{verdict} at stage {stage}: {message}. {on_failing_seed(task, verdict, message)}"
+        )
+        self.verdict = verdict
 
-    def __init__(
-        self, task: Task, target: Target, *, limits: Limits | None = None, zygote: Zygote | None = None
-    ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
-        self._task, self.limits = task, limits or Limits()
-        self._root = scratch_root()
-        self._own_zygote = zygote is None
-        self._zygote = zygote or Zygote(target.name, ("interpret",))
-        self._baseline: Estimates | None = None
-        self._seed: Executable | None = None  # where it is the reference
-        self._stretched: list[Added] = []  # what the seed does right
-        (self._root / "inputs").mkdir()
-        self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
-        self._stored: set[int] = set()  # arguments that the seed stores to
+
+def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
+    """A full disk is no fault of the seed kernel."""
+    return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
+
+
+class Recorder(Protocol):
+    """What `fitness.candidate.Recorder` does, here or elsewhere.  Called from several threads at once."""
+
+    @property
+    def layers(self) -> Mapping[str, str]: ...
+    def collect(self, source: str) -> Facts: ...
+    def complete(self, source: str, facts: Facts) -> Facts: ...
+    def estimates(self, source: str, facts: Facts) -> Estimates: ...
+    def close(self) -> None: ...
+
+
+class Judge(Protocol):
+    """Verifies and times candidates.  `judge` is called from several threads at once."""
+
+    stage: str  # that it spends its time in
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """What judges: known after `prepare`."""
+        ...
 
     def prepare(self, seed: str, facts: Facts) -> Judged:
-        """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
-        self._baseline = facts.estimates
-        self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
-        limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
-
-        def judged(stretched: Sequence[Added]) -> Judged:
-            return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
-
-        found = self._prepared(facts, judged)
-        with scratch_folder(self._root) as scratch:
-            self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
-        return found
-
-    def _prepared(self, facts: Facts, judged: Callable[[Sequence[Added]], Judged]) -> Judged:
-        """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
-        self._stretched = list(facts.stretched)
-        try:
-            return judged(self._stretched)
-        except (Stop, EvoError):
-            if not facts.stretched:
-                raise
-            found = judged(())  # raises where it fails the task's own cases
-            self._stretched = []
-            for case in facts.stretched:
-                with suppress(Stop, EvoError):
-                    judged([*self._stretched, case])
-                    self._stretched.append(case)
-            return found
+        """`judge` for the seed, which becomes the baseline.  Raises Stop, and EvoError where it cannot judge at all."""
+        ...
 
     def judge(self, source: str, facts: Facts, key: str) -> Judged:
-        """As of every judge."""
-        stretched = [case for case in self._stretched if case in facts.stretched]
-        found = self._judged(source, facts, key, stretched, self.limits)
-        with scratch_folder(self._root) as scratch:
-            self._sampled.check(self._full_size(source, facts), facts.work, key, scratch, self.limits)
-        return found
-
-    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Added], limits: Limits) -> Judged:
-        """`limits`: for the stretched sizes together."""
-        with scratch_folder(self._root) as scratch:
-            check = verify(
-                self._task,
-                executable(self._task, source, facts),
-                seed=key,
-                jobs=Jobs(self._zygote, scratch, self.limits),
-                kernel=self._seed,
-                stretched=stretched,
-                stretched_limits=limits,
-                stored_by_seed=self._stored,
-            )
-        timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
-        added = {case.name for case in facts.stretched}
-        return Judged(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
+        """Verifies and times; `key` keys the inputs.  Raises Stop with the verdict."""
+        ...
 
     def certify(self, source: str, key: str) -> Certificate:
-        """As of every judge: nothing is certified without a GPU."""
-        return not_run(source, "times are estimated without one")
+        """Whether the Python of a candidate that was found OK does on a GPU what was recorded of it."""
+        ...
 
     def counters(self, work: Work, case: str) -> Counters:
-        """As of every judge."""
-        raise NoCounters("no counters: no GPU measures this run")
+        """Hardware counters of the launches of one case.  Raises NoCounters."""
+        ...
 
-    def _full_size(self, source: str, facts: Facts) -> Executable:
-        names = [case.name for case in self._task.cases]
-        plans = {name: facts.plans[name] for name in names}
-        choices = {name: facts.choices[name] for name in names}
-        return Executable(source, facts.constants, plans, choices)
+    def close(self) -> None: ...
+
+
+class Evaluator:
+    """Evaluates candidates of one task for one target.  Thread-safe: several threads may evaluate at once."""
+
+    def __init__(self, task: Task, target: Target, recorder: Recorder, judge: Judge) -> None:
+        """`recorder` and `judge` are closed with the evaluator."""
+        self.task, self.target = task, target
+        self._recorder, self._judge = recorder, judge
+        self._tune = [case.name for case in task.cases if case.role == "tune"]
+        self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
+        self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
+        self._denied = ""  # why counters could not be read: asked once, then left alone
+        self._lock = threading.Lock()
+
+    # --- what the engine calls ---------------------------------------------------------------------------------------
+
+    def prepare(self) -> Evaluation:
+        """Evaluates the seed kernel, against which all others are compared.
+
+        Raises SeedError where the seed does not pass its own task: nothing could be learnt from such a search.
+        Raises EvoError where there is nothing to judge with.
+        """
+        seed = Candidate(self.task.seed_source)
+        facts = self._facts(seed.source)
+        if isinstance(facts, Stop):
+            raise _seed_error(self.task, facts.verdict, facts.stage, facts.message)
+        evaluation = self._judged(seed, facts, lambda: self._judge.prepare(seed.source, facts))
+        if evaluation.verdict is not Verdict.OK:
+            raise _seed_error(self.task, evaluation.verdict, evaluation.stage, evaluation.message)
+        return evaluation
+
+    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        """The verdict on `candidate`.  `seed` keys the inputs; `known` maps plan hashes to evaluated candidates."""
+        facts = self._facts(candidate.source)
+        if isinstance(facts, Stop):
+            return self._failure(candidate, facts, Facts())
+        twin = known.get(facts.plan_hash)
+        if twin is not None and twin != candidate.id:
+            message = f"same machine code, grids and arguments in all that is timed as candidate {twin}"
+            return self._failure(candidate, Stop("screen", Verdict.DUPLICATE, message), facts, duplicate_of=twin)
+        whole = self._whole(candidate.source, facts)
+        if isinstance(whole, Stop):
+            return self._failure(candidate, whole, Facts())
+        key = f"{candidate.id}:{seed}"
+        return self._judged(candidate, whole, lambda: self._judge.judge(candidate.source, whole, key))
+
+    def certify(self, source: str, *, seed: int) -> Certificate:
+        """The certificate of a source that was found OK (the frozen one, where it was autotuned); after `prepare`."""
+        return self._judge.certify(source, f"certify:{Candidate(source).id}:{seed}")
+
+    def screen(self, sources: Sequence[str]) -> list[float | None]:
+        """Estimated speedup over the seed for each source, without verification; None where there is no estimate."""
+        baseline = self._estimates(self.task.seed_source)
+        return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
+
+    def plan_hash(self, source: str) -> str:
+        """Equal for sources with the same machine code, grids and arguments in all tune cases; "" of those that are
+        refused before that.
+        """
+        facts = self._facts(source)
+        return "" if isinstance(facts, Stop) else facts.plan_hash
+
+    def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
+        """What limits a candidate that is ok, from the best tier to be had; without `counters` from the others.
+
+        Profiles of equal work on the device are made once.  Raises EvoError where the evaluation is not ok.
+        """
+        if evaluation.verdict is not Verdict.OK:
+            raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
+        if evaluation.eager:
+            raise EvoError("candidates of the eager tier are not profiled: there is no plan of them")
+        with self._lock:
+            known = self._profiles.get((evaluation.plan_hash, counters))
+        if known is None:
+            known = self._profile(candidate, evaluation, counters)
+            with self._lock:
+                self._profiles[evaluation.plan_hash, counters] = known
+        return known
+
+    def _profile(self, candidate: Candidate, evaluation: Evaluation, counters: bool) -> Profile:
+        # Frozen, there is one configuration of each kernel, the chosen one.
+        source = evaluation.frozen_source or candidate.source
+        facts = self._facts(source)
+        if isinstance(facts, Stop):
+            raise EvoError(f"candidate {candidate.id} was ok and is now found {facts.verdict}: {facts.message}")
+        of = profiles.subject(self.task, evaluation, facts.plans, facts.choices, facts.builds)
+        if evaluation.estimated:
+            estimates = self._estimates(source)
+            assert estimates is not None  # the evaluation is made of them
+            return profiles.from_estimate(of, estimates[of.case.name], self.target, self._no_counters)
+        counted = self._counted(facts, of) if counters else "counters are read of new bests only"
+        if isinstance(counted, Profile):
+            return counted
+        timing = next(t for t in evaluation.timings if t.case == of.case.name)
+        estimates = self._estimates(source)
+        estimate = estimates[of.case.name] if estimates else None
+        return profiles.from_timing(of, timing, estimate, self.target, self._judge.environment, counted)
+
+    _no_counters = "no GPU measures this run"
+
+    def _counted(self, facts: Facts, of: profiles.Subject) -> Profile | str:
+        """The profile from hardware counters, or why there is none."""
+        if self._denied:
+            return self._denied
+        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
+        try:
+            return profiles.from_counters(of, self._judge.counters(work, of.case.name), self.target)
+        except NoCounters as error:
+            self._denied = str(error)
+            return self._denied
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Versions and protections of this evaluator, and, after `prepare`, what judges."""
+        here: dict[str, Any] = {"target": self.target.name, "sandbox": self._recorder.layers}
+        if self.target.spec != self.target.name:  # another machine than the one that the name stands for
+            here[GPU_FACTS] = self.target.spec
+        return MappingProxyType({**_versions(), **here, **self._judge.environment})
 
     def close(self) -> None:
-        if self._own_zygote:
-            self._zygote.close()
-        remove(self._root)
+        self._judge.close()
+        self._recorder.close()
 
-    def _timing(self, case: str, estimate: model.Estimate) -> Timing:
-        if self._baseline is None:
-            raise EvoError("there is no baseline yet: call prepare() before evaluate()")
-        baseline_us = self._baseline[case].total_us
-        ratio = baseline_us / estimate.total_us
-        return Timing(
-            case=case,
-            samples_us=(estimate.total_us,),
-            baseline_us=(baseline_us,),
-            ratio=ratio,
-            ci95=model.interval(ratio),
-            estimated=True,
-            terms=dict(estimate.terms),
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- facts -------------------------------------------------------------------------------------------------------
+
+    def _facts(self, source: str) -> Facts | Stop:
+        """All stages before verification; remembered, because a screened source is often evaluated next."""
+        with self._lock:
+            if source in self._memo:
+                self._memo.move_to_end(source)
+                return self._memo[source]
+        return self._remembered(source, lambda: self._recorder.collect(source))
+
+    def _whole(self, source: str, facts: Facts) -> Facts | Stop:
+        """With all that is judged, beyond what tells duplicates."""
+        return self._remembered(source, lambda: self._recorder.complete(source, facts)) if facts.unbuilt else facts
+
+    def _remembered(self, source: str, collect: Callable[[], Facts]) -> Facts | Stop:
+        try:
+            with surviving("record"):
+                result: Facts | Stop = collect()
+        except Stop as stop:
+            result = stop
+        if not (isinstance(result, Stop) and result.verdict is Verdict.INFRASTRUCTURE):
+            with self._lock:
+                self._memo[source] = result
+                while len(self._memo) > 128:
+                    self._memo.popitem(last=False)
+        return result
+
+    def _estimates(self, source: str) -> Estimates | None:
+        """The estimate of each tune case, None where there is none.
+
+        Candidates that a GPU judges have none before it is asked for: runs that measure seldom do.
+        """
+        facts = self._facts(source)
+        if isinstance(facts, Stop) or not facts.plans:
+            return None
+        if not facts.estimates:
+            with suppress(Stop), surviving("estimate"):
+                facts.estimates = self._recorder.estimates(source, facts)
+        return facts.estimates or None
+
+    # --- evaluations -------------------------------------------------------------------------------------------------
+
+    def _judged(self, candidate: Candidate, facts: Facts, judge: Callable[[], Judged]) -> Evaluation:
+        begin = time.perf_counter()
+        try:
+            with surviving(self._judge.stage):
+                judged = judge()
+                return self._passed(candidate, facts, judged, self._seconds(judged, time.perf_counter() - begin))
+        except Stop as stop:
+            return self._failure(candidate, stop, facts, self._seconds(stop, time.perf_counter() - begin))
+
+    def _passed(self, candidate: Candidate, facts: Facts, judged: Judged, judged_s: Mapping[str, float]) -> Evaluation:
+        return Evaluation(
+            candidate=candidate.id,
+            verdict=Verdict.OK,
+            stage="done",
+            message=judged.note,
+            builds=judged.builds or self._chosen_builds(facts, judged.choices),
+            check=judged.check,
+            timings=judged.timings,
+            plan_hash=facts.plan_hash,
+            frozen_source=freeze(candidate.source, chosen_configs(facts, judged.choices)),
+            seconds={**facts.seconds, **judged_s},
+            environment={**self._environment(facts), **judged.environment},
+            eager=judged.eager,
         )
 
+    def _seconds(self, found: Judged | Stop, wall_s: float) -> Mapping[str, float]:
+        """Of judging, by stage; "wait" is what a judge that counts its own did not spend."""
+        if not found.seconds:
+            return {self._judge.stage: wall_s}
+        return {**found.seconds, "wait": max(0.0, wall_s - math.fsum(found.seconds.values()))}
 
-class CpuEvaluator(Evaluator):
-    """Verifies at the cases' sizes for a CPU, estimates at the target's."""
+    def _chosen_builds(self, facts: Facts, choices: Choices) -> tuple[Build, ...]:
+        """One Build for each distinct machine code that the tune cases launch, in launch order."""
+        found: dict[str, Build] = {}
+        for name in self._tune:
+            for by_config, i in zip(facts.builds[name], choices[name], strict=True):
+                build = as_record(by_config[i])
+                found.setdefault(build.sass_hash, build)
+        return tuple(found.values())
 
-    def __init__(
+    def _failure(
         self,
-        task: Task,
-        target: Target,
+        candidate: Candidate,
+        stop: Stop,
+        facts: Facts,
+        judged_s: Mapping[str, float] = MappingProxyType({}),
         *,
-        limits: Limits | None = None,
-        zygote: Zygote | None = None,
-    ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
-        self._own_zygote = Zygote(target.name) if zygote is None else None
-        zygote = zygote or self._own_zygote
-        recorder = Recorder(task, target, measured=False, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, CpuJudge(task, target, limits=limits, zygote=zygote))
+        duplicate_of: str = "",
+    ) -> Evaluation:
+        return Evaluation(
+            candidate=candidate.id,
+            verdict=stop.verdict,
+            stage=stop.stage,
+            message=stop.message,
+            findings=stop.findings,
+            builds=self._chosen_builds(facts, facts.choices) if facts.choices else (),
+            plan_hash=facts.plan_hash,
+            duplicate_of=duplicate_of,
+            seconds={**facts.seconds, **judged_s},
+            environment=self._environment(facts),
+        )
 
-    def close(self) -> None:
-        if self._own_zygote is not None:
-            self._own_zygote.close()
-        super().close()
+    def _environment(self, facts: Facts) -> dict[str, Any]:
+        gpu = self._judge.environment.get("gpu")
+        found: dict[str, Any] = {"target": self.target.name, "sandbox": list(facts.layers)}
+        if facts.left_out:
+            found["left_out"] = list(facts.left_out)
+        return found if gpu is None else {**found, "gpu": gpu}
+
+
+def chosen_configs(facts: Facts, choices: Choices) -> dict[str, Config]:
+    """The chosen configuration of every autotuned kernel; none where a kernel has no single one.
+
+    Who prunes configurations by size may have another one for each size: frozen to one of them it is another kernel.
+    """
+    found: dict[str, Config] = {}
+    for name, chosen in choices.items():
+        for launch, i in zip(facts.plans[name].launches, chosen, strict=True):
+            config = launch.configs[i]
+            if config.label and found.setdefault(launch.kernel, config).label != config.label:
+                return {}
+    return found
+
+
+def _estimated_speedup(baseline: Estimates | None, estimates: Estimates | None) -> float | None:
+    if baseline is None or estimates is None:
+        return None
+    ratios = [baseline[case].total_us / estimate.total_us for case, estimate in estimates.items()]
+    return math.exp(math.fsum(math.log(r) for r in ratios) / len(ratios))
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import triton
+
+    return {
+        "evo": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "machine": platform.machine(),
+    }

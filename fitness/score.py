@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evo.records import Evaluation, Fitness, Timing, Verdict
+from evo.core.records import Evaluation, Fitness, Timing, Verdict
 
 
 def score(evaluation: Evaluation) -> Fitness | None:

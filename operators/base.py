@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from evo.records import Build, Finding, Verdict
+from evo.core.records import Build, Finding, Verdict
 
 if TYPE_CHECKING:
     from operators.surrogate import Measured

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from evo.records import candidate_id
+from evo.core.records import candidate_id
 from operators.base import Context, Draft, Parent, Screen
 from operators.genes import COMPUTED, Gene, get_genes, set_genes
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from evo.records import candidate_id
+from evo.core.records import candidate_id
 from operators.base import Context, Draft, Parent
 from operators.genes import get_genes, set_genes
 from operators.rewrites.base import edited

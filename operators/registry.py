@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evo.errors import ConfigError
+from evo.core.errors import ConfigError
 from operators.base import Operator
 from operators.llm.base import LlmOperator
 from operators.llm.operators import LlmCrossover, LlmExplore, LlmInitial, LlmMutate, LlmRepair

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from evo.records import Evaluation, Finding, Hint, Profile, Timing, Trial, Verdict, profile_to_json
-from evo.store import FILE, Store
+from evo.core.records import Evaluation, Finding, Hint, Profile, Timing, Trial, Verdict, profile_to_json
+from evo.storage.store import FILE, Store
 from tests.engine_support import create, failed_trial, ok_trial, proposal
 
 ODD = 'broken \ud800 text, a "quote", a comma,\na second line, ü and \\'

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
 from fitness.gpu.runner import Report
 from fitness.gpu.timing import Stopping
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
-from fitness.task import load_task
+from fitness.tasks.task import load_task
 
 N = {"one": 1024, "two": 512}
 
@@ -81,20 +81,20 @@ def plan_of(n: int) -> LaunchPlan:
 def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is its work, done anew at every replay; there is one stream, and nothing to wait for."""
     pytest.importorskip("cuda.bindings")
-    from fitness.gpu import replay
+    from fitness.gpu import program
 
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    monkeypatch.setattr(replay, "captured", lambda work: SimpleNamespace(replay=work))
+    monkeypatch.setattr(program, "captured", lambda work: SimpleNamespace(program=work))
 
 
 class CpuBench:
-    """`fitness.gpu.measure.Bench` on the CPU, with a seed kernel prepared."""
+    """`fitness.gpu.benchmark.Bench` on the CPU, with a seed kernel prepared."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
             pytest.importorskip(name)
-        from fitness.gpu import buffers, measure, programs, seed_times, stopwatch
+        from fitness.gpu import benchmark, buffers, programs, seed_times, timer
 
         (folder / "task.py").write_text(
             TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, "reference": REFERENCE, **task})
@@ -111,14 +111,14 @@ class CpuBench:
             def elapsed_time(self, end: Event) -> float:
                 return (end.us - self.us) / 1e3
 
-        class OnCpu(measure.Bench):
+        class OnCpu(benchmark.Bench):
             def __init__(self) -> None:
                 task, device = load_task(folder), torch.device("cpu")
                 rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
                 facts: Any = SimpleNamespace(l2_bytes=0, name="CPU", **rates)
                 stream: Any = SimpleNamespace(synchronize=lambda: None, device=device)
                 watch: Any = SimpleNamespace(read=lambda: None)
-                self._set_up(task, device, facts, stopwatch.Stopwatch(task, stream, watch, 8, Stopping()))
+                self._set_up(task, device, facts, timer.Stopwatch(task, stream, watch, 8, Stopping()))
 
             def _load(self, work: Any) -> Any:
                 return loaded(work)
@@ -137,8 +137,8 @@ class CpuBench:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
         monkeypatch.setattr(seed_times, "FLOOR_COMPARISONS", 2)
-        monkeypatch.setattr(stopwatch, "disturbance", lambda *_: None)
-        monkeypatch.setattr(stopwatch, "PAUSE_S", 0)
+        monkeypatch.setattr(timer, "disturbance", lambda *_: None)
+        monkeypatch.setattr(timer, "PAUSE_S", 0)
         self.bench = OnCpu()
         self.prepared = self.bench.prepare(seed)  # type: ignore[arg-type]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import evo.cli
-import evo.versions
+import evo.cli.main
+import evo.core.versions
 import operators.registry
 from analysis.benchmarks.instant import SEED_SOURCE, score
-from evo.commands import parts
-from evo.errors import TaskError
-from evo.records import Case
-from evo.strategies import STRATEGIES
+from evo.cli import common
+from evo.core.errors import TaskError
+from evo.core.records import Case
+from evo.search.strategies import STRATEGIES
 from tests.engine_support import ALL_OPERATORS, MeasuringEvaluator
 
 LOG = Path("evaluated.log")  # written by slow evaluators
@@ -55,13 +55,13 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     def open_workshop(target: str, device: str, limits: Any = None) -> Any:
         return SimpleNamespace(open=lambda task: open_evaluator(task, target, device), close=lambda: None)
 
-    setattr_(parts, "load_task", load)
-    setattr_(parts, "open_evaluator", open_evaluator)
-    setattr_(parts, "open_workshop", open_workshop)
-    setattr_(parts, "find_gpus", lambda target: NO_GPU)
-    setattr_(parts, "scorer", lambda: score)
-    setattr_(evo.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
-    setattr_(evo.versions, "own_versions", lambda: {"evo": "1"})
+    setattr_(common, "load_task", load)
+    setattr_(common, "open_evaluator", open_evaluator)
+    setattr_(common, "open_workshop", open_workshop)
+    setattr_(common, "find_gpus", lambda target: NO_GPU)
+    setattr_(common, "scorer", lambda: score)
+    setattr_(evo.core.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
+    setattr_(evo.core.versions, "own_versions", lambda: {"evo": "1"})
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)
     setattr_(operators.registry, "LLM_OPERATORS", {})  # one of those has the name of one of these
     for strategy in STRATEGIES.values():
@@ -71,4 +71,4 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
 
 if __name__ == "__main__":
     install(setattr, float(sys.argv[1]))
-    sys.exit(evo.cli.main(sys.argv[2:]))
+    sys.exit(evo.cli.main.main(sys.argv[2:]))

@@ -20,11 +20,11 @@ def evaluators() -> Iterator[Callable]:
 
     What is asked of one holds until it is asked for again: to prepare another would take seconds.
     """
-    from fitness.compilation.target import get_target
-    from fitness.evaluator import CpuEvaluator
+    from fitness.cpu_backend import CpuEvaluator
+    from fitness.frontend.target import get_target
     from fitness.sandbox.jobs import Limits
     from fitness.sandbox.zygote import Zygote
-    from fitness.task import load_task
+    from fitness.tasks.task import load_task
 
     zygote = Zygote("sm_90")
     made: dict[str, CpuEvaluator] = {}

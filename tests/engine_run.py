@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from evo.interrupt import Interrupt
-from evo.records import Trial
-from evo.store import FILE
+from evo.core.records import Trial
+from evo.search.interrupt import Interrupt
+from evo.storage.store import FILE
 from tests.engine_support import SlowEvaluator, create, resume, search
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, genes, score
-from evo.config import RunConfig
-from evo.engine import Engine, Outcome
-from evo.records import Build, Candidate, Check, Evaluation, Fitness, Proposal, Timing, Trial, Verdict
-from evo.store import RunInfo, Store
+from evo.core.records import Build, Candidate, Check, Evaluation, Fitness, Proposal, Timing, Trial, Verdict
+from evo.core.settings import RunConfig
+from evo.search.engine import Engine, Outcome
+from evo.storage.store import RunInfo, Store
 from operators.base import Context, Draft, Operator, Parent
 
 

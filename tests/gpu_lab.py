@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fitness.calls import CPU, Calls
+from fitness.gpu.launch_bundle import make_work
 from fitness.gpu.runner import Report, Runner, Work
-from fitness.gpu.work import make_work
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.task import load_task
+from fitness.tasks.calls import CPU, Calls
+from fitness.tasks.task import load_task
 from tests import gpu_sources as sources
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.benchmarks.endpoint import llm_of, search_with
 from evo.llm.models import Model
-from evo.store import FILE
+from evo.storage.store import FILE
 from tests.engine_support import create, resume
 
 OPERATORS = ("mutate", "change@m", "mend@m", "cross@m")

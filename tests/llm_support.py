@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from evo.records import Build, Finding, Hint, Profile, Verdict
+from evo.core.records import Build, Finding, Hint, Profile, Verdict
 from operators.base import Parent
 from operators.llm.base import LlmContext, TaskFacts, Tried
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import fitness
 
-FOLDER = Path(fitness.__file__).parent / "tasks"
+FOLDER = Path(fitness.__file__).parent / "tasks" / "builtin"
 
 
 def seed(task: str) -> str:

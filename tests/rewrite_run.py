@@ -67,7 +67,7 @@ def _load(source: str, name: str, folder: str) -> Any:
 
 def _inputs(spec: Any) -> list[Any]:
     if isinstance(spec, dict):  # a built-in task and its case
-        from fitness.task import load_task
+        from fitness.tasks.task import load_task
 
         task = load_task(spec["task"])
         case = next(c for c in task.cases if c.name == spec["case"]).on_cpu()

@@ -17,9 +17,9 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-from evo.records import Case
-from fitness.oracle import compare, expect, make_inputs, variants
-from fitness.task import Task, load_task
+from evo.core.records import Case
+from fitness.tasks.task import Task, load_task
+from fitness.verify.oracle import compare, expect, make_inputs, variants
 
 
 class OneConfig:

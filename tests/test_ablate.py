@@ -19,14 +19,14 @@ import pytest
 import operators.registry
 from analysis import figures, outcomes
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
-from evo.budget import gpu_seconds
-from evo.campaign import Cell
-from evo.cells import CLAIM
-from evo.cli import main
-from evo.commands import models, parts
-from evo.llm import lane
-from evo.locks import try_lock
-from evo.store import RunReader, Store
+from evo.campaign.runner import CLAIM
+from evo.campaign.spec import Cell
+from evo.cli import common, models
+from evo.cli.main import main
+from evo.core.locks import try_lock
+from evo.llm import queue
+from evo.search.budget import gpu_seconds
+from evo.storage.store import RunReader, Store
 from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
 
@@ -78,7 +78,7 @@ def test_a_cell_that_another_process_works_on_is_left_to_it(
 
 def test_processes_share_a_campaign(opened: list[CliEvaluator]) -> None:
     code = (
-        "from tests.cli_support import install; install(setattr); from evo.cli import main; "
+        "from tests.cli_support import install; install(setattr); from evo.cli.main import main; "
         "raise SystemExit(main(['ablate', 'spec.toml', '--workers', '1', '--no-figures']))"
     )
     started = [
@@ -161,7 +161,7 @@ def test_a_task_whose_seed_is_wrong_fails_alone(opened: list[CliEvaluator], caps
 def test_on_a_gpu_evaluations_are_not_shared(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parts, "find_gpus", lambda target: ONE_GPU)
+    monkeypatch.setattr(common, "find_gpus", lambda target: ONE_GPU)
     assert ablate() == 0
     assert {e.device for e in opened} == {"gpu"}
     assert not Path("runs/spec/evaluations.sqlite").exists()
@@ -190,11 +190,11 @@ def test_several_gpus_and_clusters_evaluate_the_cells_of_all_tasks(
 
     def open_workshop(cluster: TwoGpus, target: str, gpus: int) -> Any:
         workshops.append(gpus)
-        return SimpleNamespace(open=lambda task: parts.open_evaluator(task, target, "gpu"), close=lambda: None)
+        return SimpleNamespace(open=lambda task: common.open_evaluator(task, target, "gpu"), close=lambda: None)
 
-    monkeypatch.setattr(parts, "join", TwoGpus)
-    monkeypatch.setattr(parts, "open_cluster_workshop", open_workshop)
-    monkeypatch.setattr(parts, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
+    monkeypatch.setattr(common, "join", TwoGpus)
+    monkeypatch.setattr(common, "open_cluster_workshop", open_workshop)
+    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
     assert ablate("--ray-address", "head:1") == 0
     said = capsys.readouterr().out
     assert "measuring times on 2 GPUs" in said and "through Ray on 16 CPUs and 2 GPUs of 2 nodes" in said
@@ -217,7 +217,7 @@ def test_cells_at_equal_gpu_seconds(
     assert "torch sees no CUDA GPU" in captured.out
     assert "a budget of 7.5 GPU seconds: expected a GPU that measures, got estimated times" in captured.err
     assert not Path("runs").exists()
-    monkeypatch.setattr(parts, "find_gpus", lambda target: ONE_GPU)
+    monkeypatch.setattr(common, "find_gpus", lambda target: ONE_GPU)
     monkeypatch.setattr(figures, "draw", DRAW)
     assert ablate() == 0
     said = capsys.readouterr().out
@@ -254,7 +254,7 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     Path("there").rename("here")
     for name in written:
         (Path("here") / name).unlink()
-    monkeypatch.setattr("evo.versions.versions", lambda: {"evo": "another"})
+    monkeypatch.setattr("evo.core.versions.versions", lambda: {"evo": "another"})
     capsys.readouterr()
     assert main(["ablate", "here"]) == 0
     assert {name: (Path("here") / name).read_bytes() for name in written} == written
@@ -290,13 +290,13 @@ def test_a_stored_outcome_is_never_dropped(
     assert main(["ablate", "whole", "--no-figures"]) == 0
     assert Path("whole/tables.md").read_bytes() == tables and Path("whole/outcomes.json").read_bytes() == whole
     shutil.rmtree("whole/cells")
-    monkeypatch.setattr("evo.interrupt.Interrupt.__call__", lambda self: True)
-    assert ablate("--out", "whole", "--no-figures") == parts.EXIT_INTERRUPTED  # stopped before any cell
+    monkeypatch.setattr("evo.search.interrupt.Interrupt.__call__", lambda self: True)
+    assert ablate("--out", "whole", "--no-figures") == common.EXIT_INTERRUPTED  # stopped before any cell
     assert Path("whole/outcomes.json").read_bytes() == whole
     broken = Path("whole") / Cell("softmax", "random", 1).path
     broken.mkdir(parents=True, exist_ok=True)
     (broken / "run.sqlite").write_bytes(b"damaged")
-    assert ablate("--out", "whole", "--no-figures") == parts.EXIT_INTERRUPTED
+    assert ablate("--out", "whole", "--no-figures") == common.EXIT_INTERRUPTED
     assert "failed: softmax, random, seed 1: expected a run in" in capsys.readouterr().out
     assert main(["ablate", "whole", "--no-figures"]) == 1
     assert Path("whole/outcomes.json").read_bytes() == whole
@@ -370,7 +370,7 @@ def test_stopped_or_killed_the_same_command_goes_on(
             break
     rest, _ = process.communicate(timeout=120)
     if number == signal.SIGINT:
-        assert process.returncode == parts.EXIT_INTERRUPTED and "go on by the same command" in rest
+        assert process.returncode == common.EXIT_INTERRUPTED and "go on by the same command" in rest
     if Path("runs/spec/tables.md").exists():  # some seed was finished in all arms
         assert re.search(r"\d+ of 18 cells are missing", Path("runs/spec/tables.md").read_text())
     assert 2 <= len(runs(Path("runs/spec"))) < 18
@@ -395,7 +395,7 @@ def test_a_second_ctrl_c_does_not_wait_and_loses_nothing_finished(tmp_path: Path
     time.sleep(0.3)  # two signals at once would be one
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=100)  # an evaluation takes 600 s
-    assert process.returncode == parts.EXIT_INTERRUPTED
+    assert process.returncode == common.EXIT_INTERRUPTED
     assert "interrupted; the same command goes on with runs/spec" in said
     found = runs(tmp_path / "runs/spec")
     assert len(found) == 2 and all(len(tables["evaluations"]) == 1 for tables in found.values())  # the seed
@@ -417,7 +417,7 @@ trials = 12
 def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "DEFAULT_OPERATORS", ("change", "mend"))
     monkeypatch.setattr(models, "prompt_context", lambda info, task: context)
-    monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from evo.cli import main
-from evo.commands import parts
-from evo.store import RunReader
+from evo.cli import common
+from evo.cli.main import main
+from evo.storage.store import RunReader
 from tests.cluster_support import two_nodes
 from tests.engine_support import facts
 
@@ -39,7 +39,7 @@ def test_a_campaign_whose_node_is_lost_is_that_of_one_machine(
             if text.startswith("[1/4]"):  # the others are under way
                 nodes.cluster.remove_node(nodes.second, allow_graceful=False)
 
-        monkeypatch.setattr(parts, "say", say)
+        monkeypatch.setattr(common, "say", say)
         command = ["ablate", "spec.toml", "--no-figures", "--gpus", "none", "--workers", "4"]
         assert main([*command, "--ray-address", "auto", "--out", "cluster"]) == 0
         assert ray.is_initialized(), "a connection that was there before is kept"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evo.records import Case, Verdict
-from fitness.advice import on_failing_seed, slow_case
+from evo.core.records import Case, Verdict
+from fitness.tasks.advice import on_failing_seed, slow_case
 
 SMALL = {"M": 4, "N": 100}
 BIG = {"M": 4096, "N": 16}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from analysis.outcomes import load, outcome_of, save
-from evo.errors import StoreError
-from evo.records import CERTIFICATE, PASSED, Certificate, Fitness, Trial, Verdict
-from evo.result import Result, write_result
+from evo.core.errors import StoreError
+from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Trial, Verdict
+from evo.storage.result import Result, write_result
 from tests.ablation_support import campaign
 from tests.engine_support import create, failed_trial, ok_trial
 

@@ -1,12 +1,12 @@
-"""evo.arbiter."""
+"""evo.search.arbiter."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
-from evo.arbiter import CEILING, PATIENCE, ROUNDS, Arbiter, Decision
-from evo.records import Fitness, Timing, Trial
+from evo.core.records import Fitness, Timing, Trial
+from evo.search.arbiter import CEILING, PATIENCE, ROUNDS, Arbiter, Decision
 from tests.engine_support import failed_trial, ok_trial
 
 

@@ -1,4 +1,4 @@
-"""evo.archive."""
+"""evo.search.archive."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from evo.archive import Archive, Niche, bottleneck, elite_of, niche_of
-from evo.records import Build
+from evo.core.records import Build
+from evo.search.archive import Archive, Niche, bottleneck, elite_of, niche_of
 from tests.engine_support import failed_trial, ok_trial
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evo.records import Verdict
-from fitness.aten import execute, tensor_function, written
-from fitness.plan import Op, TensorRef
+from evo.core.records import Verdict
+from fitness.frontend.aten import execute, tensor_function, written
+from fitness.frontend.plan import Op, TensorRef
 from fitness.sandbox.jobs import JobError
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""evo.bandit."""
+"""evo.search.bandit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from evo.bandit import Bandit, reward
+from evo.search.bandit import Bandit, reward
 
 
 def test_the_arm_that_pays_is_chosen_most() -> None:

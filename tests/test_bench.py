@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-import fitness.task
-from evo.cli import main
-from evo.commands import bench as command
-from evo.commands import checking
+import fitness.tasks.task
+from evo.cli import bench as command
+from evo.cli import checking
+from evo.cli.main import main
 from fitness.suites.tritonbench import FOLDER
 from tests.test_suites_tritonbench import BROKEN, SCALE
 
@@ -121,7 +121,7 @@ def test_a_damaged_suite_file_is_refused_in_words(
 def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is known by then."""
     made = SimpleNamespace(folder=tmp_path, add=lambda *_: None)
-    monkeypatch.setattr(fitness.task, "load_task", lambda path, tried: SimpleNamespace(name=path.name, hash=""))
+    monkeypatch.setattr(fitness.tasks.task, "load_task", lambda path, tried: SimpleNamespace(name=path.name, hash=""))
     chosen = [SimpleNamespace(name=name) for name in ("quick", "slow", "wrong", "late", "slower")]
     arriving = command._arriving(made, chosen, lambda: None)
     with checking.adding(tmp_path / checking.CHECKED) as add:

@@ -11,8 +11,8 @@ import torch
 from analysis.benchmarks import bench_checker, mutants, witnesses
 from analysis.benchmarks.bench_checker import Folder, Tally, append, figures, read, state, table, wilson, witness_class
 from analysis.benchmarks.mutants import OPERATORS, Variant, bases
-from evo import syntax
-from fitness.oracle import Budget, Expected
+from evo.core import syntax
+from fitness.verify.oracle import Budget, Expected
 
 KERNEL = """import torch
 import triton

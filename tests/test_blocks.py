@@ -11,9 +11,9 @@ from triton.language.core import block_type
 from triton.language.semantic import IncompatibleTypeErrorImpl, TritonSemantic
 from triton.runtime.interpreter import TensorHandle
 
-from fitness.verification.blocks import Semantic
-from fitness.verification.interpreter import Interpreter
-from fitness.verification.numerics import numpy_dtype
+from fitness.interpreter.blocks import Semantic
+from fitness.interpreter.interpreter import Interpreter
+from fitness.interpreter.numerics import numpy_dtype
 
 DTYPES = (tl.int1, tl.int32, tl.uint32, tl.int64, tl.float16, tl.bfloat16, tl.float32, tl.float64)
 SHAPES = ((), (1,), (4,), (4, 1), (1, 8), (4, 8))

@@ -11,17 +11,17 @@ import pytest
 import torch
 import triton.language as tl
 
-from evo.records import Check, Verdict
-from fitness import oracle
-from fitness.memory import GUARD, Guards, Layout, guard_pattern
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from evo.core.records import Check, Verdict
+from fitness.frontend.memory import GUARD, Guards, Layout, guard_pattern
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from fitness.frontend.stages import Stop
+from fitness.interpreter import job as interpret
+from fitness.interpreter.bounds import Array, Arrays, Undefined, arrays_of, led_by, like
+from fitness.interpreter.numerics import decode
 from fitness.sandbox.jobs import JobError, JobResult, Limits
-from fitness.stages import Stop
-from fitness.task import Task, load_task
-from fitness.verification import interpret
-from fitness.verification.bounds import Array, Arrays, Undefined, arrays_of, led_by, like
-from fitness.verification.numerics import decode
-from fitness.verification.verify import Executable, Jobs, verify
+from fitness.tasks.task import Task, load_task
+from fitness.verify import oracle
+from fitness.verify.verify import Executable, Jobs, verify
 
 N, B = 50, 64
 X, OUT = TensorRef(0, "float32", (N,), (1,)), TensorRef(1, "float32", (B,), (1,))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import fitness.rules
+import fitness.frontend.rules
 from fitness.briefing import case_lines, hardware_facts, reference_source, rules, task_facts, tolerance
-from fitness.compilation.target import TARGETS, get_target
-from fitness.rules.gate import RULES
-from fitness.task import load_task, task_names
+from fitness.frontend.gate import RULES
+from fitness.frontend.target import TARGETS, get_target
+from fitness.tasks.task import load_task, task_names
 from operators.llm.base import TaskFacts
 
 
@@ -63,7 +63,7 @@ def test_the_facts_are_those_of_the_target():
 
 def test_the_rules_are_all_that_the_gate_can_report():
     assert [r.partition(":")[0] for r in rules()] == list(RULES)
-    texts = [path.read_text() for path in Path(fitness.rules.__file__).parent.glob("*.py")]
+    texts = [path.read_text() for path in Path(fitness.frontend.rules.__file__).parent.glob("*.py")]
     reported = {name for t in texts for name in re.findall(r"(?:report|Finding)\(\s*\"([a-z-]+)\"", t)}
     assert len(reported) > 10
     assert reported <= set(RULES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fitness.frontend.memory import GUARD, POISONS
+from fitness.frontend.plan import Buffer, LaunchPlan, PlanError, TensorRef
 from fitness.gpu.buffers import EDGE, DeviceMemory
-from fitness.memory import GUARD, POISONS
-from fitness.plan import Buffer, LaunchPlan, PlanError, TensorRef
 
 CPU = torch.device("cpu")
 ROWS = TensorRef(0, "float32", (3, 5), (5, 1))

@@ -1,4 +1,4 @@
-"""evo.campaign: specs, arms, what is frozen."""
+"""evo.campaign.spec: specs, arms, what is frozen."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evo.arms import ARMS
-from evo.campaign import FILE, Campaign, Cell, Spec, read_plan, read_spec
-from evo.errors import ConfigError, StoreError
+from evo.campaign.spec import FILE, Campaign, Cell, Spec, read_plan, read_spec
+from evo.campaign.variants import ARMS
+from evo.core.errors import ConfigError, StoreError
 
 SPEC = """
 tasks = ["softmax", "layer_norm"]

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from evo.records import Verdict
-from fitness.stages import Stop
-from fitness.task import load_task
+from evo.core.records import Verdict
+from fitness.frontend.stages import Stop
+from fitness.tasks.task import load_task
 
 pytest.importorskip("pynvml")
 
+from fitness.cuda.device import DeviceFacts
 from fitness.gpu.ceilings import check_roofline, rates
-from fitness.gpu.device import DeviceFacts
 
 GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 4e12, 3e12, 5e14)
 TASK = load_task("softmax")

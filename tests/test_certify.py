@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from evo.plain import MOST
-from evo.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
-from fitness import oracle
-from fitness.certification import certify, judge
-from fitness.certification.certify import Certifier, unseen_cases
-from fitness.certification.exchange import ExchangeError, put, take
-from fitness.certification.judge import Match
-from fitness.certification.sanitize import PROGRAM, read_output
-from fitness.gpu.nvidia import find_tool
+from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
+from evo.core.text import MOST
+from fitness.certify import certify
+from fitness.certify.certify import Certifier, unseen_cases
+from fitness.certify.sanitize import PROGRAM, read_output
+from fitness.cuda.nvidia import find_tool
+from fitness.gpu import eager_check
+from fitness.gpu.eager_check import Match
+from fitness.gpu.exchange import ExchangeError, put, take
 from fitness.gpu.runner import Report
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.task import Task, load_task
+from fitness.tasks.task import Task, load_task
+from fitness.verify import oracle
 from tests import gpu_sources as sources
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -111,7 +112,7 @@ def test_what_an_untrusted_process_describes_is_checked(tmp_path, change):
 
 def answer_of(zygote: Zygote, task: Task, source: str, folder: Path, case: Case, samples: int = 0) -> dict[str, Any]:
     """What the sandboxed job makes of a source, on the CPU."""
-    drawn = judge.draw(task, case, 7, folder / "0.in", "cpu")
+    drawn = eager_check.draw(task, case, 7, folder / "0.in", "cpu")
     calls = [{"name": "0", "args": drawn, "written": [], "samples": samples}]
     payload = {"source": source, "entry": task.entry, "device": "cpu", "calls": calls}
     result = zygote.run("eager", payload, scratch=folder, limits=Limits(memory_bytes=8 << 30))
@@ -124,10 +125,10 @@ def test_right_outputs_pass_and_times_are_told(zygote, task, tmp_path):
     case = task.cases[0].on_cpu()
     answer = answer_of(zygote, task, RIGHT, tmp_path, case, samples=5)
     assert len(answer["samples_us"]) == 5
-    match = judge.judge(task, case, 7, answer, tmp_path, "cpu")
+    match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu")
     assert match.verdict is Verdict.OK, match.message
     assert not match.bitwise
-    assert judge.judge(task, case, 8, answer, tmp_path, "cpu").verdict is Verdict.WRONG  # of other inputs
+    assert eager_check.judge(task, case, 8, answer, tmp_path, "cpu").verdict is Verdict.WRONG  # of other inputs
 
 
 # What host code of earlier versions imports; an argument that not every call has.
@@ -153,9 +154,11 @@ def test_arguments_that_are_written_come_back_where_there_are_any(zygote, tmp_pa
 def test_outputs_must_be_those_of_the_plan_to_the_bit(zygote, task, tmp_path):
     case = task.cases[0].on_cpu()
     answer = answer_of(zygote, task, RIGHT, tmp_path, case)
-    same = judge.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True)])
+    same = eager_check.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True)])
     assert same.bitwise
-    near = judge.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True) + 1e-6])
+    near = eager_check.judge(
+        task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True) + 1e-6]
+    )
     assert near.verdict is Verdict.WRONG
     assert "recorded plan" in near.message
 
@@ -182,10 +185,10 @@ def test_what_a_plan_makes_of_the_memory_it_gets_is_not_compared(zygote, task, t
         return oracle.expect(task, case, key)
 
     by_seed = dataclasses.replace(task, reference=None)
-    match = judge.judge(by_seed, case, 7, answer, tmp_path, "cpu", planned, expected)
+    match = eager_check.judge(by_seed, case, 7, answer, tmp_path, "cpu", planned, expected)
     assert (match.verdict, match.bitwise) == (verdict, False)
     # A reference in PyTorch writes all of its outputs.
-    match = judge.judge(task, case, 7, answer, tmp_path, "cpu", planned)
+    match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu", planned)
     assert match.verdict is Verdict.WRONG
 
 
@@ -203,26 +206,26 @@ def test_what_a_plan_makes_of_the_memory_it_gets_is_not_compared(zygote, task, t
 def test_what_is_wrong_is_found(zygote, task, tmp_path, body, verdict, message):
     case = task.cases[0].on_cpu()
     answer = answer_of(zygote, task, HOST.format(body=body), tmp_path, case)
-    match = judge.judge(task, case, 7, answer, tmp_path, "cpu")
+    match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu")
     assert (match.verdict, message in match.message) == (verdict, True), match
 
 
 @pytest.mark.parametrize("verdict", ["ok", "duplicate", "infrastructure", "splendid", 3])
 def test_a_process_cannot_acquit_itself(task, tmp_path, verdict):
     answer = {"error": {"verdict": verdict, "message": "fine", "line": 0}}
-    assert judge.judge(task, task.cases[0], 7, answer, tmp_path, "cpu").verdict is Verdict.RUNTIME_ERROR
+    assert eager_check.judge(task, task.cases[0], 7, answer, tmp_path, "cpu").verdict is Verdict.RUNTIME_ERROR
 
 
 def test_of_outputs_of_another_form_nothing_is_read(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(judge, "take", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr(eager_check, "take", lambda *_: pytest.fail("was read"))
     case = task.cases[0].on_cpu()
     shape = [case.axes["M"], case.axes["N"]]
     right = {"file": "x", "dtype": "float32", "shape": shape, "strides": [shape[1], 1]}
     for outputs in ([right] * 1000, [{**right, "shape": [1 << 40, 1 << 40]}], [{**right, "shape": [0, 1 << 40]}]):
         answer = {"structure": "tensor", "outputs": outputs, "modified": []}
-        match = judge.judge(task, case, 7, answer, tmp_path, "cpu")
+        match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu")
         assert match.verdict is Verdict.WRONG
-    match = judge.judge(task, case, 7, {**answer, "structure": "dict:" + "k" * 10_000_000}, tmp_path, "cpu")
+    match = eager_check.judge(task, case, 7, {**answer, "structure": "dict:" + "k" * 10_000_000}, tmp_path, "cpu")
     assert match.verdict is Verdict.WRONG and len(match.message) <= MOST
 
 
@@ -239,8 +242,8 @@ class CpuRunner:
 
     def compare(self, work, cases, *, seed, folder, run):
         cases = [case.on_cpu() for case in cases]
-        answers = run([judge.draw(self.task, case, 1, folder / f"{i}.in", "cpu") for i, case in enumerate(cases)])
-        return [judge.judge(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)]
+        answers = run([eager_check.draw(self.task, case, 1, folder / f"{i}.in", "cpu") for i, case in enumerate(cases)])
+        return [eager_check.judge(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)]
 
     def idle(self):
         return nullcontext()
@@ -281,7 +284,7 @@ def test_a_candidate_that_is_wrong_or_dies_fails(certifier):
 
 TAKEN_OVER = """
 import sys
-job = sys.modules["fitness.certification.eager"]
+job = sys.modules["fitness.certify.eager"]
 called = job._called
 def forged(*arguments):
     answer = called(*arguments)
@@ -407,7 +410,7 @@ def test_a_tool_that_did_not_get_through_has_shown_nothing(output):
 
 @pytest.mark.skipif(bool(find_tool(PROGRAM)), reason="it is installed")
 def test_without_the_tool_the_check_is_not_run(task, tmp_path):
-    from fitness.certification.sanitize import sanitize
+    from fitness.certify.sanitize import sanitize
     from fitness.gpu.runner import Work
 
     finding = sanitize("memcheck", task.folder, Work({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
@@ -421,8 +424,8 @@ def test_without_the_tool_the_check_is_not_run(task, tmp_path):
 @pytest.fixture(scope="module")
 def gpu(task):
     """A prepared evaluator."""
-    from fitness.compilation.target import get_target
-    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.frontend.target import get_target
+    from fitness.gpu_backend import GpuEvaluator
 
     with GpuEvaluator(task, get_target("sm_90")) as evaluator:
         evaluator.prepare()
@@ -464,8 +467,8 @@ def test_a_full_certificate_has_every_check(gpu):
 @pytest.mark.gpu
 @needs_gpu
 def test_rows_that_share_their_memory_stay_so_in_every_check(tmp_path):
-    from fitness.compilation.target import get_target
-    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.frontend.target import get_target
+    from fitness.gpu_backend import GpuEvaluator
 
     drawn = 'torch.randn(case.axes["M"], case.axes["N"], generator=generator, device=generator.device)'
     shared = 'torch.randn(1, case.axes["N"], generator=generator, device=generator.device).expand(case.axes["M"], -1)'
@@ -485,7 +488,7 @@ def test_rows_that_share_their_memory_stay_so_in_every_check(tmp_path):
 @needs_gpu
 def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     """The gate is not asked here: what it lets through tomorrow must not be able to hide from this."""
-    from fitness.gpu_evaluator import _work
+    from fitness.gpu_backend import _work
 
     certifier, right = gpu._judge._prepared(), sources.RIGHT["one pass"]
     facts = gpu._whole(right, gpu._facts(right))
@@ -501,8 +504,8 @@ def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
 @pytest.mark.gpu
 @needs_gpu
 def test_what_the_seed_leaves_unwritten_is_not_compared(tmp_path):
-    from fitness.compilation.target import get_target
-    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.frontend.target import get_target
+    from fitness.gpu_backend import GpuEvaluator
 
     def shorter(source):  # its last load or store is the store
         head, tail = source.rsplit("mask=mask)", 1)

@@ -9,9 +9,9 @@ import pytest
 
 from analysis.outcomes import Outcome, save
 from analysis.regression import judge, pair_up
-from evo.cli import main
-from evo.ends import LEFT, SILENT, came_to_end
-from evo.store import RunInfo, Store
+from evo.cli.main import main
+from evo.search.termination import LEFT, SILENT, came_to_end
+from evo.storage.store import RunInfo, Store
 from tests.ablation_support import campaign, outcome
 from tests.engine_support import SlowEvaluator, config, create, search
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import triton
 
-from evo.records import Verdict
-from fitness.compilation import screen
-from fitness.compilation.compile import job
-from fitness.compilation.target import get_target
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from evo.core.records import Verdict
+from fitness.frontend import screen
+from fitness.frontend.compile import job
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import JobError
 
 SOURCE = """import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fitness.verification.conflicts import Conflicts
+from fitness.interpreter.conflicts import Conflicts
 
 BASE = 1 << 40
 
@@ -82,7 +82,7 @@ def test_masked_elements_do_not_count() -> None:
 
 
 def test_what_was_settled_before_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fitness.verification.conflicts.PENDING", 0)  # one access after the other
+    monkeypatch.setattr("fitness.interpreter.conflicts.PENDING", 0)  # one access after the other
     assert found(("load", [8]), NEXT, ("load", [8]), NEXT, ("store", [8]))
     assert found(("load", [8]), NEXT, ("load", [8]), ("load", [8]), ("store", [8]))
     assert not found(("load", [8]), ("load", [8]), ("store", [8]))

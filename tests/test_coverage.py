@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from fitness.estimation.coverage import coverage, seen
-from fitness.plan import Buffer, Copy, LaunchPlan
+from fitness.estimate.coverage import coverage, seen
+from fitness.frontend.plan import Buffer, Copy, LaunchPlan
 from tests.traced import COPY, MATMUL, plan_of, tensor, traces_of, traffic
 
 

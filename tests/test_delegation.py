@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evo.records import Candidate, Verdict
-from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
-from fitness.memory import Layout
-from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
+from evo.core.records import Candidate, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.memory import Layout
+from fitness.frontend.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import get_target
+from fitness.interpreter.delegation import NEITHER, OPERATOR, OWN, Authors, Share, check_share, needs_proof
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop
-from fitness.task import load_task
-from fitness.verification.delegation import NEITHER, OPERATOR, OWN, Authors, Share, check_share, needs_proof
+from fitness.tasks.task import load_task
 from tests.gpu_sources import SEED, TASK
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -96,7 +96,7 @@ def test_what_is_own_on_some_inputs_is_own():
 def test_a_program_of_the_runner_tells_the_authors(monkeypatch):
     """On the CPU, with a function for a kernel: operators come before and after it."""
     pytest.importorskip("cuda.bindings")
-    from fitness.gpu.replay import Program
+    from fitness.gpu.program import Program
 
     first = ref(2, shape=(1,))
     before = Op("aten.add.Tensor", (ref(0), ref(0)), {}, (ref(1),), 3)
@@ -314,7 +314,7 @@ def test_a_decoy_beside_a_copy_is_refused_whatever_the_task_allows(zygote, tmp_p
 
 @pytest.fixture(scope="module")
 def gpu(zygote, tmp_path_factory):
-    from fitness.gpu_evaluator import GpuEvaluator
+    from fitness.gpu_backend import GpuEvaluator
 
     task = task_of(tmp_path_factory.mktemp("task"), "allow_delegation = True\nmin_own_share = 0.1\n")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
-from evo.llm import lane as lane_module
+from evo.llm import queue as lane_module
+from evo.llm.budget import Limits
 from evo.llm.dialogue import Dialogue
-from evo.llm.limits import Limits
 from evo.llm.models import Model
 from evo.llm.providers import LlmError
 from operators.llm.base import Message, Prompt

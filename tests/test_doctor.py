@@ -1,4 +1,4 @@
-"""evo.doctor and its command: every state that a check can find, and what follows for a run."""
+"""evo.cli.checks and its command: every state that a check can find, and what follows for a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-import evo.commands.doctor as command
-import fitness.gpu.nvidia
+import evo.cli.doctor as command
+import fitness.cuda.nvidia
 import fitness.sandbox.layers
-from evo import doctor
-from evo.cli import main
-from evo.doctor import MISSING, OK, UNUSABLE
-from evo.errors import EvoError
+from evo.cli import checks as doctor
+from evo.cli.checks import MISSING, OK, UNUSABLE
+from evo.cli.main import main
+from evo.core.errors import EvoError
 from evo.llm.models import Model
 from tests import cli_support
 
@@ -121,9 +121,9 @@ def test_layers_that_are_missing_are_named_with_their_reason(monkeypatch):
     ],
 )
 def test_tools(monkeypatch, path, gpu, problem, state, words):
-    monkeypatch.setattr(fitness.gpu.nvidia, "find_tool", lambda name: path)
-    monkeypatch.setattr(fitness.gpu.nvidia, "tool_version", lambda path: "1.2")
-    monkeypatch.setattr(fitness.gpu.nvidia, "tool_problem", lambda name, path: problem)
+    monkeypatch.setattr(fitness.cuda.nvidia, "find_tool", lambda name: path)
+    monkeypatch.setattr(fitness.cuda.nvidia, "tool_version", lambda path: "1.2")
+    monkeypatch.setattr(fitness.cuda.nvidia, "tool_problem", lambda name, path: problem)
     check = doctor._tool("ncu", gpu)
     assert check.state == state
     assert words in check.found

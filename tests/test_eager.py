@@ -17,27 +17,27 @@ from rich.console import Console
 from analysis.report import Bounds, write_report
 from analysis.rows import evaluations
 from analysis.schema import EXPORT
-from evo.errors import TaskError
-from evo.records import Candidate, Evaluation, Fitness, Timing, Verdict, evaluation_from_json, evaluation_to_json
-from evo.result import speedup_text
-from evo.show import show_trial
-from evo.store import RunReader
-from fitness.compilation.target import get_target
+from evo.cli.run_text import show_trial
+from evo.core.errors import TaskError
+from evo.core.records import Candidate, Evaluation, Fitness, Timing, Verdict, evaluation_from_json, evaluation_to_json
+from evo.storage.result import speedup_text
+from evo.storage.store import RunReader
+from fitness.candidate import Facts, Recorder
 from fitness.eager import bench, host
 from fitness.eager.bench import Comparison
 from fitness.eager.channel import Answerer, Asker, Ended, make_pipes, mark_ended
 from fitness.eager.digest import COLUMNS, digests
 from fitness.eager.host import Host, builds_of
 from fitness.eager.serve import Watcher
-from fitness.facts import Facts, Recorder
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import get_target
 from fitness.gpu.runner import Report
-from fitness.gpu_evaluator import EagerJudge, GpuEvaluator, GpuJudge, gpu_judge, with_floor
-from fitness.oracle import VARIANTS
+from fitness.gpu_backend import EagerJudge, GpuEvaluator, GpuJudge, gpu_judge, with_floor
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.score import score
-from fitness.stages import Stop
-from fitness.task import Task, load_task
+from fitness.tasks.task import Task, load_task
+from fitness.verify.oracle import VARIANTS
 from tests import gpu_sources as sources
 from tests.engine_support import create, ok_trial
 from tests.test_hacks import header

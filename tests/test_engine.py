@@ -1,4 +1,4 @@
-"""evo.engine."""
+"""evo.search.engine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.budget import gpu_seconds
-from evo.engine import stored_screen
-from evo.records import Candidate, Evaluation, Trial, Verdict
-from evo.strategies import STRATEGIES
+from evo.core.records import Candidate, Evaluation, Trial, Verdict
+from evo.search.budget import gpu_seconds
+from evo.search.engine import stored_screen
+from evo.search.strategies import STRATEGIES
 from tests.engine_support import MeasuringEvaluator, SlowEvaluator, create, facts, resume, search
 
 RULES = [name for name, strategy in STRATEGIES.items() if not strategy.asks]  # those that need no model

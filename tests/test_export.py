@@ -23,9 +23,9 @@ import analysis.export
 from analysis import schema
 from analysis.export import export, new_folder
 from analysis.formats import FORMATS
-from evo.cli import main
-from evo.errors import ConfigError
-from evo.store import FILE
+from evo.cli.main import main
+from evo.core.errors import ConfigError
+from evo.storage.store import FILE
 from tests.analysis_support import fill, grow
 from tests.engine_support import create, ok_trial, search
 
@@ -321,7 +321,7 @@ def test_misuse_is_told(
 
 
 def test_without_pyarrow_the_command_says_what_to_install(run: Path, tmp_path: Path) -> None:
-    script = "import sys; sys.modules['pyarrow'] = None\nfrom evo.cli import main; sys.exit(main(sys.argv[1:]))"
+    script = "import sys; sys.modules['pyarrow'] = None\nfrom evo.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "export", str(run), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evo.records import Verdict
+from evo.core.records import Verdict
 from fitness.gpu.faults import HARMLESS, MACHINE, verdict_of, verdict_of_text
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fitness.frontend.plan import Buffer, LaunchPlan, TensorRef
 from fitness.gpu import fingerprint as module
 from fitness.gpu.buffers import DeviceMemory
 from fitness.gpu.fingerprint import fingerprint
-from fitness.plan import Buffer, LaunchPlan, TensorRef
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])

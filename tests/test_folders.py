@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from evo.cli import main
-from evo.folders import FILE, run_folder, runs_in, what_instead
-from evo.store import RunReader
+from evo.cli.main import main
+from evo.storage.folders import FILE, run_folder, runs_in, what_instead
+from evo.storage.store import RunReader
 from tests.cli_support import install
 
 

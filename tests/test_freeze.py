@@ -1,7 +1,7 @@
 """The chosen autotune configuration is written into the source."""
 
-from fitness.compilation.freeze import freeze
-from fitness.plan import Config
+from fitness.frontend.freeze import freeze
+from fitness.frontend.plan import Config
 
 SOURCE = """
 import triton

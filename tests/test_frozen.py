@@ -1,10 +1,10 @@
-"""fitness.frozen: what is told about a task that changed since it was frozen."""
+"""fitness.tasks.frozen: what is told about a task that changed since it was frozen."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fitness.frozen import FILE, changed, freeze
+from fitness.tasks.frozen import FILE, changed, freeze
 
 
 def test_a_change_is_told_and_names_the_file(tmp_path: Path) -> None:

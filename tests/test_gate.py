@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from evo.records import STAGES, Verdict
-from fitness.rules import names
-from fitness.rules.gate import MAX_CHARACTERS, MAX_NUMBER, RULES, gate, not_inherited
+from evo.core.records import STAGES, Verdict
+from fitness.frontend.gate import MAX_CHARACTERS, MAX_NUMBER, RULES, gate, not_inherited
+from fitness.frontend.rules import names
 
 ROOT = Path(__file__).parent.parent
 TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks").glob("*/task.py"))}
@@ -931,7 +931,7 @@ def test_a_source_that_is_not_python_has_one_finding_with_its_line():
 
 
 def test_the_gate_imports_neither_torch_nor_triton():
-    code = "import sys, fitness.rules.gate; sys.exit(bool({'torch', 'triton', 'numpy'} & set(sys.modules)))"
+    code = "import sys, fitness.frontend.gate; sys.exit(bool({'torch', 'triton', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.records import Candidate, Verdict
+from evo.core.records import Candidate, Verdict
 
 CORPUS = sorted((Path(__file__).parent / "hacks").glob("*.py"))
 

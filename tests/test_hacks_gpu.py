@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.records import Candidate, Verdict
-from fitness.compilation.target import get_target
-from fitness.gpu_evaluator import GpuEvaluator
+from evo.core.records import Candidate, Verdict
+from fitness.frontend.target import get_target
+from fitness.gpu_backend import GpuEvaluator
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.score import score
-from fitness.task import load_task
+from fitness.tasks.task import load_task
 from tests.test_hacks import CORPUS, header
 
 HERE = Path(__file__).parent

@@ -2,9 +2,9 @@
 
 import pytest
 
-from evo.records import BOTTLENECKS
-from fitness.profiling.hints import MOST, RULES, hints
-from fitness.profiling.profile import NAMES
+from evo.core.records import BOTTLENECKS
+from fitness.profile.hints import MOST, RULES, hints
+from fitness.profile.profile import NAMES
 
 # Readings of a kernel that lacks nothing.
 HEALTHY = {

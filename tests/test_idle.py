@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
+from fitness.frontend.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
 from fitness.validation.idle import COPY, NOTHING, ZEROS, Idle, idle_kernels
 
 SOURCE = """import torch

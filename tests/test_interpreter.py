@@ -7,8 +7,8 @@ import textwrap
 import pytest
 import torch
 
-from fitness.compilation.kernels import load_kernels
-from fitness.verification.interpreter import Interpreter, programs_of
+from fitness.frontend.kernels import load_kernels
+from fitness.interpreter.interpreter import Interpreter, programs_of
 
 HEADER = """
 import triton

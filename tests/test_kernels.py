@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import triton.language as tl
 
-from evo.records import Verdict
-from fitness.compilation.kernels import argument, closures, get_kernel, load_kernels
+from evo.core.records import Verdict
+from fitness.frontend.kernels import argument, closures, get_kernel, load_kernels
 from fitness.sandbox.jobs import JobError
 
 SOURCE = '''"""A candidate."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fitness.verification import libdevice
+from fitness.interpreter import libdevice
 
 X = np.linspace(0.05, 0.95, 64)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evo.drafting import first_prompt
+from evo.llm.task_drafts import first_prompt
 from operators.llm.base import Unreadable
 from operators.llm.drafting import ask_to_mend, read_task
 from tests.drafting_support import KERNEL, TASK, answer

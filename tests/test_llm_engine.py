@@ -23,15 +23,15 @@ import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, answer_to, llm_of, search_with
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.llm import lane as lane_module
-from evo.llm.calls import Answer
-from evo.llm.limits import Limits
+from evo.core.records import Candidate, Evaluation, Trial, Verdict
+from evo.llm import queue as lane_module
+from evo.llm.budget import Limits
 from evo.llm.mailbox import Mailbox
 from evo.llm.models import Model, read_models
 from evo.llm.providers import LlmError, Request
-from evo.records import Candidate, Evaluation, Trial, Verdict
-from evo.repairs import REPAIRS
-from evo.store import RunReader
+from evo.llm.repairs import REPAIRS
+from evo.storage.model_calls import Answer
+from evo.storage.store import RunReader
 from operators.base import Draft, Parent
 from operators.llm.base import Message, Prompt, Unreadable
 from tests.engine_support import MoreWarps, create, facts, resume

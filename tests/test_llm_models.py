@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
-from evo.commands import models as commands
-from evo.config import GUIDANCE
-from evo.errors import ConfigError
+from evo.cli import models as commands
+from evo.core.errors import ConfigError
+from evo.core.settings import GUIDANCE
 from evo.llm.models import Model, read_models
-from evo.store import RunReader
+from evo.storage.store import RunReader
 from tests.cli_support import CliEvaluator, install
 from tests.engine_support import config
 from tests.llm_endpoint import KEY, error, in_turn
@@ -124,12 +124,12 @@ def test_a_config_with_models_survives_its_json() -> None:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator]:
     import operators.registry
-    from evo.llm import lane
+    from evo.llm import queue
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "DEFAULT_OPERATORS", ("change", "mend"))
     monkeypatch.setattr(commands, "prompt_context", lambda info, task: context)
-    monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     made = install(monkeypatch.setattr)
     monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})

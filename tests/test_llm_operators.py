@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.records import Verdict
+from evo.core.records import Verdict
 from operators.base import Draft
 from operators.llm.base import GUIDANCE, Prompt, Tried, Unreadable
 from operators.llm.operators import HISTORY, complementary

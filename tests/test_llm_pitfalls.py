@@ -6,9 +6,9 @@ import textwrap
 import pytest
 import triton
 
-from evo.records import Verdict
-from fitness.compilation.compile import job
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from evo.core.records import Verdict
+from fitness.frontend.compile import job
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
 from fitness.sandbox.jobs import JobError
 from operators.llm.pitfalls import PITFALLS, pitfalls
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.records import Candidate, Verdict
+from evo.core.records import Candidate, Verdict
 from fitness.briefing import hardware_facts, rules, task_facts
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, TaskFacts

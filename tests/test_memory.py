@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evo.records import Verdict
-from fitness.memory import ALIGNMENT, GUARD, POISONS, Layout
-from fitness.plan import Buffer, LaunchPlan, PlanError, TensorRef
+from evo.core.records import Verdict
+from fitness.frontend.memory import ALIGNMENT, GUARD, POISONS, Layout
+from fitness.frontend.plan import Buffer, LaunchPlan, PlanError, TensorRef
 from fitness.sandbox.jobs import JobError
-from fitness.scratch import LeftError
+from fitness.sandbox.scratch import LeftError
 from tests.test_sandbox import IN_MEMORY, inside, needs
 
 X = TensorRef(0, "float32", (3, 5), (1, 3))  # column-major
@@ -65,7 +65,11 @@ answer.append(len(layout.broken_guards(layout.left(scratch))))
 @needs("tmpfs")
 def test_blocks_that_a_job_gave_back_on_a_full_disk_are_read_as_zeros(tmp_path):
     """A mapped file would end the process: there is nothing to put where it looks."""
-    before = "from fitness.memory import Layout\nfrom tests.test_memory import make_plan\nlayout = Layout(make_plan())"
+    before = (
+        "from fitness.frontend.memory import Layout\n"
+        "from tests.test_memory import make_plan\n"
+        "layout = Layout(make_plan())"
+    )
     assert inside(GIVEN_BACK, tmp_path, limits=IN_MEMORY, before=before) == ["No space left on device", 8]
 
 

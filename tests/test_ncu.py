@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fitness.gpu.runner import Work
-from fitness.profiling import ncu
-from fitness.profiling.ncu import NoCounters, command_line, counters, failure, parse, readings
-from fitness.profiling.profile import NAMES
+from fitness.profile import ncu
+from fitness.profile.ncu import NoCounters, command_line, counters, failure, parse, readings
+from fitness.profile.profile import NAMES
 from fitness.sandbox.jobs import Limits
 
 TABLE = Path(__file__).parent / "data" / "ncu_raw.csv"
@@ -84,7 +84,7 @@ def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
     assert command[0] == "/usr/bin/ncu" and command[-4:] == ["softmax", "work", "square", "0"]
     assert command[command.index("--clock-control") + 1] == "none"
     assert command[command.index("--profile-from-start") + 1] == "off"
-    assert "fitness.profiling.ncu_replay" in command
+    assert "fitness.profile.ncu_replay" in command
 
 
 def test_without_the_tool_there_are_no_counters(monkeypatch):
@@ -114,11 +114,11 @@ def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_plan_is_replayed_under_the_profiler(tmp_path):
-    from fitness.calls import CPU, Calls
-    from fitness.gpu.nvidia import find_tool, tool_problem
-    from fitness.gpu.work import make_work
+    from fitness.cuda.nvidia import find_tool, tool_problem
+    from fitness.gpu.launch_bundle import make_work
     from fitness.sandbox.zygote import Zygote
-    from fitness.task import load_task
+    from fitness.tasks.calls import CPU, Calls
+    from fitness.tasks.task import load_task
 
     tool = find_tool("ncu")
     if not tool or tool_problem("ncu", tool):

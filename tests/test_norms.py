@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fitness.gpu.norms import Norms, largest_magnitude, norms
+from fitness.cuda.norms import Norms, largest_magnitude, norms
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from fitness.verification.numerics import decode, encode, numpy_dtype, towards_zero
+from fitness.interpreter.numerics import decode, encode, numpy_dtype, towards_zero
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, 3.14159, 1e-40, 3.4e38, float("inf"), float("-inf"), 65519.9, 1.00390625, 1.01171875]
 

@@ -1,4 +1,4 @@
-"""fitness.gpu.nvidia: what is read off NVIDIA's tools.  Scripts that say what the tools say stand in for them."""
+"""fitness.cuda.nvidia: what is read off NVIDIA's tools.  Scripts that say what the tools say stand in for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fitness.gpu import nvidia
+from fitness.cuda import nvidia
 
 NO_PERMISSION = (
     "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"

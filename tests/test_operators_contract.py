@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from evo.errors import ConfigError
-from evo.records import candidate_id
+from evo.core.errors import ConfigError
+from evo.core.records import candidate_id
 from operators.base import Context, Draft, Operator, Parent
 from operators.genes import get_genes, set_genes
 from operators.registry import LLM_OPERATORS, OPERATORS, check_beginning, get_operators

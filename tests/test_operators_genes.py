@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from fitness.task import task_names
+from fitness.tasks.task import task_names
 from operators.genes import COMPUTED, get_genes, set_genes
 from operators.source import parse
 from tests.operators_sources import COLUMN_SUM, FLAT_TILES, HEADER, IN_PLACE, ODD_SOURCES, SOURCES

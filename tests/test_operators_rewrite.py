@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fitness.rules.gate import gate
-from fitness.task import task_names
+from fitness.frontend.gate import gate
+from fitness.tasks.task import task_names
 from operators.base import Context, Parent
 from operators.genes import get_genes
 from operators.rewrite import REWRITES, RewriteOperator

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.records import Case
-from fitness import by_seed
-from fitness.oracle import (
+from evo.core.records import Case
+from fitness.frontend.plan import TensorRef
+from fitness.tasks.task import Task, load_task, run_reference, task_names
+from fitness.verify import seed_oracle
+from fitness.verify.oracle import (
     ROUNDING_RMS,
     VARIANTS,
     Budget,
@@ -24,8 +26,6 @@ from fitness.oracle import (
     variants,
     with_few_changed,
 )
-from fitness.plan import TensorRef
-from fitness.task import Task, load_task, run_reference, task_names
 
 TASKS = {name: load_task(name) for name in task_names()}
 SMALL = {name: task.cases[0].on_cpu() for name, task in TASKS.items()}
@@ -364,7 +364,7 @@ def by_seed_expected(own: torch.Tensor) -> Expected:
     task = replace(load_task("softmax"), reference=None)
     (x,) = make_inputs(task, task.cases[0].on_cpu(), 0)
     ref = TensorRef(0, str(own.dtype).removeprefix("torch."), tuple(own.shape), own.stride())
-    expected = by_seed.expect(task, (x.half(),), "tensor", [ref], [own], [own])
+    expected = seed_oracle.expect(task, (x.half(),), "tensor", [ref], [own], [own])
     assert expected is not None
     return expected
 

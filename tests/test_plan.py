@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fitness.plan import PlanError, from_json
+from fitness.frontend.plan import PlanError, from_json
 
 
 def plan(**changes: Any) -> str:

@@ -20,21 +20,21 @@ import pytest
 import ray
 import torch
 
-from evo.config import RunConfig
-from evo.engine import Engine
-from evo.errors import ConfigError, EvoError, TaskError
-from evo.records import Candidate, Evaluation, Finding, Trial, Verdict
-from evo.store import RunInfo, Store
-from evo.versions import versions
+from evo.core.errors import ConfigError, EvoError, TaskError
+from evo.core.records import Candidate, Evaluation, Finding, Trial, Verdict
+from evo.core.settings import RunConfig
+from evo.core.versions import versions
+from evo.search.engine import Engine
+from evo.storage.store import RunInfo, Store
 from fitness.cluster import pool
-from fitness.cluster.crew import Crew
-from fitness.cluster.parcel import Parcel, Terms
+from fitness.cluster.bundle import Parcel, Terms
 from fitness.cluster.pool import Cluster, ClusterEvaluator, Node, Post, posts
-from fitness.compilation.target import get_target
+from fitness.cluster.workers import Crew
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import Limits
 from fitness.score import score
-from fitness.stages import Stop
-from fitness.task import load_task
+from fitness.tasks.task import load_task
 from operators.registry import get_operators
 from tests.cluster_support import two_nodes
 
@@ -81,7 +81,7 @@ def test_a_task_travels_with_its_files_and_is_the_same(tmp_path, monkeypatch):
     assert task.folder.is_relative_to(tmp_path)
     with pytest.raises(TaskError, match="was changed"):
         replace(parcel, hash="another").load(tmp_path / "other")
-    monkeypatch.setattr("fitness.cluster.parcel.FILES_BYTES", 1000)
+    monkeypatch.setattr("fitness.cluster.bundle.FILES_BYTES", 1000)
     with pytest.raises(ConfigError, match="move what the task does not need elsewhere"):
         Parcel.of(here)
 

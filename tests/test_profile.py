@@ -7,15 +7,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from evo.errors import EvoError
-from evo.records import Candidate, Case, Evaluation, Timing, Verdict
-from fitness.compilation.target import get_target
-from fitness.estimation.estimate import DRAM_EFFICIENCY, Estimate, StepEstimate
-from fitness.evaluator import CpuEvaluator
-from fitness.plan import Buffer, Config, Launch, LaunchPlan
-from fitness.profiling.ncu import NoCounters
-from fitness.profiling.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
-from fitness.task import load_task
+from evo.core.errors import EvoError
+from evo.core.records import Candidate, Case, Evaluation, Timing, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.estimate.time_model import DRAM_EFFICIENCY, Estimate, StepEstimate
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan
+from fitness.frontend.target import get_target
+from fitness.profile.ncu import NoCounters
+from fitness.profile.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
+from fitness.tasks.task import load_task
 
 H200 = get_target("sm_90")
 GPU = {"copy_bytes_per_s": 4.2e12}
@@ -208,7 +208,7 @@ def test_without_counters_a_measured_run_goes_on_with_times(gemv, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
-    from fitness import gpu_evaluator
+    from fitness import gpu_backend
 
     evaluator, candidate, evaluation = gemv
     asked: list[str] = []
@@ -217,11 +217,11 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
         asked.append(case)
         raise NoCounters("no permission (ERR_NVGPUCTRPERM)")
 
-    monkeypatch.setattr(gpu_evaluator, "counters", denied)
-    monkeypatch.setattr(gpu_evaluator, "measuring", lambda target, index: target)
-    monkeypatch.setattr(gpu_evaluator.Runner, "idle", lambda runner: nullcontext())  # its process needs a GPU
-    monkeypatch.setattr(gpu_evaluator.GpuJudge, "environment", GPU)
-    with gpu_evaluator.GpuEvaluator(evaluator.task, H200, zygote=evaluator._own_zygote) as on_gpu:
+    monkeypatch.setattr(gpu_backend, "counters", denied)
+    monkeypatch.setattr(gpu_backend, "measuring", lambda target, index: target)
+    monkeypatch.setattr(gpu_backend.Runner, "idle", lambda runner: nullcontext())  # its process needs a GPU
+    monkeypatch.setattr(gpu_backend.GpuJudge, "environment", GPU)
+    with gpu_backend.GpuEvaluator(evaluator.task, H200, zygote=evaluator._own_zygote) as on_gpu:
         profiles = [
             on_gpu.profile(candidate, dataclasses.replace(measured(evaluation), plan_hash=h)) for h in ("one", "two")
         ]
@@ -233,8 +233,8 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_on_a_gpu_all_tiers_say_what_limits_the_gemv():
-    from fitness.gpu_evaluator import GpuEvaluator
-    from fitness.profiling.ncu import find_tool
+    from fitness.gpu_backend import GpuEvaluator
+    from fitness.profile.ncu import find_tool
 
     task = load_task("gemv_batched")
     candidate = Candidate(task.seed_source)

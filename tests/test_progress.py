@@ -1,4 +1,4 @@
-"""evo.progress and evo.result."""
+"""evo.cli.progress and evo.storage.result."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evo.errors import StoreError
-from evo.progress import PLAIN_S, Progress, Tally
-from evo.records import STAGES, Certificate, Fitness, Verdict
-from evo.result import Result, best_source, diff, read_result, speedup_text, write_result
-from evo.store import RunInfo
+from evo.cli.progress import PLAIN_S, Progress, Tally
+from evo.core.errors import StoreError
+from evo.core.records import STAGES, Certificate, Fitness, Verdict
+from evo.storage.result import Result, best_source, diff, read_result, speedup_text, write_result
+from evo.storage.store import RunInfo
 from tests.engine_support import config, failed_trial, ok_trial
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from evo.records import Verdict
-from fitness.compilation.target import get_target
-from fitness.plan import MOST_TUNED, Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
+from evo.core.records import Verdict
+from fitness.frontend.plan import MOST_TUNED, Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
+from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
 

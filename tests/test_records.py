@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from evo import records
-from evo.records import (
+from evo.core import records
+from evo.core.records import (
     Candidate,
     Evaluation,
     Hint,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evo.cli import main
-from evo.records import Candidate, Verdict
-from evo.store import RunReader
+from evo.cli.main import main
+from evo.core.records import Candidate, Verdict
+from evo.storage.store import RunReader
 
 REFERENCE = Path(__file__).parent.parent / "runs" / "reference"
 RUNS = sorted(REFERENCE.glob("h200-claude*/*/run.sqlite"))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fitness.compilation.target import get_target
-from fitness.plan import Buffer, LaunchPlan
-from fitness.roofline import impossible, least_us
+from fitness.estimate.roofline import impossible, least_us
+from fitness.frontend.plan import Buffer, LaunchPlan
+from fitness.frontend.target import get_target
 from tests.traced import tensor
 
 H200 = get_target("sm_90")

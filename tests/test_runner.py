@@ -9,10 +9,10 @@ import signal
 import pytest
 import torch
 
-from evo.errors import EvoError
-from evo.records import Verdict
+from evo.core.errors import EvoError
+from evo.core.records import Verdict
+from fitness.frontend.plan import Buffer
 from fitness.gpu.runner import Runner, Work
-from fitness.plan import Buffer
 from tests import gpu_sources as sources
 from tests.gpu_lab import Lab
 

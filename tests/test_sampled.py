@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from evo.records import Candidate, Evaluation, Verdict
-from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
-from fitness.task import load_task, task_names
+from evo.core.records import Candidate, Evaluation, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.target import get_target
+from fitness.tasks.task import load_task, task_names
 
 TASK = '''"""x * 2 + row sum of x, float32."""
 import torch

@@ -1,13 +1,13 @@
-"""evo.scheduler."""
+"""evo.search.scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
-from evo.archive import Archive
-from evo.records import Candidate, Trial, Verdict
-from evo.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, Scheduler, Twin
+from evo.core.records import Candidate, Trial, Verdict
+from evo.search.archive import Archive
+from evo.search.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, Scheduler, Twin
 from operators.base import Context, Draft, Parent, Screen
 from tests.engine_support import config, failed_trial, ok_trial
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from evo.records import Build, Check, Evaluation, Timing, Verdict
+from evo.core.records import Build, Check, Evaluation, Timing, Verdict
 from fitness.score import score
 
 BUILD = Build("k", 32, 0, 0, 4, 1.0, "abc")

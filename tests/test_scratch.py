@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fitness import scratch
-from fitness.scratch import LeftError, created, opened, remove, scratch_folder, scratch_root, taken
+from fitness.sandbox import scratch
+from fitness.sandbox.scratch import LeftError, created, opened, remove, scratch_folder, scratch_root, taken
 
 DEEP = 1500  # beyond Python's recursion; twice the letters of a path are beyond the longest path
 
@@ -84,7 +84,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     alive, unlocked = scratch_root(), tmp_path / "evo-scratch-unlocked"
     unlocked.mkdir()
-    program = "import os; from fitness.scratch import scratch_root; print(scratch_root()); input(); os._exit(1)"
+    program = "import os; from fitness.sandbox.scratch import scratch_root; print(scratch_root()); input(); os._exit(1)"
     other = subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "TMPDIR": str(tmp_path)},

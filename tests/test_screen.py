@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from evo.records import Build
-from fitness.compilation.screen import not_at_once, occupancy, out_of_resources, plan_hash
-from fitness.compilation.target import get_target
-from fitness.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
+from evo.core.records import Build
+from fitness.frontend.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
+from fitness.frontend.screen import not_at_once, occupancy, out_of_resources, plan_hash
+from fitness.frontend.target import get_target
 
 TARGET = get_target("sm_90")
 

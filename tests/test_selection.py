@@ -1,4 +1,4 @@
-"""evo.selection."""
+"""evo.search.selection."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 
-from evo.archive import Elite, elite_of
-from evo.selection import lexicase, survivors
+from evo.search.archive import Elite, elite_of
+from evo.search.selection import lexicase, survivors
 from tests.engine_support import ok_trial
 
 
@@ -76,5 +76,8 @@ def test_survivors_keep_all_of_a_small_population_and_its_order() -> None:
 
 
 def test_only_selection_imports_deap_and_only_when_used() -> None:
-    code = "import sys, evo.cli, evo.engine, evo.selection; sys.exit('deap' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, evo.cli.main, evo.search.engine, evo.search.selection; "
+        "sys.exit('deap' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

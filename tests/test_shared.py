@@ -1,4 +1,4 @@
-"""evo.shared."""
+"""evo.campaign.shared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.records import Candidate, Verdict
-from evo.shared import SharedEvaluator
+from evo.campaign.shared import SharedEvaluator
+from evo.core.records import Candidate, Verdict
 from tests.engine_support import SlowEvaluator
 
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from evo.records import Case
-from fitness import oracle
-from fitness.task import Task, load_task, run_reference
-from fitness.verification import slices
-from fitness.verification.slices import Slices
+from evo.core.records import Case
+from fitness.tasks.task import Task, load_task, run_reference
+from fitness.verify import oracle, slices
+from fitness.verify.slices import Slices
 
 SEPARABLE = {
     "attention": ["ZH"],

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fitness.estimation.spans import SECTOR, Spans
+from fitness.interpreter.spans import SECTOR, Spans
 
 
 def as_set(spans: Spans) -> set[int]:

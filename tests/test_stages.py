@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 
-from evo.plain import MOST
-from evo.records import Finding, Verdict
-from fitness.stages import Stop
+from evo.core.records import Finding, Verdict
+from evo.core.text import MOST
+from fitness.frontend.stages import Stop
 
 
 def test_what_a_stop_quotes_is_plain_and_travels():

@@ -1,4 +1,4 @@
-"""evo.store: what a store promises, whatever is in it."""
+"""evo.storage.store: what a store promises, whatever is in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from evo.errors import StoreError
-from evo.llm.calls import stored_calls
-from evo.records import Finding, Proposal, Trial, Verdict
-from evo.store import FILE, RunReader, Store, check_makeable
+from evo.core.errors import StoreError
+from evo.core.records import Finding, Proposal, Trial, Verdict
+from evo.storage.model_calls import stored_calls
+from evo.storage.store import FILE, RunReader, Store, check_makeable
 from tests.engine_support import config, create, failed_trial, ok_trial, proposal, resume
 
 DOCS = Path(__file__).parent.parent / "docs" / "store.md"
@@ -157,7 +157,7 @@ def test_a_run_can_be_read_from_its_first_moment(tmp_path: Path, monkeypatch: py
     def killed(folder: Path) -> sqlite3.Connection:
         raise SystemExit
 
-    monkeypatch.setattr("evo.store.connect_to_write", killed)
+    monkeypatch.setattr("evo.storage.store.connect_to_write", killed)
     with pytest.raises(SystemExit):
         create(tmp_path)
     with sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True) as db:

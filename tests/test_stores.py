@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fitness.estimation.spans import Spans
-from fitness.estimation.stores import StoreBlock, block_of, corners, position
+from fitness.interpreter.spans import Spans
+from fitness.interpreter.stores import StoreBlock, block_of, corners, position
 
 ROW = 64  # bytes of a row of the buffer
 TILE = [(ROW * r, ROW * r + 16) for r in range(4)]  # four rows, a quarter of the columns

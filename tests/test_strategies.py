@@ -1,4 +1,4 @@
-"""evo.strategies."""
+"""evo.search.strategies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from evo.arbiter import ROUNDS
-from evo.archive import Archive
+from evo.core.records import Trial
 from evo.llm.models import Model
-from evo.records import Trial
-from evo.strategies import RESERVOIR, STRATEGIES, BestOfN, Evolve, HillClimb, Random, Strategy, TritonForge
+from evo.search.arbiter import ROUNDS
+from evo.search.archive import Archive
+from evo.search.strategies import RESERVOIR, STRATEGIES, BestOfN, Evolve, HillClimb, Random, Strategy, TritonForge
 from tests.engine_support import config, failed_trial, ok_trial
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from analysis.suite import Kernel, markdown
 from analysis.suite_kernels import FILE, merged, read_kernels, write_kernels
-from evo.cli import main
-from evo.errors import StoreError
+from evo.cli.main import main
+from evo.core.errors import StoreError
 from tests.suite_support import KERNELS, TIMED, outcome
 
 REFERENCE = Path(__file__).parent.parent / "runs" / "reference" / "tritonbench-g"

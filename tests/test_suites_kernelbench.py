@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evo.cli import main
-from evo.errors import ConfigError, TaskError
-from evo.records import Candidate, Verdict
-from fitness import oracle
-from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
+from evo.cli.main import main
+from evo.core.errors import ConfigError, TaskError
+from evo.core.records import Candidate, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
 from fitness.suites.kernelbench.check import Checker
 from fitness.suites.kernelbench.checkout import Source, sources
@@ -22,7 +21,8 @@ from fitness.suites.kernelbench.folder import write_folder
 from fitness.suites.kernelbench.problem import Problem, axes_of
 from fitness.suites.kernelbench.seeds import FAMILIES, seed_kernel
 from fitness.suites.kernelbench.sizes import extent, sizes_of
-from fitness.task import load_task, run_reference
+from fitness.tasks.task import load_task, run_reference
+from fitness.verify import oracle
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.cli import main
-from evo.errors import ConfigError, TaskError
-from evo.records import Candidate, Check, Verdict
-from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
-from fitness.gpu import work
+from evo.cli.main import main
+from evo.core.errors import ConfigError, TaskError
+from evo.core.records import Candidate, Check, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import get_target
+from fitness.gpu import launch_bundle
 from fitness.gpu.runner import Report
-from fitness.gpu_evaluator import GpuEvaluator
-from fitness.stages import Stop
+from fitness.gpu_backend import GpuEvaluator
 from fitness.suites import values
 from fitness.suites.check import Checker, GpuVerifier, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, SIZES, sources
-from fitness.task import load_task
+from fitness.tasks.task import load_task
 
 LINE = "#" * 146
 
@@ -519,7 +519,7 @@ def test_smaller_sizes_are_timed_where_outputs_overflow(tmp_path, zygote):
 def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypatch):
     source = scale_timed_by(TIMED, tmp_path)
     took = iter([45.0, 1.0, 31.0, 1.0, 1.0, *[1.0] * 3])
-    monkeypatch.setattr(work, "slowest", lambda builds: next(took))
+    monkeypatch.setattr(launch_bundle, "slowest", lambda builds: next(took))
     checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ())
     outcome = checker.check(source)
     assert outcome.verified and (outcome.calls, outcome.left_out, outcome.note) == (3, 2, "")

@@ -9,17 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evo.cli import main
-from evo.errors import ConfigError
-from evo.records import Candidate, Verdict
-from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
-from fitness.oracle import make_inputs
+from evo.cli.main import main
+from evo.core.errors import ConfigError
+from evo.core.records import Candidate, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
 from fitness.suites.tritonbench import Source
 from fitness.suites.tritonbench_t.check import FOLDER, SIZES, Checker, files
 from fitness.suites.tritonbench_t.seeds import SEEDS, seed_kernel
-from fitness.task import load_task, run_reference
+from fitness.tasks.task import load_task, run_reference
+from fitness.verify.oracle import make_inputs
 
 LINE = "#" * 146
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 
-from evo.records import candidate_id
+from evo.core.records import candidate_id
 from operators.base import Context, Parent
 from operators.genes import get_genes, set_genes
 from operators.params import FEWEST, Params

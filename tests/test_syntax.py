@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evo import syntax
+from evo.core import syntax
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""fitness.compilation.target: what is compiled for, and which machine measures."""
+"""fitness.frontend.target: what is compiled for, and which machine measures."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-import evo.commands.models as models
-import fitness.gpu_evaluator as gpu_evaluator
-from evo.errors import ConfigError, EvoError
-from evo.records import GPU_FACTS
-from evo.store import RunInfo
-from fitness.compilation.target import Target, from_spec, get_target, machine, sm_name
-from fitness.facts import Recorder
-from fitness.gpu import gpus
-from fitness.gpu_evaluator import GpuEvaluator
-from fitness.roofline import impossible, least_us
-from fitness.task import load_task
+import evo.cli.models as models
+import fitness.gpu_backend as gpu_evaluator
+from evo.core.errors import ConfigError, EvoError
+from evo.core.records import GPU_FACTS
+from evo.storage.store import RunInfo
+from fitness.candidate import Recorder
+from fitness.cuda import gpus
+from fitness.estimate.roofline import impossible, least_us
+from fitness.frontend.target import Target, from_spec, get_target, machine, sm_name
+from fitness.gpu_backend import GpuEvaluator
+from fitness.tasks.task import load_task
 from tests.engine_support import config
 from tests.test_roofline import plan
 
@@ -26,7 +26,7 @@ H200 = get_target("sm_90")
 
 
 def said(name: str, multiprocessors: int = 132, **facts: Any) -> dict[str, Any]:
-    """As `fitness.gpu.device.said_facts`; the figures are those of no GPU, so that it shows where they come from."""
+    """As `fitness.cuda.device.said_facts`; the figures are those of no GPU, so that it shows where they come from."""
     return {
         "name": name,
         "multiprocessors": multiprocessors,
@@ -135,7 +135,7 @@ def test_host_code_sees_the_machine_that_measures(target: Target, programs: int)
 
 
 def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = pytest.importorskip("fitness.gpu.device")
+    device = pytest.importorskip("fitness.cuda.device")
     asked = []
 
     def said_by(index: int) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.errors import TaskError
-from fitness.task import load_task, run_reference, task_names, task_skeleton, task_title
+from evo.core.errors import TaskError
+from fitness.tasks.task import load_task, run_reference, task_names, task_skeleton, task_title
 
 KERNEL = """
 import torch
@@ -215,7 +215,7 @@ def test_structure_of_the_result(result: str, structure: str, tmp_path: Path) ->
 
 def test_names_and_titles_need_no_torch() -> None:
     code = (
-        "import sys\nfrom fitness.task import task_names, task_title\n"
+        "import sys\nfrom fitness.tasks.task import task_names, task_title\n"
         "print(task_names(), [task_title(n) for n in task_names()], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fitness.rules.gate import gate
-from fitness.task import BUILTIN_TASKS, load_task, task_names, task_title
+from fitness.frontend.gate import gate
+from fitness.tasks.task import BUILTIN_TASKS, load_task, task_names, task_title
 
 ROOT = Path(__file__).parent.parent
 SEEDS = {name: BUILTIN_TASKS / name / "kernel.py" for name in task_names()}

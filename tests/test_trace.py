@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from evo.records import Verdict
-from fitness.estimation import trace
-from fitness.plan import to_json
+from evo.core.records import Verdict
+from fitness.estimate import trace
+from fitness.frontend.plan import to_json
 from fitness.sandbox.jobs import JobError
 from tests.traced import COPY, MATMUL, SOFTMAX, SOFTMAX3, TILES, plan_of, tensor, trace_of, traces_of, traffic
 

@@ -18,11 +18,11 @@ from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_wi
 from analysis.benchmarks.instant import InstantEvaluator
 from analysis.export import export_training
 from analysis.training import EPSILON, TUNED, Answer
-from evo.cli import main
+from evo.cli.main import main
+from evo.core.records import Candidate, Evaluation, Trial, Verdict
 from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
 from evo.llm.models import Model
-from evo.records import Candidate, Evaluation, Trial, Verdict
-from evo.store import FILE, RunReader
+from evo.storage.store import FILE, RunReader
 from fitness.score import score
 from operators.base import Draft, Parent
 from operators.llm.base import Unreadable
@@ -33,7 +33,7 @@ from tests.llm_endpoint import in_turn
 from tests.llm_run import OPERATORS
 
 TASK = "vector_sin"
-SEED = (Path(fitness.__file__).parent / "tasks" / TASK / "kernel.py").read_text(encoding="utf-8")
+SEED = (Path(fitness.__file__).parent / "tasks" / "builtin" / TASK / "kernel.py").read_text(encoding="utf-8")
 GENES: Any = {o.name: o for o in (Ask(), Ask("mend", repairs=True), Ask("cross", 2))}  # these ask in `search_of_genes`
 
 REWARDS = ("autotriton", "tritonrl_plan", "tritonrl_code")

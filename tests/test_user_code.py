@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evo.errors import TaskError
-from fitness.user_code import blamed, execute
+from evo.core.errors import TaskError
+from fitness.tasks.user_code import blamed, execute
 
 
 def test_prints_go_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

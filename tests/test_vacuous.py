@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.cli import main
-from evo.records import Check, Verdict
-from fitness.compilation.target import get_target
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from evo.cli.main import main
+from evo.core.records import Check, Verdict
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import get_target
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop
-from fitness.task import Task, load_task
-from fitness.validation.elsewhere import asked
+from fitness.tasks.elsewhere import asked
+from fitness.tasks.task import Task, load_task
 from fitness.validation.vacuous import SAME, UNTRIED, VACUOUS, check, findings, of_task
 
 HEAD = """import torch

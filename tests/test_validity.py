@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fitness.memory import Layout
-from fitness.plan import Buffer, LaunchPlan, TensorRef
-from fitness.verification.validity import Abandoned, Validity
+from fitness.frontend.memory import Layout
+from fitness.frontend.plan import Buffer, LaunchPlan, TensorRef
+from fitness.interpreter.validity import Abandoned, Validity
 
 X, Y, Z = (TensorRef(b, "float32", (8,), (1,)) for b in range(3))
 PLAN = LaunchPlan((Buffer(32, input=0), Buffer(32), Buffer(32)), (X,), (Y,), "tensor", ())

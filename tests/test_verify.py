@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from evo.records import Verdict
-from fitness import oracle
-from fitness.plan import Buffer, LaunchPlan, TensorRef
+from evo.core.records import Verdict
+from fitness.frontend.plan import Buffer, LaunchPlan, TensorRef
+from fitness.frontend.stages import Stop
 from fitness.sandbox.jobs import Limits
-from fitness.stages import Stop
-from fitness.task import load_task
-from fitness.verification.verify import MOST_BYTES, TIMES_NEEDED, Executable, Jobs, _check_size, verify
+from fitness.tasks.task import load_task
+from fitness.verify import oracle
+from fitness.verify.verify import MOST_BYTES, TIMES_NEEDED, Executable, Jobs, _check_size, verify
 
 TASK = load_task("softmax")
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fitness.memory import FILE_NAME
-from fitness.plan import from_json
-from fitness.recording import record
-from fitness.sandbox.warmup import warm_up
+from fitness.frontend.memory import FILE_NAME
+from fitness.frontend.plan import from_json
+from fitness.frontend.recording import record
+from fitness.frontend.warmup import warm_up
 
 
 def test_each_job_gets_what_the_one_before_made_of_the_sample() -> None:

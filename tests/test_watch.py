@@ -1,4 +1,4 @@
-"""evo.watch and its command: a run seen from another process, whatever state it is in."""
+"""evo.cli.watching and its command: a run seen from another process, whatever state it is in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evo.cli import main
-from evo.store import RunReader, is_written
-from evo.watch import RECENT, Watch, watch
+from evo.cli.main import main
+from evo.cli.watching import RECENT, Watch, watch
+from evo.storage.store import RunReader, is_written
 from tests.engine_support import create, failed_trial, ok_trial, search
 from tests.test_kill import BUDGET, ROOT, await_search, start
 

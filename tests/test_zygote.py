@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evo.errors import EvoError
-from evo.records import Verdict
+from evo.core.errors import EvoError
+from evo.core.records import Verdict
 from fitness.sandbox.forkserver import NICE
 from fitness.sandbox.jobs import PATIENCE, JobResult, Limits
+from fitness.sandbox.scratch import NO_SPACE
 from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, _Process, classify
-from fitness.scratch import NO_SPACE
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
 ROOT = Path(__file__).parent.parent
@@ -89,7 +89,7 @@ def test_an_exception_has_its_type_and_line(zygote: Zygote, tmp_path: Path) -> N
 
 def test_a_job_error_keeps_verdict_and_line(zygote: Zygote, tmp_path: Path) -> None:
     code = """
-    from evo.records import Verdict
+    from evo.core.records import Verdict
     from fitness.sandbox.jobs import JobError
     raise JobError(Verdict.UNSUPPORTED, "needs a value", 17)
     """

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fitness.estimation import trace
-from fitness.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from fitness.estimate import trace
+from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
 
 HEADER = "import triton\nimport triton.language as tl\n"
 
@@ -51,7 +51,7 @@ def plan_of(
 def traces_of(
     source: str, plan: LaunchPlan, scratch: Path, integers: dict[int, np.ndarray] | None = None, samples: int = 8
 ) -> list[list[trace.LaunchTrace]]:
-    """What `fitness.estimation.trace.job` finds, by launch and configuration."""
+    """What `fitness.estimate.trace.job` finds, by launch and configuration."""
     names = {}
     for index, values in (integers or {}).items():
         np.save(scratch / f"integers-{index}.npy", values)

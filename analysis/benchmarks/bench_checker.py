@@ -179,12 +179,12 @@ def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, j
 
 def judge(task: str, evaluator: str, kernels: Sequence[tuple[str, str]], threads: int, path: Path) -> float:
     """Writes the verdicts on kernels of one task; the seconds that took."""
-    from evo.records import Candidate
-    from fitness.compilation.target import get_target
-    from fitness.evaluator import CpuEvaluator
-    from fitness.gpu_evaluator import GpuEvaluator
-    from fitness.pipeline import Evaluator
-    from fitness.task import load_task
+    from evo.core.records import Candidate
+    from fitness.cpu_backend import CpuEvaluator
+    from fitness.evaluator import Evaluator
+    from fitness.frontend.target import get_target
+    from fitness.gpu_backend import GpuEvaluator
+    from fitness.tasks.task import load_task
 
     begin = time.perf_counter()
     writing = threading.Lock()

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
-from evo.config import RunConfig
-from evo.engine import Engine
-from evo.records import Trial
-from evo.store import RunInfo, Store
+from evo.core.records import Trial
+from evo.core.settings import RunConfig
+from evo.search.engine import Engine
+from evo.storage.store import RunInfo, Store
 
 MEAN_MS_LIMIT = 2.0  # a trial
 GROWTH_LIMIT = 1.25  # CPU time of the last thousand over the first: what changes between equal runs is below that

@@ -20,10 +20,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evo.records import Candidate, Evaluation, Verdict
-from fitness.compilation.target import get_target
-from fitness.evaluator import CpuEvaluator
-from fitness.task import load_task
+from evo.core.records import Candidate, Evaluation, Verdict
+from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.target import get_target
+from fitness.tasks.task import load_task
 from operators.genes import get_genes, set_genes
 
 PLAIN = 3  # processes timed; each takes many seconds

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.instant import SEED_SOURCE
-from evo.config import RunConfig
-from evo.store import FILE, RunInfo, Store
+from evo.core.settings import RunConfig
+from evo.storage.store import FILE, RunInfo, Store
 
 MEMORY_GB_LIMIT = 2.0
 CASES, PAIRS = ("square", "wide"), 10

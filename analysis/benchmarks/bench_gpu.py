@@ -29,13 +29,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evo.records import Verdict
-from fitness.calls import CPU, Calls
+from evo.core.records import Verdict
+from fitness.gpu.launch_bundle import make_work
 from fitness.gpu.runner import Report, Runner, Work
-from fitness.gpu.work import make_work
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.task import Task, load_task
+from fitness.tasks.calls import CPU, Calls
+from fitness.tasks.task import Task, load_task
 
 TARGET = "sm_90"
 LIMITS = Limits(wall_s=120)

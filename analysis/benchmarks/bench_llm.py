@@ -17,9 +17,9 @@ from contextlib import closing
 from pathlib import Path
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
-from evo.config import RunConfig
+from evo.core.settings import RunConfig
 from evo.llm.models import Model
-from evo.store import RunInfo, Store
+from evo.storage.store import RunInfo, Store
 
 LATENCY_S, SLOTS = 2.0, 16
 IDEAL = SLOTS / LATENCY_S

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evo.records import Timing, Trial
-from evo.store import RunReader
-from fitness.task import task_names
+from evo.core.records import Timing, Trial
+from evo.storage.store import RunReader
+from fitness.tasks.task import task_names
 
 GRACE_S = 60.0  # for an interrupted run to end what is being evaluated
 LINES = 12  # of the end of what a run printed

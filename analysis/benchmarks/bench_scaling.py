@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.bench_gpu import SOFTMAX, SOFTMAX_TASK, TARGET
-from evo.records import Candidate, Evaluation, Verdict
-from evo.versions import versions
-from fitness.compilation.target import get_target
-from fitness.gpu_evaluator import GpuEvaluator
-from fitness.pipeline import Evaluator
-from fitness.task import Task, load_task
+from evo.core.records import Candidate, Evaluation, Verdict
+from evo.core.versions import versions
+from fitness.evaluator import Evaluator
+from fitness.frontend.target import get_target
+from fitness.gpu_backend import GpuEvaluator
+from fitness.tasks.task import Task, load_task
 
 READY = "ready\n"
 

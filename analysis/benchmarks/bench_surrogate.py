@@ -20,10 +20,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from evo.measured import Measurements
-from evo.records import Trial
-from evo.result import best_source
-from evo.store import RunReader
+from evo.core.records import Trial
+from evo.search.surrogate_data import Measurements
+from evo.storage.result import best_source
+from evo.storage.store import RunReader
 from operators.genes import get_genes
 from operators.params import FEWEST, POOL, named, neighbours
 from operators.rewrites.configs import inlined

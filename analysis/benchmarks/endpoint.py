@@ -18,12 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, genes, score
-from evo.engine import Engine, Llm, Outcome
-from evo.llm.asking import Asker
-from evo.llm.lane import open_lane
-from evo.llm.limits import Limits
-from evo.store import Store
-from evo.strategies import STRATEGIES
+from evo.llm.budget import Limits
+from evo.llm.prompt_scheduler import Asker
+from evo.llm.queue import open_lane
+from evo.search.engine import Engine, Llm, Outcome
+from evo.search.strategies import STRATEGIES
+from evo.storage.store import Store
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, Message, Prompt, TaskFacts, Unreadable
 

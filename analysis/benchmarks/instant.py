@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from evo.records import Build, Candidate, Certificate, Check, Evaluation, Fitness, Profile, Timing, Verdict
+from evo.core.records import Build, Candidate, Certificate, Check, Evaluation, Fitness, Profile, Timing, Verdict
 from operators.base import Context, Draft, Parent
 
 # As long as a small real kernel: hashing and storing sources is part of the engine's work.

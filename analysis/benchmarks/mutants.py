@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from evo import syntax
-from evo.records import candidate_id
-from fitness.task import BUILTIN_TASKS, task_names
+from evo.core import syntax
+from evo.core.records import candidate_id
+from fitness.tasks.task import BUILTIN_TASKS, task_names
 from operators.genes import COMPUTED, get_genes, set_genes
 from operators.rewrite import REWRITES
 

@@ -39,8 +39,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
-from evo.records import Case
-from fitness.task import Task, load_task
+from evo.core.records import Case
+from fitness.tasks.task import Task, load_task
 
 DEVICES = ("interpret", "cuda")
 CLEAR = 4.0  # times the budget: beyond, it is wrong without doubt
@@ -224,7 +224,7 @@ class Lab:
         return module
 
     def _once(self, task: Task, entry: Callable[..., Any], case: Case, variant: str) -> Answer:
-        from fitness import oracle
+        from fitness.verify import oracle
 
         where = {"case": case.name, "axes": dict(case.axes), "variant": variant}
         expected = self._expect(task, case, variant)
@@ -249,7 +249,7 @@ class Lab:
         return {"status": status, "error": off if math.isfinite(off) else "inf", **where}
 
     def _expect(self, task: Task, case: Case, variant: str) -> Any:
-        from fitness import oracle
+        from fitness.verify import oracle
 
         key = (case.name, variant)
         if key not in self._expected:
@@ -307,7 +307,7 @@ class Lab:
 
 def _inputs(task: Task, place: str) -> Iterator[tuple[str, Case]]:
     """Plain inputs of all sizes first, then the oracle's other variants."""
-    from fitness import oracle
+    from fitness.verify import oracle
 
     for variant in oracle.variants(task):
         yield from ((variant, case) for case in cases_at(task, place))

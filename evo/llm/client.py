@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import openai
 from openai.types.chat import ChatCompletion
 
-from evo.errors import ConfigError
-from evo.llm.calls import Answer
-from evo.llm.limits import Bill
+from evo.core.errors import ConfigError
+from evo.core.text import plain
+from evo.llm.budget import Bill
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Request
-from evo.plain import plain
-from evo.store import plain_text
+from evo.storage.model_calls import Answer
+from evo.storage.store import plain_text
 
 # Another attempt may succeed.  The codes after 500 are those of proxies: overloaded (529), closed (520 to 524).
 _PASSING = {408, 409, 425, 429, *range(500, 600)}

@@ -1,9 +1,9 @@
 """The completion of a row of training data: a text that yields the source which was judged, and no other.
 
-An answer's parameters may be tuned before it is judged (`evo/scheduler.py`).  The store has both: the answer's text
-with its parents, and the judged source.  If the two differ, the judged source replaces the code in the text, as a whole
-file or as search/replace blocks, whichever the model gave.  The new text is read again: one that does not yield the
-judged source is no completion.
+An answer's parameters may be tuned before it is judged (`evo/search/scheduler.py`).  The store has both: the answer's
+text with its parents, and the judged source.  If the two differ, the judged source replaces the code in the text, as a
+whole file or as search/replace blocks, whichever the model gave.  The new text is read again: one that does not yield
+the judged source is no completion.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from evo.records import Trial, candidate_id
-from evo.store import RunReader, Spans
+from evo.core.records import Trial, candidate_id
+from evo.storage.store import RunReader, Spans
 from operators.base import Draft, Parent
 from operators.llm.base import LlmOperator, Unreadable
 from operators.llm.edits import has_edits, write_edits

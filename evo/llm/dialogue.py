@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from evo.errors import ConfigError
-from evo.llm.calls import Answer
-from evo.llm.lane import LONGEST_WAIT_S, ask_once, backoff_s
-from evo.llm.limits import Limits, most
+from evo.core.errors import ConfigError
+from evo.llm.budget import Limits, most
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Request, open_provider
+from evo.llm.queue import LONGEST_WAIT_S, ask_once, backoff_s
+from evo.storage.model_calls import Answer
 from operators.llm.base import Prompt
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from evo.errors import ConfigError
-from evo.llm.calls import Answer
+from evo.core.errors import ConfigError
 from evo.llm.models import Model
 from evo.llm.providers import Request
-from evo.store import plain_text
+from evo.storage.model_calls import Answer
+from evo.storage.store import plain_text
 
 POLL_S = 0.2
 # Writers that do not rename write a few pages in one go; a pause of this length in the middle is not to be expected.

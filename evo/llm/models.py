@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evo.errors import ConfigError
+from evo.core.errors import ConfigError
 
 _PATHS = ("mailbox:", "replay:")
 _URLS = ("http://", "https://")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from evo.errors import ConfigError, EvoError, how_to_install
-from evo.llm.calls import Answer
-from evo.llm.limits import Bill
+from evo.core.errors import ConfigError, EvoError, how_to_install
+from evo.llm.budget import Bill
 from evo.llm.models import Model
+from evo.storage.model_calls import Answer
 from operators.llm.base import Prompt
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from evo.errors import ConfigError
-from evo.llm.calls import Answer
-from evo.llm.limits import Bill
+from evo.core.errors import ConfigError
+from evo.llm.budget import Bill
 from evo.llm.models import Model
 from evo.llm.providers import LlmError, Request
+from evo.storage.model_calls import Answer
 
 _FIELDS = {"model", "prompt_hash", "answer", "finish"}
 
@@ -54,7 +54,7 @@ class Replay:
 def recorded_models(path: Path) -> list[Model]:
     """The models whose answers `path` holds, each replayed with the settings it had."""
     if path.is_dir():
-        from evo.store import RunReader
+        from evo.storage.store import RunReader
 
         with RunReader(path) as run:
             models: Iterable[Model] = run.info.config.models
@@ -68,7 +68,7 @@ def recorded_models(path: Path) -> list[Model]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
-        from evo.store import RunReader
+        from evo.storage.store import RunReader
 
         with RunReader(path) as run:
             return list(run.answers())

@@ -4,10 +4,10 @@
     workshop = ClusterWorkshop(cluster, target, gpus=2, ...)    # 0: verified by interpreters, times estimated
     evaluators = [workshop.open(task) for task in tasks]        # at the same time, on the same workers
 
-Actors do what `fitness/facts.py`, `fitness/evaluator.py` and `fitness/gpu_evaluator.py` do in one process, for as many
-tasks as are open; this module says where they live (`posts`), gets tasks to them and keeps two crews
-(`fitness/cluster/crew.py`), one that compiles and one that judges.  Nothing is stored here: whoever calls an evaluator
-does that.
+Actors do what `fitness/candidate.py`, `fitness/cpu_backend.py` and `fitness/gpu_backend.py` do in one process, for as
+many tasks as are open; this module says where they live (`posts`), gets tasks to them and keeps two crews
+(`fitness/cluster/workers.py`), one that compiles and one that judges.  Nothing is stored here: whoever calls an
+evaluator does that.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
 
-from evo.device import check_address
-from evo.errors import ConfigError, EvoError, TaskError, how_to_install
-from evo.records import Certificate
-from fitness.cluster.crew import Crew, Lost
-from fitness.cluster.parcel import Parcel, Terms
-from fitness.compilation.target import Target
-from fitness.evaluator import CpuJudge
-from fitness.facts import Estimates, Facts, Recorder
-from fitness.gpu.gpus import Gpus, find_gpus, measuring
+from evo.core.errors import ConfigError, EvoError, TaskError, how_to_install
+from evo.core.records import Certificate
+from fitness.candidate import Estimates, Facts, Recorder
+from fitness.cluster.bundle import Parcel, Terms
+from fitness.cluster.workers import Crew, Lost
+from fitness.cpu_backend import CpuJudge
+from fitness.cuda.gpus import Gpus, find_gpus, measuring
+from fitness.devices import check_address
+from fitness.evaluator import Evaluator, Judged
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import Target
 from fitness.gpu.runner import Work
 from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_evaluator import GpuJudge, gpu_judge
-from fitness.pipeline import Evaluator, Judged
-from fitness.profiling.ncu import Counters, NoCounters
+from fitness.gpu_backend import GpuJudge, gpu_judge
+from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import remove, scratch_root
 from fitness.sandbox.zygote import Zygote
-from fitness.scratch import remove, scratch_root
-from fitness.stages import Stop
-from fitness.task import Task
+from fitness.tasks.task import Task
 
 try:
     import ray
@@ -419,7 +419,7 @@ class Staff:
 
 
 class Recorders:
-    """A recorder (`fitness.pipeline.Recorder`) that is many."""
+    """A recorder (`fitness.evaluator.Recorder`) that is many."""
 
     def __init__(self, staff: Staff, parcel: Parcel) -> None:
         self.staff, self._task = staff, Assignment(parcel)
@@ -447,7 +447,7 @@ class Recorders:
 
 
 class Judges:
-    """A judge (`fitness.pipeline.Judge`) that is many; each compares with the seed on its own GPU."""
+    """A judge (`fitness.evaluator.Judge`) that is many; each compares with the seed on its own GPU."""
 
     def __init__(self, staff: Staff, stage: str, parcel: Parcel) -> None:
         self.staff, self.stage, self._parcel = staff, stage, parcel

@@ -23,15 +23,15 @@ from typing import Any, Self
 
 import torch
 
-from evo.records import Case, Timing, Verdict
-from fitness import oracle
-from fitness.certification.judge import draw, judge, raised
+from evo.core.records import Case, Timing, Verdict
 from fitness.eager.channel import Asker, Ended
+from fitness.frontend.stages import Stop
+from fitness.gpu.eager_check import draw, judge, raised
 from fitness.gpu.runner import Report
-from fitness.gpu.tally import FRESH, Tally, replays
 from fitness.gpu.timing import paired_ratio
-from fitness.stages import Stop
-from fitness.task import Task
+from fitness.gpu.verification_summary import FRESH, Tally, replays
+from fitness.tasks.task import Task
+from fitness.verify import oracle
 
 OWN, SEED, DRAWN = "own", "seed", "drawn"  # folders: of the two processes, and where inputs are made
 START_S = 120.0  # until a process is there: it may be the first fork of a zygote that still imports torch

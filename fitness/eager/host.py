@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evo.errors import EvoError
-from evo.plain import plain
-from evo.records import Build, Verdict
-from fitness.certification import certify
-from fitness.compilation.screen import occupancy
-from fitness.compilation.target import Target, get_target, machine, sm_name
+from evo.core.errors import EvoError
+from evo.core.records import Build, Verdict
+from evo.core.text import plain
+from fitness.certify import certify
 from fitness.eager.bench import DRAWN, OWN, SEED
 from fitness.eager.channel import make_pipes, mark_ended, release
+from fitness.frontend.screen import occupancy
+from fitness.frontend.stages import Stop, expect_ok
+from fitness.frontend.target import Target, get_target, machine, sm_name
 from fitness.gpu.runner import Report, Runner
 from fitness.sandbox.jobs import JobResult
+from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
-from fitness.scratch import remove, scratch_folder, scratch_root
-from fitness.stages import Stop, expect_ok
-from fitness.task import Task
+from fitness.tasks.task import Task
 
 # Of one process, from the first case to the last pair: a minute or two where the inputs are hundreds of megabytes.
 LIMITS = replace(certify.LIMITS, wall_s=900.0, cpu_s=900)

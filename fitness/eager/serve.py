@@ -7,13 +7,13 @@ believes nothing but outputs in files that have the digests it was told when its
 A round is three questions, each {"ask": name, ...}, with an answer each; an answer {"error": {"verdict", "message",
 "line"}} ends the round:
 
-    load    "sets": arguments of each call, described as in `fitness.certification.exchange`; "written": positions
+    load    "sets": arguments of each call, described as in `fitness.gpu.exchange`; "written": positions
             -> {}
     call    "watch": whether operators are noted
             -> {"digests": [of each call, those of its outputs], "operators": [where they are noted]}
-    give    "name" -> {"calls": [as `fitness.certification.eager.job` describes them]}
+    give    "name" -> {"calls": [as `fitness.certify.eager.job` describes them]}
 
-and one at the end: builds -> {"builds": [the fields of `evo.records.Build`]}.
+and one at the end: builds -> {"builds": [the fields of `evo.core.records.Build`]}.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evo.records import Verdict
-from fitness.certification.candidate import MODULE, compiled, entry_of, returned, written_among
-from fitness.certification.eager import blamed, full_precision, poison
-from fitness.certification.exchange import put, take
+from evo.core.records import Verdict
+from fitness.certify.eager import blamed, full_precision, poison
 from fitness.eager.channel import Answerer
 from fitness.eager.digest import digests
-from fitness.recording.earlier import earlier_modules
-from fitness.recording.lines import line_of_call
-from fitness.recording.recorder import computes
+from fitness.frontend.module import MODULE, compiled, entry_of, returned, written_among
+from fitness.frontend.recording.earlier import earlier_modules
+from fitness.frontend.recording.recorder import computes
+from fitness.gpu.exchange import put, take
 from fitness.sandbox.jobs import JobError
+from fitness.sandbox.lines import line_of_call
 
 MEMORY_SHARE = 0.4  # of the device: two processes like this one and the runner use it at once
 GRACE_S = 5  # for the runner to notice first that a call does not end

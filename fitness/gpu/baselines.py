@@ -1,6 +1,6 @@
 """PyTorch beside a kernel: the reference of a task called eagerly, and as `torch.compile` makes it.
 
-Both are timed as kernels are (`fitness/gpu/stopwatch.py`): captured as a CUDA graph that calls as often as the kernel's
+Both are timed as kernels are (`fitness/gpu/timer.py`): captured as a CUDA graph that calls as often as the kernel's
 does, each time on memory of its own, replayed from cold caches in turns with the kernel's.  So what PyTorch spends on
 launching from Python is left out, and precision is that of the reference: no TensorFloat-32.  `torch.compile` has its
 default mode and static shapes.
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fitness.gpu.cache import demote_all
-from fitness.gpu.replay import captured
-from fitness.task import Task
+from fitness.gpu.program import captured
+from fitness.tasks.task import Task
 
 EAGER, COMPILED = "eager", "torch.compile"
 NAMES = (EAGER, COMPILED)

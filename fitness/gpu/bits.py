@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fitness.gpu.own_kernels import compiled, launched, suits
-from fitness.plan import TensorRef
+from fitness.cuda.own_kernels import compiled, launched, suits
+from fitness.frontend.plan import TensorRef
 
 BLOCK = 2048
 SOURCE = """import triton

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fitness.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, as_guard, assign
-from fitness.plan import ITEMSIZE, LaunchPlan, TensorRef
+from fitness.frontend.memory import ALIGNMENT, DTYPES, GUARD, POISONS, Layout, Poison, as_guard, assign
+from fitness.frontend.plan import ITEMSIZE, LaunchPlan, TensorRef
 
 # Guarded bytes before the first and after the last buffer of a copy; between buffers it is GUARD before and after each.
 EDGE = 1 << 20
@@ -39,7 +39,7 @@ def _left_free(ref: TensorRef, device: torch.device) -> torch.Tensor | None:
 
 
 class DeviceMemory(Layout):
-    """One allocation with `copies` of all buffers of a plan: `fitness.memory.Layout` on a GPU.
+    """One allocation with `copies` of all buffers of a plan: `fitness.frontend.memory.Layout` on a GPU.
 
     Every byte that belongs to no buffer is guarded: nothing can be left there for a later replay, and nothing that a
     store beyond a buffer may hit is nearer than EDGE.
@@ -78,7 +78,7 @@ class DeviceMemory(Layout):
         return [self._whole[:, start:end] for _, start, end in self._gaps]
 
     def _guard(self, number: int) -> None:
-        """Fills the guard zones with other random bytes, as `fitness.memory.as_guard` has them by number."""
+        """Fills the guard zones with other random bytes, as `fitness.frontend.memory.as_guard` has them by number."""
         self._pattern.random_(0, 256, generator=self._generator)
         patterns = self._pattern.split(self._sizes)
         for zone, pattern, (_, start, _) in zip(self._guards(), patterns, self._gaps, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver as cuda
 
-from fitness.gpu.launcher import check
+from fitness.cuda.launcher import check
 
 LINE = 128  # bytes
 THREADS = 256

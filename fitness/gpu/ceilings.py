@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from evo.records import Case, Verdict
-from fitness import roofline
-from fitness.gpu.device import DeviceFacts
-from fitness.stages import Stop
-from fitness.task import Task
+from evo.core.records import Case, Verdict
+from fitness.cuda.device import DeviceFacts
+from fitness.estimate import roofline
+from fitness.frontend.stages import Stop
+from fitness.tasks.task import Task
 
 MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
 

@@ -5,7 +5,7 @@ Names as in the CUDA driver API, "Data types used by CUDA driver" (CUresult).
 
 from __future__ import annotations
 
-from evo.records import Verdict
+from evo.core.records import Verdict
 
 OUT_OF_RESOURCES = {"CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"}
 

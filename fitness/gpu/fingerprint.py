@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from fitness.cuda.own_kernels import ALIGNED, compiled, enqueue, programs_of
+from fitness.frontend.plan import TensorRef
 from fitness.gpu.bits import bits
-from fitness.gpu.own_kernels import ALIGNED, compiled, enqueue, programs_of
-from fitness.plan import TensorRef
 
 BLOCK = 1024
 SOURCE = """import triton

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from evo.records import Case, Verdict
-from fitness import oracle
-from fitness.gpu.launcher import Kernel
-from fitness.gpu.replay import Program
+from evo.core.records import Case, Verdict
+from fitness.cuda.launcher import Kernel
+from fitness.frontend.plan import PlanError
+from fitness.frontend.stages import Stop
+from fitness.gpu.program import Program
 from fitness.gpu.runner import Work
-from fitness.plan import PlanError
-from fitness.stages import Stop
-from fitness.task import Task
+from fitness.tasks.task import Task
+from fitness.verify import oracle
 
 
 class Loaded:

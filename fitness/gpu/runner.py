@@ -23,11 +23,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.errors import EvoError
-from evo.records import Case, Check, Timing, Verdict
-from fitness.certification.judge import Match
+from evo.core.errors import EvoError
+from evo.core.records import Case, Check, Timing, Verdict
+from fitness.frontend.plan import LaunchPlan
+from fitness.gpu.eager_check import Match
 from fitness.gpu.timing import LOOKS
-from fitness.plan import LaunchPlan
 
 if TYPE_CHECKING:
     from fitness.gpu.baselines import Baseline
@@ -36,7 +36,7 @@ TURN_S = 1800.0  # that others may keep the GPU; each request of theirs has an e
 START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
 ATTEMPTS = 2  # of a candidate whose kernels bring the process down
 
-# Descriptions of the arguments of each case -> answers, as `fitness.certification.eager.job` gives them.
+# Descriptions of the arguments of each case -> answers, as `fitness.certify.eager.job` gives them.
 Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
 
 
@@ -44,7 +44,7 @@ Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
 class Work:
     """What a candidate asks of the device, case by case (by name, tune and holdout), at the target's sizes.
 
-    `builds[case][launch][configuration]` are items of "builds" from `fitness.compilation.compile.job`, `cubins` the
+    `builds[case][launch][configuration]` are items of "builds" from `fitness.frontend.compile.job`, `cubins` the
     machine code by their "cubin".  `choices[case]` names the configuration of each launch; without choices the runner
     races them.
     """
@@ -165,7 +165,7 @@ class Runner:
     def beside(self, task: str | os.PathLike[str], seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
         """Verifies other kernels in the seed's place, each case that `kernel` has a plan of for itself; by case.
 
-        other: on inputs that the task does not draw (`fitness.validation.elsewhere`).
+        other: on inputs that the task does not draw (`fitness.tasks.elsewhere`).
         """
         with self._lock:
             found = self._turn_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
@@ -205,7 +205,7 @@ class Runner:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """`fitness.gpu.device.DeviceFacts` of the GPU as a dict."""
+        """`fitness.cuda.device.DeviceFacts` of the GPU as a dict."""
         with self._lock:
             self._living()
             return self._facts

@@ -17,19 +17,20 @@ from typing import Any
 
 import torch
 
-from evo.records import Verdict
+from evo.core.records import Verdict
+from fitness.cuda import norms
+from fitness.cuda.device import Watch, device_facts, known_facts
+from fitness.cuda.launcher import DeviceError
 from fitness.eager.bench import Comparison
-from fitness.gpu import bits, fingerprint, norms, timing
-from fitness.gpu.device import Watch, device_facts, known_facts
+from fitness.frontend.stages import Stop
+from fitness.gpu import bits, fingerprint, timing
+from fitness.gpu.benchmark import Bench
 from fitness.gpu.faults import verdict_of_text
-from fitness.gpu.launcher import DeviceError
-from fitness.gpu.measure import Bench
+from fitness.gpu.gpu_lock import Turn
 from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report
-from fitness.gpu.turn import Turn
 from fitness.sandbox.jobs import JobError
-from fitness.stages import Stop
-from fitness.task import load_task
+from fitness.tasks.task import load_task
 
 _PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two keep the turn and give it back
 

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from evo.records import Case
-from fitness.gpu.contest import Contest
+from evo.core.records import Case
+from fitness.gpu.paired_benchmark import Contest
+from fitness.gpu.program import Program
 from fitness.gpu.programs import Programs
-from fitness.gpu.replay import Program
-from fitness.gpu.stopwatch import Stopwatch
+from fitness.gpu.timer import Stopwatch
 from fitness.gpu.timing import EQUAL, Alone, noise_floor
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.

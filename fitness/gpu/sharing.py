@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from fitness.compilation.target import sm_name
+from fitness.frontend.target import sm_name
 from fitness.gpu.runner import Runner
 from fitness.sandbox.zygote import Zygote
 
@@ -22,7 +22,7 @@ class SharedGpu:
         self._eager: Zygote | None = None
 
     def start(self, runner: Runner) -> Mapping[str, Any]:
-        """Starts the runner's process; the facts of the GPU (`fitness.gpu.device.DeviceFacts` as a dict).
+        """Starts the runner's process; the facts of the GPU (`fitness.cuda.device.DeviceFacts` as a dict).
 
         The first process measures the ceilings among them; others are told them, and only load what they need.
         """

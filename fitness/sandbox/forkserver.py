@@ -34,19 +34,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from evo.records import Verdict
-from fitness.recording.lines import line_of_error
+from evo.core.records import Verdict
+from fitness.frontend.warmup import warm_up
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.layers import available_layers, confine, die_with_parent, preload
-from fitness.sandbox.warmup import warm_up
-from fitness.scratch import taken
+from fitness.sandbox.lines import line_of_error
+from fitness.sandbox.scratch import taken
 
 _MODULES = {
-    "record": "fitness.recording.record",
-    "compile": "fitness.compilation.compile",
-    "trace": "fitness.estimation.trace",
-    "interpret": "fitness.verification.interpret",
-    "eager": "fitness.certification.eager",
+    "record": "fitness.frontend.recording.record",
+    "compile": "fitness.frontend.compile",
+    "trace": "fitness.estimate.trace",
+    "interpret": "fitness.interpreter.job",
+    "eager": "fitness.certify.eager",
     "serve": "fitness.eager.serve",
 }
 

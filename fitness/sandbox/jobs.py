@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evo.records import Verdict
+from evo.core.records import Verdict
 
 
 class JobError(Exception):

@@ -26,13 +26,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evo.errors import EvoError
-from evo.plain import plain, short
-from evo.records import Verdict
+from evo.core.errors import EvoError
+from evo.core.records import Verdict
+from evo.core.text import plain, short
 from fitness.sandbox.forkserver import read_frame, send_frame
 from fitness.sandbox.jobs import JobResult, Limits, told
 from fitness.sandbox.layers import clean_environment
-from fitness.scratch import NO_SPACE, no_space
+from fitness.sandbox.scratch import NO_SPACE, no_space
 
 JOBS = ("record", "compile", "interpret", "trace")
 # Of the sandbox; every other job runs in "strict".  A backward pass starts threads where torch is built for CUDA.
@@ -45,7 +45,12 @@ DISK_BYTES = {"record": 64 << 20, "trace": 64 << 20, "interpret": 64 << 20, "com
 SCRATCH_BYTES = {"record": 64 << 20}  # the one job of host code alone: what it has to say is its result
 # Of a job's result, where less than the usual is ample: builds have about 700 bytes each, and at most 64 configurations
 # of a kernel are tried; the interpreter and `serve` leave what they have to say elsewhere.
-RESULT_BYTES = {"compile": 8 << 20, "interpret": 1 << 20, "serve": 1 << 20, "fitness.drafting.rehearsal": 1 << 20}
+RESULT_BYTES = {
+    "compile": 8 << 20,
+    "interpret": 1 << 20,
+    "serve": 1 << 20,
+    "fitness.validation.draft_rehearsal": 1 << 20,
+}
 BYTES_A_MARK = 8  # a result may have a bracket or comma for so many of the bytes it may have; plans have one for 7
 START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
 GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
@@ -54,7 +59,7 @@ GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine,
 class Zygote:
     """A warm process and the jobs it can fork.
 
-    target_name: the GPU that jobs warm up for (`fitness.compilation.target`).
+    target_name: the GPU that jobs warm up for (`fitness.frontend.target`).
     jobs: names of modules in `fitness` with a function `job` (see `fitness/sandbox/forkserver.py`).
     gpu: the only GPU that jobs see (an index or a UUID, as in CUDA_VISIBLE_DEVICES), "" for none.
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from fitness.compilation.target import Target
-from fitness.facts import Recorder
+from fitness.candidate import Recorder
+from fitness.cuda.gpus import measuring
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import Target
 from fitness.gpu.baselines import NAMES, Baseline
-from fitness.gpu.gpus import measuring
 from fitness.gpu.runner import Report, Runner, Work
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop
 from fitness.suites.check import LIMITS
-from fitness.task import Task
+from fitness.tasks.task import Task
 
 
 def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tuple[Task, list[Baseline]]]:

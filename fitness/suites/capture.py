@@ -32,11 +32,11 @@ import torch
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from evo.records import Verdict
-from fitness.compilation.target import from_spec
-from fitness.recording.fakecuda import AsCuda, device_facts
-from fitness.recording.lines import CANDIDATE, line_of_call, line_of_error
+from evo.core.records import Verdict
+from fitness.frontend.recording.fakecuda import AsCuda, device_facts
+from fitness.frontend.target import from_spec
 from fitness.sandbox.jobs import JobError
+from fitness.sandbox.lines import CANDIDATE, line_of_call, line_of_error
 from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 

@@ -14,28 +14,28 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, Protocol
 
-from evo.errors import EvoError, TaskError
-from evo.records import Verdict
-from fitness.calls import Calls
-from fitness.compilation.known import KnownBuilds
-from fitness.compilation.target import Target
-from fitness.estimation.estimate import traces_from_json
-from fitness.estimation.trace import Traffic
-from fitness.facts import PROGRAMS_SAMPLED, Facts
-from fitness.gpu import work
+from evo.core.errors import EvoError, TaskError
+from evo.core.records import Verdict
+from fitness.candidate import PROGRAMS_SAMPLED, Facts
+from fitness.estimate.time_model import traces_from_json
+from fitness.estimate.trace import Traffic
+from fitness.frontend.build_cache import KnownBuilds
+from fitness.frontend.gate import gate
+from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
+from fitness.frontend.stages import Stop, expect_ok
+from fitness.frontend.target import Target
+from fitness.gpu import launch_bundle
 from fitness.gpu.runner import Report, Runner, Work
-from fitness.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
-from fitness.rules.gate import gate
 from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import JOBS, Zygote
-from fitness.scratch import scratch_folder
-from fitness.stages import Stop, expect_ok
 from fitness.suites import sizes
 from fitness.suites.folder import drawable, write_folder, write_task
 from fitness.suites.tritonbench import TITLE, Source
-from fitness.task import Task, check_arguments, load_task
+from fitness.tasks.calls import Calls
+from fitness.tasks.task import Task, check_arguments, load_task
 from fitness.validation import vacuous
-from fitness.verification.verify import Executable, Jobs, verify
+from fitness.verify.verify import Executable, Jobs, verify
 
 CAPTURE = "fitness.suites.capture"
 STAGES = ("captured", "recorded", "compiled", "verified")
@@ -298,7 +298,7 @@ class Checker:
     def _record(self, task: Task, calls: Calls, scratch: Path) -> Facts:
         described = calls.described()
         wanted = [{"name": case.name, "args": described[case.name]} for case in task.cases]
-        recorded = work.record(task.seed_source, task, wanted, **self._in(scratch))
+        recorded = launch_bundle.record(task.seed_source, task, wanted, **self._in(scratch))
         return Facts(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
     def _first_configurations(self, task: Task, facts: Facts, scratch: Path) -> Facts:
@@ -310,7 +310,7 @@ class Checker:
         while True:
             try:
                 return self._build(task.seed_source, replace(facts, plans=_configurations(left, slice(1))), scratch)
-            except work.Unbuildable as stop:
+            except launch_bundle.Unbuildable as stop:
                 fewer = _configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
                     raise
@@ -319,8 +319,8 @@ class Checker:
     def _build(self, source: str, facts: Facts, scratch: Path) -> Facts:
         given = (source, facts.plans, facts.constants)
         with scratch_folder(scratch) as own:
-            built = work.build(*given, known=self._known, **self._in(own))
-            cubins = work.cubins(built.builds, own)
+            built = launch_bundle.build(*given, known=self._known, **self._in(own))
+            cubins = launch_bundle.cubins(built.builds, own)
         return replace(facts, plans=built.plans, builds=built.builds, cubins=cubins)
 
     def _verify(self, task: Task, facts: Facts, outcome: Outcome) -> None:
@@ -395,7 +395,7 @@ def _quickly_compiled(
 
     Raises Stop where all are.
     """
-    seconds = [work.slowest({case.name: built.builds[case.name]}) for case in task.cases]
+    seconds = [launch_bundle.slowest({case.name: built.builds[case.name]}) for case in task.cases]
     quick = [call for call, s in zip(calls, seconds, strict=True) if s <= SLOWEST_S]
     if len(quick) == len(calls):
         return calls

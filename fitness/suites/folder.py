@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo import syntax
-from evo.errors import TaskError
-from evo.records import Case
-from fitness.plan import ITEMSIZE
+from evo.core import syntax
+from evo.core.errors import TaskError
+from evo.core.records import Case
+from fitness.frontend.plan import ITEMSIZE
 from fitness.suites.values import draw, is_fresh
-from fitness.task import MIN_OWN_SHARE
+from fitness.tasks.task import MIN_OWN_SHARE
 
 if TYPE_CHECKING:
     import torch

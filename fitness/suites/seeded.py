@@ -6,18 +6,18 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from evo.errors import ConfigError
-from fitness.compilation.target import Target
-from fitness.evaluator import CpuJudge, executable
-from fitness.facts import Facts, Recorder
-from fitness.rules.gate import gate
+from evo.core.errors import ConfigError
+from fitness.candidate import Facts, Recorder
+from fitness.cpu_backend import CpuJudge, executable
+from fitness.frontend.gate import gate
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
-from fitness.stages import Stop
 from fitness.suites import check
 from fitness.suites.check import LIMITS, Named, Outcome, Verifier
 from fitness.suites.texts import python_files, text_of
-from fitness.task import Task
-from fitness.verification.verify import Executable
+from fitness.tasks.task import Task
+from fitness.verify.verify import Executable
 
 NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
 

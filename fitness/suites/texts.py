@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evo.errors import ConfigError
+from evo.core.errors import ConfigError
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evo.errors import ConfigError
+from evo.core.errors import ConfigError
 from fitness.suites.texts import python_files, text_of
 
 FOLDER = Path("data", "TritonBench_G_v1")

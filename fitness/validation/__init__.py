@@ -1,1 +1,1 @@
-"""Whether a task is one: a kernel that does not do its work must not pass it."""
+"""Checks of a task before evo trusts it, and of tasks that a language model wrote."""

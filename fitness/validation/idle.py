@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from evo import syntax
-from fitness.compilation.kernels import closures, dotted, imported_names
-from fitness.memory import DTYPES
-from fitness.plan import Config, Copy, Launch, LaunchPlan, Step, TensorRef, refs_of
+from evo.core import syntax
+from fitness.frontend.kernels import closures, dotted, imported_names
+from fitness.frontend.memory import DTYPES
+from fitness.frontend.plan import Config, Copy, Launch, LaunchPlan, Step, TensorRef, refs_of
 
 NOTHING, COPY, ZEROS = "does nothing", "copies an input", "stores zeros"
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from evo.records import Case, Check, Verdict
-from fitness.compilation.target import Target
-from fitness.evaluator import CpuJudge, executable
-from fitness.facts import Facts, Recorder
+from evo.core.records import Case, Check, Verdict
+from fitness.candidate import Facts, Recorder
+from fitness.cpu_backend import CpuJudge, executable
+from fitness.frontend.plan import LaunchPlan
+from fitness.frontend.stages import NOTHING_COMPARED, Stop
+from fitness.frontend.target import Target
 from fitness.gpu.runner import Report, Work
-from fitness.plan import LaunchPlan
 from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import Zygote
-from fitness.scratch import scratch_folder
-from fitness.stages import NOTHING_COMPARED, Stop
-from fitness.task import Task
-from fitness.validation.elsewhere import SEED, asked
+from fitness.tasks.elsewhere import SEED, asked
+from fitness.tasks.task import Task
 from fitness.validation.idle import Idle, idle_kernels
-from fitness.verification.verify import Executable, Expectations, Jobs, expectations, verify
+from fitness.verify.verify import Executable, Expectations, Jobs, expectations, verify
 
 VACUOUS, SAME, UNTRIED = "vacuous", "same", "untried"
 

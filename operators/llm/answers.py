@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evo import syntax
+from evo.core import syntax
 from operators.llm.base import Unreadable
 
 Span = tuple[int, int]  # first character, one past the last

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from evo.records import Profile, Verdict
+from evo.core.records import Profile, Verdict
 from operators.base import Draft, Parent
 
 ROLES = ("system", "user", "assistant")

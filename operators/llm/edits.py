@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evo.records import candidate_id
+from evo.core.records import candidate_id
 from operators.llm.base import Unreadable
 
 Lines = list[str]

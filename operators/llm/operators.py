@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evo.records import Finding, Verdict, candidate_id
+from evo.core.records import Finding, Verdict, candidate_id
 from operators.base import Draft, Parent
 from operators.llm.answers import body_of, hint_of, note_of, take_apart
 from operators.llm.base import LlmContext, Message, Prompt, Tried, Unreadable

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import libcst as cst
 
-from evo.records import candidate_id
+from evo.core.records import candidate_id
 from operators.dataflow import pointers
 from operators.source import (
     Kernel,

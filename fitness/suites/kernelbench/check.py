@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evo.errors import TaskError
-from fitness.compilation.target import Target
+from evo.core.errors import TaskError
+from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
 from fitness.suites import seeded
 from fitness.suites.check import Outcome, Verifier
 from fitness.suites.kernelbench.folder import parameters_of, write_folder
 from fitness.suites.kernelbench.seeds import seed_kernel
-from fitness.task import Task, load_task
+from fitness.tasks.task import Task, load_task
 
 STAGES = ("read", "recorded", "compiled", "verified")
 MOST_BYTES = 2 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evo.errors import ConfigError
+from evo.core.errors import ConfigError
 from fitness.suites.texts import python_files, text_of
 
 LEVELS = (1, 2, 3)

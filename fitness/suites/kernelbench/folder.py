@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from evo import syntax
-from evo.errors import TaskError
+from evo.core import syntax
+from evo.core.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, Source
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of

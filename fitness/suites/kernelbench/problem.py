@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from evo import syntax
-from evo.errors import TaskError
+from evo.core import syntax
+from evo.core.errors import TaskError
 
 MARK = "# --- what evo makes of it ---"  # in a generated task.py, below the problem
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evo.errors import TaskError
+from evo.core.errors import TaskError
 from fitness.suites.kernelbench.problem import Problem, axes_of, said, state, tensors_of
 
 LEAST = 8  # sizes are not halved below: a kernel with one row and one column shows little

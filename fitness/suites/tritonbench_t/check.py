@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from evo.errors import TaskError
-from evo.records import Case
-from fitness.oracle import VARIANTS, make_inputs
+from evo.core.errors import TaskError
+from evo.core.records import Case
 from fitness.suites import seeded
 from fitness.suites.check import Outcome, first_line
 from fitness.suites.folder import write_folder, write_task
@@ -24,7 +23,8 @@ from fitness.suites.kernelbench.folder import same
 from fitness.suites.tritonbench import Source, sources
 from fitness.suites.tritonbench_t.seeds import seed_kernel
 from fitness.suites.values import span
-from fitness.task import Task, load_task, run_reference
+from fitness.tasks.task import Task, load_task, run_reference
+from fitness.verify.oracle import VARIANTS, make_inputs
 
 FOLDER = Path("data", "TritonBench_T_v1")
 SIZES = Path("performance_metrics", "perf_T", "golden_metrics")

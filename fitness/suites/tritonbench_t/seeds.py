@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from evo import syntax
+from evo.core import syntax
 from fitness.suites.kernelbench import seeds as kernelbench
 from fitness.suites.kernelbench.seeds import filled
 from fitness.suites.seeded import given

@@ -1,0 +1,1 @@
+"""Campaigns: tasks × variants × seeds, run and compared."""

@@ -1,0 +1,200 @@
+"""The terminal during a run: a live panel where there is one to draw on, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from evo.core.records import Trial, Verdict
+from evo.core.settings import RunConfig
+from evo.core.text import counted
+from evo.search.budget import SEED_OPERATOR, Budget, gpu_seconds
+from evo.storage.result import speedup_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESH_HZ = 4
+PLAIN_S = 1.0  # seconds between two plain lines; a new best is always worth one
+
+_COLOURS = {Verdict.OK: "green", Verdict.DUPLICATE: "cyan", Verdict.INFRASTRUCTURE: "bold red"}
+
+
+class Tally:
+    """What has happened so far, as numbers; the clock serves the display only."""
+
+    def __init__(
+        self, budget: int, clock: Callable[[], float] = time.monotonic, *, gpu_seconds: float | None = None
+    ) -> None:
+        self.budget = Budget(budget, gpu_seconds)
+        self.verdicts: Counter[Verdict] = Counter()
+        self.best: Trial | None = None
+        self.tokens = 0
+        self.usd = 0.0
+        self.trials: Counter[str] = Counter()  # by operator
+        self.improved: Counter[str] = Counter()  # of those, faster than every parent
+        self._speedups: dict[int, float] = {}
+        self._clock = clock
+        self._started = clock()
+        self._live = 0
+        self._live_gpu_s = 0.0
+
+    @property
+    def spent(self) -> int:
+        """Candidates."""
+        return self.budget.spent
+
+    def add(self, trial: Trial, *, replayed: bool) -> bool:
+        """Counts a trial; whether it is the best so far."""
+        self.budget.spend(trial)
+        if trial.proposal.operator != SEED_OPERATOR and not replayed:
+            self._live += 1
+            self._live_gpu_s += gpu_seconds(trial.evaluation)
+        self.verdicts[trial.evaluation.verdict] += 1
+        self._credit(trial)
+        best = self.best.fitness.speedup if self.best and self.best.fitness else 0.0
+        if trial.fitness is None or trial.fitness.speedup <= best:
+            return False
+        self.best = trial
+        return True
+
+    def _credit(self, trial: Trial) -> None:
+        proposal = trial.proposal
+        self.tokens += int(proposal.cost.get("tokens_in", 0) + proposal.cost.get("tokens_out", 0))
+        self.usd += proposal.cost.get("usd", 0.0)
+        if proposal.operator != SEED_OPERATOR:
+            self.trials[proposal.operator] += 1
+        if trial.fitness is None:
+            return
+        self._speedups[trial.index] = trial.fitness.speedup
+        parents = [self._speedups[p] for p in proposal.parents if p in self._speedups]
+        self.improved[proposal.operator] += bool(parents) and trial.fitness.speedup > max(parents)
+
+    def credit_text(self) -> str:
+        """E.g. "better than their parents: mutate@gpt 2 of 9, params 5 of 20; 81,223 tokens, $0.12"; "" at first."""
+        shares = [f"{name} {self.improved[name]} of {n}" for name, n in self.trials.most_common()]
+        spent = [f"{self.tokens:,} tokens"] if self.tokens else []
+        spent += [f"${self.usd:.2f}"] if self.usd else []
+        better = [f"better than their parents: {', '.join(shares)}"] if shares else []
+        return "; ".join([*better, *([", ".join(spent)] if spent else [])])
+
+    def rate(self) -> float | None:
+        """Candidates a second in this process; None before the first."""
+        elapsed = self._clock() - self._started
+        return self._live / elapsed if self._live and elapsed > 0 else None
+
+    def pace(self) -> str:
+        """E.g. "1.3/s, ETA 0:01:15"; "" before there is anything to go by."""
+        rate = self.rate()
+        if rate is None:
+            return ""
+        left = round(self._left() / rate)
+        return f"{rate:.1f}/s, ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+
+    def _left(self) -> float:
+        """Candidates that the budget allows, if they go on taking as many GPU seconds as they did."""
+        budget = self.budget
+        left = float(max(0, budget.total - budget.spent))
+        if budget.gpu_seconds is not None and self._live_gpu_s:
+            left = min(left, max(0.0, budget.gpu_seconds - budget.spent_gpu_s) * self._live / self._live_gpu_s)
+        return left
+
+    def share(self) -> float:
+        """Of the budget that is spent, 0..1; of the one that is spent first."""
+        budget = self.budget
+        gpu = budget.spent_gpu_s / budget.gpu_seconds if budget.gpu_seconds else 0.0
+        return min(1.0, max(budget.spent / budget.total, gpu))
+
+    def spent_text(self) -> str:
+        """E.g. "12/100", "12/100, 31.5/60 GPU s"."""
+        budget = self.budget
+        gpu = "" if budget.gpu_seconds is None else f", {budget.spent_gpu_s:.1f}/{budget.gpu_seconds:g} GPU s"
+        return f"{budget.spent}/{budget.total}{gpu}"
+
+    def best_text(self) -> str:
+        if self.best is None or self.best.fitness is None:
+            return "best: none yet"
+        return f"best: {speedup_text(self.best.fitness)}, trial {self.best.index}"
+
+    def verdict_text(self) -> str:
+        return ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())
+
+
+class Progress:
+    """An Observer that draws; a context manager around the run."""
+
+    def __init__(self, config: RunConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tally = Tally(config.budget, clock, gpu_seconds=config.gpu_seconds)
+        workers = counted(config.workers, "worker")
+        self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {workers}"
+        self._console = console
+        self._clock = clock
+        self._last_line = -PLAIN_S
+        self._replayed = 0
+        self._live: Live | None = None
+
+    def absorbed(self, trial: Trial, *, replayed: bool) -> None:
+        best = self._tally.add(trial, replayed=replayed)
+        self._replayed += replayed
+        if self._live is None and not replayed:
+            self._line(trial, best)
+
+    def _line(self, trial: Trial, best: bool) -> None:
+        now = self._clock()
+        last = self._tally.budget.over
+        if not (best or last or now - self._last_line >= PLAIN_S):
+            return
+        self._last_line = now
+        outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+        line = (
+            f"[{self._tally.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
+            f"{trial.evaluation.verdict}, {outcome}; {self._tally.best_text()}; {self._tally.pace()}"
+        )
+        self._console.print(Text(line.rstrip("; ")), soft_wrap=True)
+
+    def panel(self) -> RenderableType:
+        """What is drawn on a terminal."""
+        tally = self._tally
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            ProgressBar(total=1.0, completed=tally.share(), width=30),
+            f"{tally.spent_text()} candidates" if tally.budget.gpu_seconds is None else tally.spent_text(),
+            tally.pace(),
+        )
+        verdicts = Text(", ").join(
+            Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow")) for verdict, n in tally.verdicts.most_common()
+        )
+        how = f" ({tally.best.proposal.operator}: {tally.best.proposal.note})" if tally.best else ""
+        lines = [Text(tally.best_text() + how, style="green"), verdicts]
+        if credit := tally.credit_text():
+            lines.append(Text(credit, style="dim"))
+        return Group(Text(self._title, style="bold"), head, *lines)
+
+    def best_text(self) -> str:
+        return self._tally.best_text()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self.panel, console=self._console, refresh_per_second=REFRESH_HZ, transient=False
+            )
+            self._live.start()
+        else:
+            self._console.print(Text(self._title), soft_wrap=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._console.print(Text(f"verdicts: {self._tally.verdict_text() or 'none'}"), soft_wrap=True)
+            if credit := self._tally.credit_text():
+                self._console.print(Text(credit), soft_wrap=True)

@@ -1,0 +1,67 @@
+"""`evo report`: one HTML file about runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.cli import common
+from evo.core.errors import EvoError
+from evo.storage.folders import check_once, run_folder, runs_in
+
+if TYPE_CHECKING:
+    from analysis.report import Bounds
+    from evo.storage.store import RunInfo
+
+DEFAULT_OUT = Path("report.html")
+
+
+def add(commands: Any) -> None:
+    report = commands.add_parser("report", help="write one HTML file about runs, finished or not")
+    report.add_argument("folders", nargs="+", type=run_folder, metavar="DIR", help="the folder of a run, or of many")
+    report.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help=f"(default: {DEFAULT_OUT})")
+    report.set_defaults(command=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from analysis.report import write_report
+    from evo.storage.store import RunReader
+
+    bounds = []
+    runs = [run for folder in arguments.folders for run in runs_in(folder)]
+    check_once(runs)
+    for folder in runs:
+        with RunReader(folder) as run:
+            bounds.append(_bounds(run.info))
+    write_report(runs, arguments.out, bounds)
+    common.say(f"wrote {arguments.out}")
+    return 0
+
+
+def _bounds(info: RunInfo) -> Bounds:
+    """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
+    from analysis.report import Bounds
+    from fitness.frontend.target import get_target
+    from fitness.tasks.task import ChangedTaskError
+
+    try:
+        task = common.load_task(info.config.task, info.task_hash)
+    except ChangedTaskError:
+        return Bounds(problem="the task was changed since the run started")
+    except EvoError as error:
+        return Bounds(problem=f"the task is not to be had here: {error}")
+    if task.flops is None or task.bytes is None:
+        return Bounds()
+    work = {case.name: (float(task.flops(case)), float(task.bytes(case))) for case in task.cases}
+    measured = info.environment
+    if "copy_bytes_per_s" in measured and "matmul_flops" in measured:
+        rates = float(measured["copy_bytes_per_s"]), float(measured["matmul_flops"])
+        return Bounds(work, *rates, f"measured on the GPU, {_rates(*rates)} (copying; bfloat16 matrix product)")
+    target, dtype = get_target(info.config.target), task.cases[0].dtype
+    rates = target.dram_bytes_per_s, target.tensor_flops.get(dtype, target.tensor_flops["float16"])
+    return Bounds(work, *rates, f"peaks of {target.device_name} by its data sheet, {_rates(*rates)} (tensor cores)")
+
+
+def _rates(bytes_per_s: float, flops_per_s: float) -> str:
+    return f"{bytes_per_s / 1e12:.2f} TB/s and {flops_per_s / 1e12:,.0f} TFLOP/s"

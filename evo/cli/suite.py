@@ -1,0 +1,289 @@
+"""`evo suite check`: which files of a benchmark suite this machine can take as tasks, and why not the others.
+
+`evo suite summary`: what searches over a suite came to, from the figures that campaigns left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.cli import common
+from evo.core.errors import ConfigError, StoreError
+from evo.core.text import counted
+
+if TYPE_CHECKING:
+    from analysis.suite import Kernel
+    from fitness.frontend.target import Target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.suites.check import Checker, Outcome, Verifier
+    from fitness.suites.kernelbench.checkout import Source as Problem
+    from fitness.suites.tritonbench import Source as File
+
+    Source = File | Problem
+
+TRITONBENCH, TRITONBENCH_T, KERNELBENCH = SUITES = ("tritonbench", "tritonbench-t", "kernelbench")
+SEEDED = {TRITONBENCH_T: "a function as the file's", KERNELBENCH: "a function `entry`"}  # what a seed kernel is
+FILE = "suite.json"  # in a campaign's folder: which files at which sizes
+LOOK_S = 0.5  # between looks whether to stop
+GIB = 2.0  # of inputs, state and outputs of a KernelBench problem, which has up to 17
+
+
+def add(commands: Any) -> None:
+    subcommands = commands.add_parser("suite", help="read a benchmark suite from a checkout").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    check = subcommands.add_parser(
+        "check",
+        help="take every file through record, compile and verify",
+        description="Makes a task of every file and verifies its kernel, or a seed kernel where it has none: on the "
+        "GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
+    )
+    add_suite(check)
+    check.add_argument("--tasks", type=Path, metavar="DIR", help="keep the task folders here (default: thrown away)")
+    check.add_argument("--workers", type=int, metavar="W", help="files at once (default: one a CPU)")
+    check.add_argument("--json", action="store_true", help="one JSON object a line and file")
+    common.add_target(check)
+    check.set_defaults(command=_check)
+    summary = subcommands.add_parser(
+        "summary",
+        help="what campaigns over a suite came to, in one table",
+        description="Prints the summary of evo bench from the kernels.parquet of its campaigns; no checkout and no run "
+        "folder is needed. A file that several campaigns searched counts as the first of them found it.",
+    )
+    summary.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folder of a campaign (evo bench --out)")
+    summary.set_defaults(command=_summary)
+
+
+def add_suite(parser: argparse.ArgumentParser) -> None:
+    """What says which files of which suite."""
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
+    parser.add_argument("--only", metavar="A,B", help="these files alone, by name without .py; * stands for anything")
+    parser.add_argument(
+        "--seeds",
+        type=Path,
+        metavar="DIR",
+        help="KernelBench, TritonBench-T: seed kernels NAME.py (go before evo's own)",
+    )
+    parser.add_argument(
+        "--gib",
+        type=float,
+        metavar="G",
+        help=f"KernelBench: problems with more inputs, state and outputs are made smaller (default: {GIB:g})",
+    )
+
+
+def read(arguments: argparse.Namespace) -> list[Source]:
+    """The chosen files.  Raises ConfigError for options of another suite, too."""
+    for option, suites in (("seeds", tuple(SEEDED)), ("gib", (KERNELBENCH,))):
+        if getattr(arguments, option) is not None and arguments.suite not in suites:
+            raise ConfigError(
+                f"--{option}: expected for {' or '.join(suites)}, got it for {arguments.suite}; leave it out"
+            )
+    if arguments.gib is not None and not arguments.gib > 0:
+        raise ConfigError(f"--gib: expected a number above 0, got {arguments.gib:g}")
+    found: Sequence[Source] = _sources(arguments.suite)(arguments.path)
+    if arguments.seeds is not None:
+        from fitness.suites.seeded import check_seeds
+
+        check_seeds(arguments.seeds, found, SEEDED[arguments.suite])
+    return chosen(found, arguments.only)
+
+
+def _sources(suite: str) -> Callable[[Path], Sequence[Source]]:
+    if suite == TRITONBENCH:
+        from fitness.suites.tritonbench import sources
+
+        return sources
+    if suite == TRITONBENCH_T:
+        from fitness.suites.tritonbench_t.check import files
+
+        return files
+    from fitness.suites.kernelbench.checkout import sources as problems
+
+    return problems
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fitness.devices import choose
+    from fitness.frontend.target import get_target
+
+    common.check_workers(arguments.workers)
+    workers = common.workers(arguments.workers)
+    common.one_thread_each()
+    target = get_target(arguments.target)
+    files = read(arguments)
+    device, _ = choose(arguments.gpus, lambda: common.find_gpus(arguments.target))
+    where = "verifying on the GPU" if device == "gpu" else "verifying by Triton's interpreter, no GPU is used"
+    print(f"{counted(len(files), 'file')} for {target.name}, {where}", file=sys.stderr, flush=True)
+    found = []
+    with _tasks_folder(arguments.tasks) as folder:
+        for outcome in outcomes(arguments, files, folder, int(device == "gpu"), workers):
+            found.append(outcome)
+            common.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
+    if not arguments.json:
+        common.say("\n" + _totals(found, stages(arguments.suite)))
+    return 0 if all(outcome.verified for outcome in found) else common.EXIT_NOT_OK
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from analysis.suite import markdown
+
+    suites = {folder: read_settings(folder)["suite"] for folder in arguments.folders}
+    if len(set(suites.values())) > 1:
+        got = ", ".join(f"{suite} in {folder}" for folder, suite in suites.items())
+        raise ConfigError(f"expected campaigns over one suite, got {got}; sum them up one by one")
+    kernels = _kernels(arguments.folders)
+    if len({k.outcome.estimated for k in kernels if k.outcome}) > 1:
+        raise ConfigError(
+            "expected campaigns that measured, or campaigns that estimated, got both; speedups of one kind are not "
+            "compared with the other's: sum them up apart"
+        )
+    try:
+        text = markdown(kernels, with_pytorch=suites[arguments.folders[0]] in SEEDED)
+    except ValueError as error:
+        raise StoreError(f"nothing to sum up: {error}; go on with evo bench") from None
+    common.say(text.removesuffix("\n"))
+    return 0
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Which files the campaign in `folder` is of: suite, gib, seeds.  Raises StoreError where it does not say."""
+    path = folder / FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder of evo bench, which has a {FILE}, got {folder} ({error.strerror}); name what evo bench "
+            f"was given as --out"
+        ) from None
+    except ValueError as error:
+        raise _damaged(path, f"no JSON ({error})") from None
+    if not isinstance(found, dict) or found.get("suite") not in SUITES:
+        raise _damaged(path, f"{found!r:.100}")
+    return {"gib": None, "seeds": None, **found}
+
+
+def _damaged(path: Path, found: str) -> StoreError:
+    return StoreError(
+        f"{path} is damaged: expected the suite as evo bench wrote it, got {found}; restore it from a "
+        f"copy, or delete it and call evo bench as before, which writes it again"
+    )
+
+
+def _kernels(folders: Sequence[Path]) -> list[Kernel]:
+    with common.pyarrow_for("the figures of campaigns, which are read with it"):
+        from analysis import suite_kernels as stored
+    return stored.merged(stored.read_kernels(folder / stored.FILE) for folder in folders)
+
+
+def chosen(sources: Sequence[Source], only: str | None) -> list[Source]:
+    if only is None:
+        return list(sources)
+    wanted = [name.removesuffix(".py") for name in only.split(",") if name]
+    unknown = sorted(w for w in set(wanted) if not any(fnmatch.fnmatchcase(s.name, w) for s in sources))
+    if unknown or not wanted:
+        raise ConfigError(f"--only: expected names of files of the suite, got {', '.join(unknown) or 'none'}")
+    return [source for source in sources if any(fnmatch.fnmatchcase(source.name, w) for w in wanted)]
+
+
+@contextmanager
+def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
+    if wanted is None:
+        with tempfile.TemporaryDirectory(prefix="evo-suite-") as name:
+            yield Path(name)
+        return
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--tasks: expected a folder to write to, got: {error}; choose another") from error
+    yield wanted.resolve()
+
+
+def outcomes(
+    arguments: argparse.Namespace,
+    files: Sequence[Source],
+    folder: Path,
+    gpus: int,
+    workers: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Outcome]:
+    """In the order in which files are finished, until they all are or `stop` says so.
+
+    `gpus`: how many verify; with 0 Triton's interpreter does.
+    """
+    from fitness.frontend.target import get_target
+    from fitness.suites.check import gpu_verifier, new_zygote
+
+    target = get_target(arguments.target)
+    if gpus:
+        from fitness.cuda.gpus import measuring
+
+        target = measuring(target)
+    with ExitStack() as stack:
+        zygote = stack.enter_context(new_zygote(target))
+        verifier = stack.enter_context(gpu_verifier(gpus)) if gpus else None
+        checker = _checker(arguments, folder, target, zygote, verifier)
+        pool = ThreadPoolExecutor(workers)
+        try:
+            running = {pool.submit(checker.check, source) for source in files}
+            while running and not stop():
+                done, running = wait(running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _checker(
+    arguments: argparse.Namespace, folder: Path, target: Target, zygote: Zygote, verifier: Verifier | None
+) -> Checker:
+    if arguments.suite == TRITONBENCH:
+        from fitness.suites.check import Checker
+
+        return Checker(folder, target, zygote, verifier)
+    if arguments.suite == TRITONBENCH_T:
+        from fitness.suites.tritonbench_t.check import Checker as FunctionChecker
+
+        return FunctionChecker(folder, target, zygote, verifier, seeds=arguments.seeds)
+    from fitness.suites.kernelbench.check import Checker as ProblemChecker
+
+    most = int((GIB if arguments.gib is None else arguments.gib) * 2**30)
+    return ProblemChecker(folder, target, zygote, verifier, seeds=arguments.seeds, most_bytes=most)
+
+
+def stages(suite: str) -> Sequence[str]:
+    """What a file comes through, first to last."""
+    if suite != KERNELBENCH:
+        from fitness.suites.check import STAGES
+
+        return STAGES
+    from fitness.suites.kernelbench.check import STAGES as OF_PROBLEMS
+
+    return OF_PROBLEMS
+
+
+def line(outcome: Outcome) -> str:
+    calls = counted(outcome.calls, "call")
+    if outcome.verified:
+        why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
+        return f"{outcome.name:30} verified, {calls}{', ' * bool(outcome.note)}{outcome.note}{why}"
+    reached = ", ".join([outcome.stages[-1], *([calls] if outcome.calls else [])]) if outcome.stages else "not begun"
+    return f"{outcome.name:30} {reached}, then: {outcome.reason}"
+
+
+def _totals(outcomes: Sequence[Outcome], stages: Sequence[str]) -> str:
+    count = Counter(stage for outcome in outcomes for stage in outcome.stages)
+    reached = ", ".join(f"{count[stage]} {stage}" for stage in stages)
+    return f"{counted(len(outcomes), 'file')}: {reached}"

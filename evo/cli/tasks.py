@@ -1,0 +1,122 @@
+"""`evo tasks`: list the built-in tasks, start a new one, or check that a task finds kernels wrong that do nothing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.cli import common, models, task_by_model
+from evo.core.errors import ConfigError
+from evo.core.text import quoted
+
+if TYPE_CHECKING:
+    from fitness.frontend.target import Target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.tasks.task import Task
+    from fitness.validation.vacuous import Finding
+
+
+def add(commands: Any) -> None:
+    tasks = commands.add_parser("tasks", help="list the built-in tasks, start a new one, or check one")
+    tasks.set_defaults(command=_tasks)
+    subcommands = tasks.add_subparsers(metavar="COMMAND")
+    subcommands.add_parser("list", help="list the built-in tasks (so does `evo tasks`)")
+    new = subcommands.add_parser(
+        "new",
+        help="make a task folder from a kernel",
+        description="Writes DIR/kernel.py and DIR/task.py, with EDIT where you have to decide; or has a model write "
+        "task.py, validates it and freezes it (docs/llm.md). Exit code 0: done; 1: no answer of the model could be "
+        "used; 2: misuse.",
+    )
+    new.add_argument("folder", type=Path, metavar="DIR")
+    new.add_argument("kernel", type=Path, metavar="KERNEL.py")
+    task_by_model.add_options(new)
+    new.set_defaults(command=_new_task)
+    check = subcommands.add_parser(
+        "check",
+        help="whether kernels that do not do their work fail a task",
+        description="Verifies the seed kernel by Triton's interpreter, at the sizes for a CPU; then, in place of each "
+        "of its kernels, one that does nothing, one that copies an input and one that stores zeros: in no case may "
+        "they pass. Exit code 0: none does; 1: one does, or the seed fails; 2: misuse.",
+    )
+    check.add_argument(
+        "tasks", nargs="*", metavar="TASK", help="built-in names or folders (default: all built-in tasks)"
+    )
+    check.add_argument("--target", default="sm_90", help="GPU to compile for: sm_90, an H200 (default), or h100")
+    check.add_argument("--json", action="store_true", help="one JSON object a line and task")
+    check.set_defaults(command=_check)
+
+
+def _tasks(arguments: argparse.Namespace) -> int:
+    from fitness.tasks.task import task_names, task_title
+
+    for name in task_names():
+        common.say(f"{name}: {task_title(name)}")
+        for case in common.load_task(name).cases:
+            axes = ", ".join(f"{axis}={size}" for axis, size in case.axes.items())
+            common.say(f"    {case.name} ({case.role}): {axes}, {case.dtype}")
+    return 0
+
+
+def _new_task(arguments: argparse.Namespace) -> int:
+    from fitness.tasks.scaffold import parse_kernel
+
+    source = common.read_kernel(arguments.kernel)
+    parse_kernel(source, str(arguments.kernel))  # what is no Python is said of this file
+    folder: Path = arguments.folder
+    taken = [name for name in task_by_model.NAMES if (folder / name).exists()]
+    if taken:
+        raise ConfigError(f"expected a new folder, but {folder} has {' and '.join(taken)}; choose another")
+    if arguments.model is not None:
+        return task_by_model.make(arguments, source)
+    models.check_limited((), arguments.max_tokens, arguments.max_usd)
+    from fitness.tasks.scaffold import entries
+    from fitness.tasks.task import task_names, task_skeleton
+
+    task_by_model.write(folder, {"task.py": task_skeleton(source), "kernel.py": source})
+    entry, *others = (function.name for function in entries(source))
+    beside = f" (others that launch: {', '.join(others)}; change entry in task.py for one of them)" if others else ""
+    common.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
+    common.say("mend what is marked EDIT in task.py, then")
+    common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fitness.frontend.target import get_target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.tasks.task import task_names
+
+    target = get_target(arguments.target)
+    tasks = [common.load_task(name) for name in arguments.tasks or task_names()]
+    common.one_thread_each()
+    good = True
+    with Zygote(target.name) as zygote:
+        for task in tasks:
+            reason, found = _idle(task, target, zygote)
+            good = good and not reason
+            if arguments.json:
+                findings = [dataclasses.asdict(finding) for finding in found]
+                common.say(json.dumps({"name": task.name, "reason": reason, "idle": findings}))
+            else:
+                common.say(f"{task.name}: {reason or 'kernels that do not do their work are found wrong'}")
+                for finding in found:
+                    common.say(f"    {finding.what}: {finding}")
+    return 0 if good else common.EXIT_NOT_OK
+
+
+def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[Finding]]:
+    """Why a task is not usable, "" if it is, and what was found of idle kernels."""
+    from fitness.frontend.stages import Stop
+    from fitness.validation import vacuous
+
+    found: list[Finding] = []
+    try:
+        found = vacuous.of_task(task, target, zygote)
+        vacuous.check(found)
+    except Stop as stop:
+        return f"{stop.stage}: {stop.verdict.value}: {stop}", found
+    return "", found

@@ -1,0 +1,79 @@
+"""`evo watch`: a run as it goes on, seen from another process.  Reads the store, writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from evo.cli.progress import Progress
+from evo.core.records import Trial
+from evo.core.text import quoted
+from evo.search.termination import ended
+from evo.storage.result import speedup_text
+from evo.storage.store import RunReader, is_written
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+POLL_S = 0.5
+RECENT = 10  # trials listed
+
+
+class Watch(Progress):
+    """The display of a run with what became of its latest candidates."""
+
+    def __init__(self, run: RunReader, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(run.info.config, console, clock)
+        self._run = run
+        # What `panel` shows is replaced as a whole: it is drawn by a thread of its own, which must not use the store.
+        self._recent: list[Trial] = []
+        self._pending = 0
+        self._read = 0
+        self.state = "nothing happened yet"
+
+    def poll(self) -> bool:
+        """Takes in what is new; whether the run goes on."""
+        # Asked before reading: what an ending process stored last is then read, too.
+        writing = is_written(self._run.folder)
+        text = ended(self._run)
+        first = self._read == 0
+        for trial in self._run.trials(self._read):
+            self._read += 1
+            self._recent = [*self._recent, trial][-RECENT:]
+            self.absorbed(trial, replayed=first)
+        self._pending = len(self._run.pending())
+        self.state = f"ended: {text}" if text else "running"
+        if not text and not writing:
+            self.state = f"no process on this machine runs it; go on by `evo resume {quoted(self._run.folder)}`"
+        return writing and not text
+
+    def panel(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for trial in reversed(self._recent):
+            outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+            cells = (str(trial.index), trial.proposal.operator, trial.evaluation.verdict.value, outcome)
+            table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
+        return Group(super().panel(), Text(self.state_text()), Text(), table)
+
+    def state_text(self) -> str:
+        return f"{self.state}; {self._pending} pending" if self._pending else self.state
+
+
+def watch(run: RunReader, console: Console, *, once: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Shows `run` until it ends; `once`: as it is now."""
+    view = Watch(run, console)
+    going = view.poll()
+    if once:
+        console.print(view.panel())
+        return
+    with view:
+        while going:
+            sleep(POLL_S)
+            going = view.poll()
+    if not console.is_terminal:  # the panel says it already
+        console.print(Text(f"{view.best_text()}\n{view.state_text()}"), soft_wrap=True)

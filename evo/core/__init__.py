@@ -1,0 +1,1 @@
+"""Records, errors, settings and other things that every part of evo uses."""

@@ -1,0 +1,456 @@
+"""The facts of a search, as frozen records that refuse to be inconsistent.
+
+Nothing here imports torch, triton or any other heavy package: the command line, the store and every report read these
+records without paying for a compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import io
+import json
+import math
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evo.core import syntax
+
+
+class Verdict(enum.StrEnum):
+    """What became of a candidate."""
+
+    REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels
+    COMPILE_ERROR = "compile_error"  # syntax, import or Triton compilation failed
+    UNSUPPORTED = "unsupported"  # correct perhaps, but it cannot be recorded (needs a computed value on the host)
+    RUNTIME_ERROR = "runtime_error"  # host code or kernel raised or crashed
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"  # host memory limit, or more registers/shared memory than the device has
+    WRONG = "wrong"
+    DUPLICATE = "duplicate"  # same machine code, grids and arguments, where it is timed, as one that is ok
+    INFRASTRUCTURE = "infrastructure"  # the evaluator failed, not the candidate
+    OK = "ok"
+
+    @property
+    def rank(self) -> int:
+        """How far a candidate with this verdict came, from 0 to 5; no score.
+
+        0: infrastructure (nothing is known); 1: rejected; 2: compile_error, unsupported; 3: out_of_memory,
+        runtime_error, timeout; 4: wrong; 5: duplicate, ok.
+        """
+        return _RANK[self]
+
+
+_RANK = {
+    Verdict.INFRASTRUCTURE: 0,
+    Verdict.REJECTED: 1,
+    Verdict.COMPILE_ERROR: 2,
+    Verdict.UNSUPPORTED: 2,
+    Verdict.OUT_OF_MEMORY: 3,
+    Verdict.RUNTIME_ERROR: 3,
+    Verdict.TIMEOUT: 3,
+    Verdict.WRONG: 4,
+    Verdict.DUPLICATE: 5,
+    Verdict.OK: 5,
+}
+
+# Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU,
+# where the estimate comes before it; with one, "time" verifies and times.  Who ended after "compile" was compiled.
+STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input size of a task.
+
+    `axes` are the sizes on the target GPU; `cpu_axes` replaces them where the case is executed without one (Triton's
+    interpreter is slow, so a big case names a small twin).  Tune cases guide the search; holdout cases only verify.
+    """
+
+    name: str
+    axes: Mapping[str, int]
+    dtype: str = "float32"
+    role: str = "tune"
+    cpu_axes: Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ("tune", "holdout"):
+            raise ValueError(f"case {self.name!r}: role must be 'tune' or 'holdout', got {self.role!r}")
+        for label, axes in (("axes", self.axes), ("cpu_axes", self.cpu_axes or {})):
+            bad = {k: v for k, v in axes.items() if not isinstance(v, int) or isinstance(v, bool) or v < 0}
+            if bad:
+                raise ValueError(f"case {self.name!r}: {label} must be non-negative integers, got {bad}")
+        if self.cpu_axes is not None and set(self.cpu_axes) != set(self.axes):
+            raise ValueError(
+                f"case {self.name!r}: cpu_axes must name the same axes as axes "
+                f"({sorted(self.axes)}), got {sorted(self.cpu_axes)}"
+            )
+
+    def on_cpu(self) -> Case:
+        """The same case at the size it is executed at without a GPU."""
+        return self if self.cpu_axes is None else dataclasses.replace(self, axes=self.cpu_axes, cpu_axes=None)
+
+
+# Lines that do not end at "\n", escapes, and f-strings, which have code in them: there only tokens tell what is what.
+_TRICKY = re.compile("[\\\\\0\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|(?<!\\w)[rR]?[fF][rR]?[\"']")
+_STRING_OR_COMMENT = re.compile("\"\"\".*?\"\"\"|'''.*?'''|\"[^\"\n]*\"|'[^'\n]*'|#[^\n]*", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=128)  # a source is named when it is drafted, screened, proposed and read again
+def candidate_id(source: str) -> str:
+    """16 hex digits of the source without comments, blank lines and trailing space: the name of a candidate.
+
+    Of the text, not of its tokens: those differ between versions of Python.
+    """
+    text = _bare_at_a_glance(source)
+    if text is None:
+        text = _bare(source)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _bare(source: str) -> str:
+    """The source without comments, blank lines and trailing space; all of it where it is not Python."""
+    lines = source.splitlines()
+    ends: dict[int, int] = {}  # row of a comment or of the end of a line -> column where its code ends
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE):
+                row, column = token.start
+                ends[row] = min(column, ends.get(row, column))
+    except (tokenize.TokenError, SyntaxError):
+        return source
+    code = [line[: ends[row]].rstrip() if row in ends else line for row, line in enumerate(lines, 1)]
+    return "\n".join(line for row, line in enumerate(code, 1) if line or row not in ends)
+
+
+def _bare_at_a_glance(source: str) -> str | None:
+    """The same without Python's slow tokenizer, for most kernels; None for all others."""
+    if _TRICKY.search(source):
+        return None
+    try:
+        syntax.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    texts: list[str] = []  # strings of several lines, whose lines are left as they are
+
+    def replaced(match: re.Match[str]) -> str:
+        found = match[0]
+        if found[0] == "#":
+            return ""
+        if "\n" not in found:
+            return found
+        texts.append(found)
+        return "\0"
+
+    lines = _STRING_OR_COMMENT.sub(replaced, source).split("\n")
+    kept = "\n".join(filter(None, map(str.rstrip, lines)))
+    return re.sub("\0", lambda _: texts.pop(0), kept) if texts else kept
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel source.  Sources that differ in comments and layout only are the same candidate."""
+
+    source: str
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        expected = candidate_id(self.source)
+        if self.id not in ("", expected):
+            raise ValueError(f"candidate id {self.id!r} is not that of its source ({expected!r})")
+        object.__setattr__(self, "id", expected)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate to evaluate and where it came from.
+
+    `seed` keys all randomness spent on it; `cost` counts what making it took (screenings, tokens, dollars, seconds).
+    """
+
+    index: int
+    candidate: Candidate
+    operator: str
+    parents: tuple[int, ...] = ()  # indices of earlier proposals
+    island: int = 0
+    seed: int = 0
+    note: str = ""  # what the operator did, one line
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.index < 0 or any(not 0 <= p < self.index for p in self.parents):
+            raise ValueError(f"proposal {self.index}: parents must be earlier proposals, got {self.parents}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule, with the line (1-based; 0 where no line applies)."""
+
+    rule: str
+    line: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """Resources of one compiled kernel on the target."""
+
+    kernel: str
+    registers: int  # per thread
+    spill_bytes: int  # local memory per thread used for spills
+    shared_bytes: int  # per program
+    num_warps: int
+    occupancy: float  # resident warps / warp slots of a multiprocessor, 0..1
+    sass_hash: str
+    compile_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of verification: how far the worst case was from the oracle, against what was allowed."""
+
+    cases: int  # (case, variant) pairs executed
+    worst_case: str
+    max_error: float  # error of the worst case in units of its budget (1.0 is the limit)
+    budget: float  # absolute root-mean-square budget of the worst case
+    own_share: float = 1.0  # least share of own kernels in the bytes of the outputs; the rest was left to operators
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one tune case, candidate against the seed kernel.
+
+    `estimated` timings come from a model: `samples_us` and `baseline_us` then hold one number each, and `terms` the
+    parts of the model in microseconds.
+    """
+
+    case: str
+    samples_us: tuple[float, ...]
+    baseline_us: tuple[float, ...]
+    ratio: float  # baseline / candidate: above 1 is faster than the seed
+    ci95: tuple[float, float]
+    estimated: bool
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.samples_us or not self.baseline_us:
+            raise ValueError(f"timing of case {self.case!r} has no samples")
+        if not (self.ratio > 0 and math.isfinite(self.ratio)):
+            raise ValueError(f"timing of case {self.case!r}: ratio must be positive and finite, got {self.ratio}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the evaluator found out about one candidate.  Which fields exist follows from the verdict."""
+
+    candidate: str  # id
+    verdict: Verdict
+    stage: str  # the stage that gave the verdict; "done" for OK
+    message: str = ""
+    findings: tuple[Finding, ...] = ()
+    builds: tuple[Build, ...] = ()
+    check: Check | None = None
+    timings: tuple[Timing, ...] = ()
+    plan_hash: str = ""  # same hash, same work on the device in all that is timed
+    duplicate_of: str = ""  # id of the candidate with the same plan
+    frozen_source: str = ""  # the source with the chosen autotune configuration, where there was one to choose
+    # Wall time per stage, and "wait" for a turn on the GPU.  Decides nothing but when a budget of GPU seconds is spent.
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    eager: bool = False  # the weaker tier: its Python was called, no recorded plan was verified (docs/gpu.md)
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {self.stage!r}")
+        if self.verdict is Verdict.OK:
+            if self.check is None or not self.timings or not self.builds or self.stage != "done":
+                raise ValueError("an OK evaluation needs builds, a check, timings and stage 'done'")
+        else:
+            if self.timings:
+                raise ValueError(f"only OK evaluations carry timings, got {self.verdict}")
+            if not self.message:
+                raise ValueError(f"verdict {self.verdict} needs a message")
+        if (self.verdict is Verdict.DUPLICATE) != bool(self.duplicate_of):
+            raise ValueError("duplicate_of belongs to DUPLICATE, and only to it")
+
+    @property
+    def estimated(self) -> bool:
+        return any(t.estimated for t in self.timings)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """An action that a profile suggests.  Use and gain are counted under its id."""
+
+    id: str
+    action: str
+
+
+# What a profile rests on, the best first: hardware counters, measured times with compiled code, a model alone.
+TIERS = ("ncu", "counters-free", "estimate")
+# What limits a kernel: the rate of a memory, the rate of the arithmetic units, waiting, a device that is not filled, or
+# the start of kernels and programs.
+BOTTLENECKS = ("memory", "compute", "latency", "parallelism", "overhead")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What limits a candidate, digested.
+
+    `numbers` are the few that show it, by a name with its unit; `before` the same ones of the candidate it was made
+    from, where those are known.  `metrics` is all that was read, by the same names.
+    """
+
+    tier: str  # one of TIERS
+    bottleneck: str  # one of BOTTLENECKS
+    reason: str  # one sentence
+    numbers: Mapping[str, float]
+    roofline: float | None = None  # least possible time / time, 0..1
+    before: Mapping[str, float] = field(default_factory=dict)
+    hints: tuple[Hint, ...] = ()
+    case: str = ""  # the size that was looked at
+    kernel: str = ""  # the one that takes the most time, whose resources are told
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    fallback: str = ""  # why a better tier was not used
+
+    def __post_init__(self) -> None:
+        for name, value, valid in (("tier", self.tier, TIERS), ("bottleneck", self.bottleneck, BOTTLENECKS)):
+            if value not in valid:
+                raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
+
+    def beside(self, earlier: Profile | None) -> Profile:
+        """This profile with the numbers of an earlier one; only those of the same tier and case can be compared."""
+        if earlier is None or (earlier.tier, earlier.case) != (self.tier, self.case):
+            return self
+        before = {name: earlier.metrics[name] for name in self.numbers if name in earlier.metrics}
+        return dataclasses.replace(self, before=before)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One check of a certificate.
+
+    outcome: "passed", "failed", "noted" (it found something that is not held against the candidate) or "not run", with
+    the reason as its detail.
+    """
+
+    what: str
+    outcome: str
+    detail: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.outcome not in ("passed", "failed", "noted", "not run"):
+            raise ValueError(f"outcome must be passed, failed, noted or not run, got {self.outcome!r}")
+
+
+# Of an evaluator's environment: `Target.spec` of the GPU that measures; missing if it is the one of the target's name.
+GPU_FACTS = "gpu_facts"
+CERTIFICATE, PASSED = "certificate", "eager: passed"  # what a new champion's says, in its evaluation's environment
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a candidate's own Python did on a GPU, in a process of its own.
+
+    verdict: OK where it did what was verified; that of the first check that failed; INFRASTRUCTURE where it could not
+    be tried, which says nothing about the candidate.
+    """
+
+    candidate: str  # id of the source that was run
+    verdict: Verdict
+    message: str = ""
+    checks: tuple[Evidence, ...] = ()
+    layers: tuple[str, ...] = ()  # of the sandbox it ran in
+    seed: str = ""  # keys its inputs
+
+    @property
+    def summary(self) -> str:
+        """One line: the verdict and what it rests on."""
+        if self.verdict is Verdict.INFRASTRUCTURE:
+            return f"nothing was certified on a GPU: {self.message}"
+        counts = Counter(check.outcome for check in self.checks)
+        found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return f"passed ({found})" if self.verdict is Verdict.OK else f"{self.verdict}: {self.message} ({found})"
+
+
+@dataclass(frozen=True)
+class Fitness:
+    """Speedup over the seed: the geometric mean over the tune cases, with its 95% interval."""
+
+    speedup: float
+    ci95: tuple[float, float]
+    per_case: Mapping[str, float]
+    estimated: bool
+    eager: bool = False  # as of Evaluation
+
+    @property
+    def kind(self) -> str:
+        """What it rests on: "measured", "eager" or "estimated"."""
+        return kind_of(self.estimated, self.eager)
+
+
+def kind_of(estimated: bool | None, eager: bool) -> str:
+    """What times rest on: "measured", "eager" or "estimated"."""
+    return "estimated" if estimated else "eager" if eager else "measured"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A proposal with what became of it; fitness only where the verdict is OK."""
+
+    proposal: Proposal
+    evaluation: Evaluation
+    fitness: Fitness | None = None
+
+    def __post_init__(self) -> None:
+        if (self.fitness is not None) != (self.evaluation.verdict is Verdict.OK):
+            raise ValueError(f"fitness exists for OK only, verdict is {self.evaluation.verdict}")
+        if self.evaluation.candidate != self.proposal.candidate.id:
+            raise ValueError("the evaluation is of another candidate")
+
+    @property
+    def index(self) -> int:
+        return self.proposal.index
+
+
+def certificate_from_dict(raw: Mapping[str, Any]) -> Certificate:
+    """The inverse of `dataclasses.asdict`, also after a way through JSON."""
+    checks = tuple(Evidence(**check) for check in raw["checks"])
+    return Certificate(**{**raw, "verdict": Verdict(raw["verdict"]), "checks": checks, "layers": tuple(raw["layers"])})
+
+
+def evaluation_to_json(evaluation: Evaluation) -> str:
+    return json.dumps(evaluation, sort_keys=True, default=_fields)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Of a record, or of a mapping that is no dict.  `dataclasses.asdict` would copy every number."""
+    return vars(value) if dataclasses.is_dataclass(value) else dict(value)
+
+
+def evaluation_from_json(text: str) -> Evaluation:
+    raw = json.loads(text)
+    raw["verdict"] = Verdict(raw["verdict"])
+    raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
+    raw["builds"] = tuple(Build(**b) for b in raw["builds"])
+    raw["check"] = Check(**raw["check"]) if raw["check"] else None
+    raw["timings"] = tuple(
+        Timing(**{**t, **{k: tuple(t[k]) for k in ("samples_us", "baseline_us", "ci95")}}) for t in raw["timings"]
+    )
+    return Evaluation(**raw)
+
+
+def profile_to_json(profile: Profile) -> str:
+    return json.dumps(profile, default=_fields)  # in order: the most telling number is the first
+
+
+def profile_from_json(text: str) -> Profile:
+    raw = json.loads(text)
+    return Profile(**{**raw, "hints": tuple(Hint(**h) for h in raw["hints"])})

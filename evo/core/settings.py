@@ -1,0 +1,216 @@
+"""The settings of a run: resolved once, checked once, frozen, stored with the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from evo.core.errors import ConfigError
+from evo.llm.models import Model
+from evo.search.strategies import STRATEGIES
+
+SEEDS = (0, 2**63 - 1)  # SQLite's integers end there
+
+# (lowest, highest) value of each number.  The upper ends are far beyond sensible use; they catch slips of the keyboard.
+_RANGES = {
+    "budget": (1, 10_000_000),
+    "seed": SEEDS,
+    "islands": (1, 64),
+    "workers": (1, 1024),
+    "screen_budget": (0, 10_000),
+    "tune_budget": (0, 10_000),
+    "redrafts": (0, 10_000),
+    "population": (2, 1024),
+    "migrate_every": (1, 1_000_000),
+    "llm_slots": (1, 1024),
+}
+_OPTIONS = {"screen_budget": "--screen-budget"} | {n: f"--{n}" for n in ("budget", "seed", "islands", "workers")}
+_NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers that are called otherwise where they are set
+
+# Fields whose checks say more than their type.
+_RANGED = (*_RANGES, "archive_share", "max_tokens", "max_usd", "gpu_seconds")
+
+DEVICES = ("cpu", "gpu")
+# Where a GPU measures, estimates of 12 drafts cost more than they gain; of 4 they pay (docs/ablations.md).
+GPU_SCREEN_BUDGET = 4
+# Up to two thirds of what rules proposed for others' kernels were duplicates: of kernels that no case launches, or by
+# options that change nothing.  Finding that out costs a compilation.
+REDRAFTS = 8
+GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would cost --help its speed
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run does.
+
+    `budget` counts candidates evaluated after the seed; where `gpu_seconds` are limited, the run ends with whichever
+    is spent first.  `operators` are names; which names exist is the registry's
+    business.  With workers=1 the run is serial, and a function of the other fields and the task alone.
+    """
+
+    task: str  # name of a built-in task, or the absolute path of a task folder
+    operators: tuple[str, ...]
+    budget: int = 32
+    seed: int = 0
+    strategy: str = "evolve"
+    islands: int = 3
+    workers: int = 1
+    target: str = "sm_90"
+    device: str = "cpu"  # "gpu": measured; "cpu": estimated
+    gpus: str | None = None  # --gpus as it was given
+    ray_address: str | None = None
+    screen_budget: int = 12  # most sources an operator may screen for one draft
+    redrafts: int = (
+        0  # most drafts dropped for one proposal that come to an earlier candidate's machine code; serial runs
+    )
+    frozen_parents: bool = False  # rules change a parent with its chosen autotune configurations alone
+    surrogate: bool = False  # on a GPU, `params` moves genes to where the run's own measurements point
+    tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
+    population: int = 16  # candidates an island keeps
+    migrate_every: int = 20  # trials between two migrations around the ring of islands
+    archive_share: float = 0.2  # of parents, taken from the archive of niches: old branches stay reachable; 0: none
+    models: tuple[Model, ...] = ()  # that operators of the form `mutate@NAME` ask
+    llm_slots: int = 1  # most questions to models in flight
+    max_tokens: int | None = None  # of all answers and prompts together; None: no limit
+    max_usd: float | None = None
+    guidance: str = "digest"  # how much of a profile prompts hold: one of GUIDANCE
+    triton: str = ""  # version that prompts are written for
+    gpu_seconds: float | None = None  # of all evaluations together, as evo.search.budget counts them; None: no limit
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name not in _RANGED:
+                check_type(field.name, field.name, getattr(self, field.name))
+        for name in _RANGES:
+            if problem := out_of_range(name, getattr(self, name)):
+                hint = f"; set {_OPTIONS[name]}" if name in _OPTIONS else ""
+                raise ConfigError(f"{_NAMES.get(name, name)}: {problem}{hint}")
+        share = self.archive_share
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, got {self.device!r}")
+        if not self.operators:
+            raise ConfigError("operators: expected at least one name, got none; leave --operators out to use all")
+        twice = sorted({name for name in self.operators if self.operators.count(name) > 1})
+        if twice:
+            raise ConfigError(f"operators: expected each name once, got {', '.join(twice)} twice; drop the repetition")
+        if self.guidance not in GUIDANCE:
+            raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
+        check_limit("--gpu-seconds", self.gpu_seconds)
+        self._check_models()
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        strategy = STRATEGIES[self.strategy]
+        if strategy.asks and not self.models:
+            raise ConfigError(f"strategy {self.strategy}: expected a model to ask, got none; name one by --model")
+        if strategy.path and not self.serial:
+            raise ConfigError(
+                f"strategy {self.strategy} is a single path: expected one worker and one question at a time, got "
+                f"{self.workers} and {self.llm_slots}; set --workers 1 and --llm-concurrency 1"
+            )
+
+    def _check_models(self) -> None:
+        names = {m.name for m in self.models}
+        unknown = sorted({o.partition("@")[2] for o in self.operators if "@" in o} - names)
+        if unknown:
+            raise ConfigError(
+                f"operators: expected models among {', '.join(names) or 'none'}, got {', '.join(unknown)}"
+            )
+        for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
+            check_limit(name, limit)
+        priceless = [m.name for m in self.models if m.provider == "openai" and m.usd_in is None]
+        if self.max_usd is not None and priceless:
+            raise ConfigError(
+                f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "
+                f"usd_out in --models FILE (docs/llm.md), or limit tokens by --max-tokens"
+            )
+
+    @property
+    def serial(self) -> bool:
+        """Whether each proposal knows all results before it."""
+        return self.workers == 1 and self.llm_slots == 1
+
+    def with_budget(self, budget: int) -> RunConfig:
+        return dataclasses.replace(self, budget=budget)
+
+    def with_device(self, device: str) -> RunConfig:
+        """On a GPU fewer drafts are screened, unless another number was set: measuring one takes about as long as
+        estimating one.  Without one there are no measurements to go by.
+
+        Raises ConfigError where GPU seconds are limited and no GPU measures.
+        """
+        self.check_gpu_seconds(device)
+        unset = self.screen_budget == RunConfig.screen_budget
+        return dataclasses.replace(
+            self,
+            device=device,
+            screen_budget=GPU_SCREEN_BUDGET if device == "gpu" and unset else self.screen_budget,
+            surrogate=self.surrogate and device == "gpu",
+        )
+
+    def check_gpu_seconds(self, device: str) -> None:
+        """Raises ConfigError where GPU seconds are limited and no GPU measures."""
+        if self.gpu_seconds is not None and device == "cpu":
+            raise ConfigError(
+                f"a budget of {self.gpu_seconds:g} GPU seconds: expected a GPU that measures, got estimated times; run "
+                f"it where there is one (--gpus), or limit candidates alone"
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        raw: dict[str, Any] = json.loads(text)
+        models = tuple(Model(**m) for m in raw["models"])
+        return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models})
+
+
+def out_of_range(name: str, value: Any) -> str:
+    """What is wrong with the value of a setting that is a number in a range; "" where nothing is, or it is another."""
+    low, high = _RANGES.get(name, (-math.inf, math.inf))
+    if name not in _RANGES or (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
+        return ""
+    return f"expected an integer from {low} to {high}, got {value!r}"
+
+
+_IN_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
+
+
+def check_type(key: str, field: str, value: Any) -> None:
+    """Raises ConfigError unless `value` is of the type of that field of RunConfig; `key`: what the user calls it."""
+    hint = _hints()[field]
+    if not _fits(value, hint):
+        kinds = [words for kind, words in _IN_WORDS.items() if kind in (get_args(hint) or (hint,))]
+        expected = "a list of names" if get_origin(hint) is tuple else " or ".join(kinds)
+        raise ConfigError(f"{key}: expected {expected}, got {value!r:.100}")
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(RunConfig)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Lists pass for tuples, and integers for numbers, but truth values for neither."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, (tuple, list)) and all(_fits(v, get_args(hint)[0]) for v in value)
+    kinds = get_args(hint) or (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, (*kinds, int) if float in kinds else kinds)
+
+
+def check_limit(name: str, limit: Any) -> None:
+    """Raises ConfigError unless it is a number above 0, or None for no limit."""
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if limit is not None and not (number and 0 < limit < math.inf):
+        raise ConfigError(f"{name}: expected a number above 0, got {limit!r}; leave it out for no limit")

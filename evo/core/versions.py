@@ -1,0 +1,49 @@
+"""What a run's numbers depend on besides its configuration and its task."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import evo
+
+_PACKAGES = ("evo", "operators", "fitness")
+# Libraries that decide what machine code a source becomes and how it is judged.
+_LIBRARIES = ("torch", "triton")
+
+
+def versions() -> dict[str, str]:
+    """Version of each part that decides results; runs go on only where all of them are the same."""
+    return {
+        **own_versions(),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        **{name: _installed(name) for name in _LIBRARIES},
+    }
+
+
+def own_versions() -> dict[str, str]:
+    """Those that decide what is proposed: proposals can be made beside another build of torch than evaluates them."""
+    return {"evo": evo.__version__, "code": code_hash(Path(evo.__file__).parent.parent)}
+
+
+def code_hash(root: Path, packages: Sequence[str] = _PACKAGES) -> str:
+    """12 hex digits of all modules, and templates of prompts, of `packages` under `root`; built-in tasks have a hash of
+    their own.
+    """
+    digest = hashlib.sha256()
+    for package in packages:
+        for path in sorted(p for p in (root / package).rglob("*") if p.suffix in (".py", ".j2")):
+            name = path.relative_to(root).as_posix()
+            if not name.startswith("fitness/tasks/builtin/"):
+                digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

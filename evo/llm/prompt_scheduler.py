@@ -1,0 +1,226 @@
+"""What a search asks language models, and what it makes of their answers.
+
+State is a fold over proposals and trials, like that of the scheduler it belongs to, plus the questions in flight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial, Verdict
+from evo.llm.models import Model
+from evo.llm.repairs import REPAIRS, repairable
+from evo.storage.model_calls import Answer, Call, Question
+from operators.base import Draft, Parent
+from operators.llm.base import LlmContext, LlmOperator, Tried, Unreadable
+from operators.llm.operators import complementary
+
+# Latest failures that are still worth a repair, and tries that prompts may tell of.
+FAILURES, HISTORY = 16, 64
+PARENTS = 256  # kept in memory
+
+
+@dataclass(frozen=True)
+class Made:
+    """A proposal made of an answer; with its evaluation where the answer holds nothing new to evaluate.
+
+    `spans`: where plan and code lie in the answer.
+    """
+
+    proposal: Proposal
+    evaluation: Evaluation | None
+    spans: Mapping[str, tuple[int, int]]
+
+
+class Asker:
+    """Makes questions, reads answers, remembers what was tried.
+
+    `trial` gives an earlier trial; `context` a prompt's context from `rng`, `history`, `profiles`, `guidance` and
+    `answer`.
+    """
+
+    def __init__(
+        self,
+        operators: Mapping[str, LlmOperator],
+        models: Collection[Model],
+        guidance: str,
+        trial: Callable[[int], Trial | Proposal],
+        profiles: Callable[[Sequence[int]], Mapping[int, Profile]],
+        context: Callable[..., LlmContext],
+        remembers: bool = True,
+    ) -> None:
+        self._operators = operators
+        self._models = {m.name: m for m in models}
+        self._guidance = guidance
+        self._trial, self._profiles, self._context = trial, profiles, context
+        self._history: deque[Tried] = deque(maxlen=HISTORY if remembers else 0)
+        self._parents: OrderedDict[int, Parent] = OrderedDict()  # those asked about lately
+        self._failed: deque[int] = deque(maxlen=FAILURES)
+        self._first: dict[int, int] = {}  # failed trial -> the failure that it is meant to mend, or itself
+        self._repairs: Counter[int] = Counter()  # repairs of a first failure, made or in flight
+        self._flying: Counter[str] = Counter()  # by hash of the prompt
+
+    @property
+    def flying(self) -> int:
+        """Questions in flight."""
+        return self._flying.total()
+
+    def in_flight(self, question: Question) -> bool:
+        """Whether the same is being asked already."""
+        return question.prompt.hash in self._flying
+
+    def repairs(self, arm: str) -> bool:
+        """Whether its parents are failed candidates."""
+        return self._operator(arm).repairs
+
+    def arity(self, arm: str) -> int:
+        """Number of parents."""
+        return self._operator(arm).arity
+
+    def choose(self, arm: str, pool: Sequence[Parent]) -> list[int]:
+        """As many of `pool` as `arm` takes; two are chosen for what each is better at than the other."""
+        arity = self.arity(arm)
+        if arity != 2:
+            return [parent.index for parent in pool[:arity]]
+        return [parent.index for parent in complementary(pool) or ()]
+
+    def to_repair(self, rng: random.Random) -> list[int]:
+        """A failed trial that may still be repaired, [] where there is none."""
+        newest = {self._first[f]: f for f in self._failed}
+        open_ = [f for first, f in newest.items() if self._repairs[first] < REPAIRS]
+        return [rng.choice(open_)] if open_ else []
+
+    def question(
+        self, arm: str, parents: Sequence[int], rng: random.Random, *, island: int, told: int, proposed: int
+    ) -> Question | None:
+        """What `arm` ("mutate@NAME") asks about `parents`; None where it does not apply to them."""
+        context = self._context(
+            rng=rng,
+            history=tuple(self._history),
+            profiles={} if self._guidance == "none" else self._profiles(parents),
+            guidance=self._guidance,
+            answer=self._models[arm.partition("@")[2]].answer,
+        )
+        prompt = self._operator(arm).prompt([self._parent(p) for p in parents], context)
+        return None if prompt is None else Question(arm, prompt, tuple(parents), island, told, proposed)
+
+    def asked(self, question: Question) -> None:
+        """A question is on its way."""
+        self._flying[question.prompt.hash] += 1
+        self._count_repair(question.operator, question.parents, 1)
+
+    def collected(self, question: Question) -> None:
+        """Its outcome is known; if it is an answer, a proposal follows."""
+        self._flying -= Counter([question.prompt.hash])  # drops what has come to nothing
+        self._count_repair(question.operator, question.parents, -1)
+
+    def register(self, proposal: Proposal) -> None:
+        self._count_repair(proposal.operator, proposal.parents, 1)
+
+    def tell(self, trial: Trial, parent_speedup: float) -> None:
+        """Takes in a finished trial, and the speedup of the best of its parents."""
+        proposal, evaluation = trial.proposal, trial.evaluation
+        repair = "@" in proposal.operator and self.repairs(proposal.operator)
+        first = self._first.get(proposal.parents[0], trial.index) if repair else trial.index
+        if repairable(evaluation):
+            self._first[trial.index] = first
+            self._failed.append(trial.index)
+        elif repair and trial.fitness is not None:
+            self._repairs[first] = REPAIRS  # mended
+        if "@" in proposal.operator:
+            self._history.append(
+                Tried(
+                    operator=proposal.operator.partition("@")[0],
+                    note=proposal.note,
+                    verdict=evaluation.verdict,
+                    message=evaluation.message,
+                    speedup=trial.fitness.speedup if trial.fitness else None,
+                    parent_speedup=parent_speedup,
+                )
+            )
+
+    def read(self, call: Call, index: int, seed: int, told: int, seen: Collection[str]) -> Made:
+        """The proposal `index` in the answer of `call`.
+
+        An answer without a source, or with one that was proposed before, is a proposal too: it was paid for, and the
+        next prompt is to know.
+        """
+        question, answer = call.question, call.answer
+        assert answer is not None  # failed calls have nothing to read
+        parents = [self._parent(p) for p in question.parents]
+        draft = _truncated(answer) or self._operator(question.operator).read(answer.text, parents)
+        cost = _cost(answer) | {"stale": told - question.told} | (dict(draft.cost) if isinstance(draft, Draft) else {})
+
+        def proposal(candidate: Candidate, note: str) -> Proposal:
+            q = question
+            return Proposal(index, candidate, q.operator, q.parents, q.island, seed, note, cost)
+
+        if isinstance(draft, Unreadable):
+            nothing = _no_source(index, draft.reason)
+            verdict = Evaluation(nothing.id, Verdict.REJECTED, "answer", message=draft.reason)
+            return Made(proposal(nothing, "no source in the answer"), verdict, {})
+        candidate = Candidate(draft.source)
+        if candidate.id not in seen:
+            return Made(proposal(candidate, draft.note), None, draft.spans)
+        message = f"the answer repeats candidate {candidate.id}"
+        nothing = _no_source(index, message)
+        verdict = Evaluation(nothing.id, Verdict.DUPLICATE, "answer", message=message, duplicate_of=candidate.id)
+        return Made(proposal(nothing, draft.note), verdict, draft.spans)
+
+    def _parent(self, index: int) -> Parent:
+        """Reading a trial and naming its source anew takes milliseconds; parents are asked about again and again."""
+        if index in self._parents:
+            self._parents.move_to_end(index)
+            return self._parents[index]
+        trial = self._trial(index)
+        if isinstance(trial, Trial):
+            self._parents[index] = _as_parent(trial)
+            if len(self._parents) > PARENTS:
+                self._parents.popitem(last=False)
+            return self._parents[index]
+        # The seed, where candidates are proposed before anything is evaluated.
+        return Parent(trial.index, trial.candidate.source, speedup=1.0)
+
+    def _operator(self, arm: str) -> LlmOperator:
+        return self._operators[arm.partition("@")[0]]
+
+    def _count_repair(self, arm: str, parents: Sequence[int], by: int) -> None:
+        if "@" in arm and self.repairs(arm) and parents and parents[0] in self._first:
+            self._repairs[self._first[parents[0]]] += by
+
+
+def _no_source(index: int, why: str) -> Candidate:
+    """What stands for a source where an answer has none of its own; candidates are distinct, so it names the trial."""
+    return Candidate(f"trial {index} has no source: {why}\n")
+
+
+def _truncated(answer: Answer) -> Unreadable | None:
+    if answer.finish != "length":
+        return None
+    after = f" after {answer.bill.tokens_out} tokens" if answer.bill else ""
+    return Unreadable(f"the answer was cut off{after}: it has to be shorter, or --models FILE to allow more max_tokens")
+
+
+def _cost(answer: Answer) -> dict[str, float]:
+    if answer.bill is None:
+        return {}
+    cost: dict[str, float] = {"tokens_in": answer.bill.tokens_in, "tokens_out": answer.bill.tokens_out}
+    return cost if answer.bill.usd is None else cost | {"usd": answer.bill.usd}
+
+
+def _as_parent(trial: Trial) -> Parent:
+    evaluation = trial.evaluation
+    return Parent(
+        index=trial.index,
+        source=trial.proposal.candidate.source,
+        speedup=trial.fitness.speedup if trial.fitness else 0.0,
+        per_case=dict(sorted(trial.fitness.per_case.items())) if trial.fitness else {},
+        verdict=evaluation.verdict,
+        stage=evaluation.stage,
+        message=evaluation.message,
+        findings=evaluation.findings,
+        builds=evaluation.builds,
+    )

@@ -1,0 +1,78 @@
+"""An evaluator that also says what limits the candidates: for runs whose prompts are to know."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from evo.core.errors import EvoError
+from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict, profile_to_json
+from evo.search.engine import Evaluator, Score
+from evo.storage.store import connect_to_write
+
+# Of the best speedup so far, what a measured candidate has to reach to be profiled: slower ones are seldom parents.
+# Counters are read of new bests only: a process is started for each, and nothing else is measured meanwhile.
+PROMOTED = 0.9
+
+
+class Profiler(Evaluator, Protocol):
+    """An evaluator that can profile."""
+
+    def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
+        """What limits a candidate that is ok; without `counters`, from what is known already.  Raises EvoError."""
+        ...
+
+
+class ProfilingEvaluator:
+    """Evaluates as `evaluator` does; what is worth it is profiled in the same worker, and stored before anybody knows.
+
+    So a search that was killed and resumed asks the same questions as one that was not.  The seed, which is evaluated
+    before there is a run, is profiled when its trial is taken in: this is an observer of the engine too.
+    """
+
+    def __init__(self, evaluator: Profiler, score: Score, folder: Path) -> None:
+        """`folder`: of the run, which this process writes."""
+        self._evaluator, self._score, self._folder = evaluator, score, folder
+        self._best = 0.0
+        self._lock = threading.Lock()
+        self.prepare, self.screen, self.plan_hash, self.certify, self.close = (
+            evaluator.prepare, evaluator.screen, evaluator.plan_hash, evaluator.certify, evaluator.close,
+        )  # fmt: skip
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        return self._evaluator.environment
+
+    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        evaluation = self._evaluator.evaluate(candidate, seed=seed, known=known)
+        fitness = self._score(evaluation)
+        if fitness is not None:
+            with self._lock:
+                best, self._best = self._best, max(self._best, fitness.speedup)
+            if evaluation.estimated or fitness.speedup >= PROMOTED * best:
+                self._profile(candidate, evaluation, counters=fitness.speedup > best)
+        return evaluation
+
+    def absorbed(self, trial: Trial, *, replayed: bool) -> None:
+        if trial.fitness is not None:
+            with self._lock:
+                self._best = max(self._best, trial.fitness.speedup)
+        if trial.index == 0 and trial.evaluation.verdict is Verdict.OK:
+            self._profile(trial.proposal.candidate, trial.evaluation, counters=True)
+
+    def _profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool) -> None:
+        with closing(connect_to_write(self._folder)) as db:
+            if db.execute("SELECT 1 FROM profiles WHERE candidate = ?", (candidate.id,)).fetchone():
+                return
+            try:
+                profile = self._evaluator.profile(candidate, evaluation, counters=counters)
+            except EvoError as error:
+                text = f"candidate {candidate.id}: {error}"
+                db.execute("INSERT INTO events VALUES (NULL, 'unprofiled', ?, ?)", (text, time.time()))
+            else:
+                row = (candidate.id, profile.tier, profile_to_json(profile), time.time())
+                db.execute("INSERT INTO profiles VALUES (?, ?, ?, ?)", row)

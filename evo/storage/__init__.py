@@ -1,0 +1,1 @@
+"""Run folders: what is stored, and how it is read."""

@@ -1,0 +1,192 @@
+"""Questions to language models and their answers, as facts in the run's store.
+
+A question is stored before it is sent, an answer before it is used.  The log has a connection of its own to the run's
+file, since it is written by the thread that waits for the models while the search writes from another.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evo.llm.budget import Bill
+from evo.storage.store import RunReader, connect_to_write, decoding, plain_text, transaction
+from operators.llm.base import Message, Prompt
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to ask which model, and what will be made of the answer."""
+
+    operator: str  # with its model: "mutate@NAME"
+    prompt: Prompt
+    parents: tuple[int, ...]
+    island: int
+    told: int  # trials that had finished when it was made
+    proposed: int = 0  # trials that had been proposed
+
+    @property
+    def model(self) -> str:
+        return self.operator.partition("@")[2]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said.  `finish`: "stop", "length" (truncated) or what else the endpoint calls it."""
+
+    text: str
+    finish: str
+    reasoning: str = ""
+    bill: Bill | None = None  # of all attempts; None where it is unknown
+
+
+@dataclass(frozen=True)
+class Call:
+    """A question with its number; with an answer, or an error, or neither yet."""
+
+    number: int
+    question: Question
+    answer: Answer | None = None
+    error: str = ""
+    fault: Exception | None = None  # the error will not pass by itself: the run cannot go on
+    limited: bool = False  # the error is that the limits have no room for another attempt
+
+
+@dataclass(frozen=True)
+class StoredCall:
+    """A call of a run that is looked at: the trial that came of it, and when it was asked and answered or given up."""
+
+    call: Call
+    trial: int | None
+    asked_at: float
+    ended_at: float | None
+
+
+def stored_calls(run: RunReader) -> Iterator[StoredCall]:
+    """The calls of a run in the order they were asked."""
+    for *row, trial, asked_at, ended_at in run.rows(
+        f"SELECT {_CALL}, trial, asked_at, answered_at FROM llm_calls ORDER BY call"
+    ):
+        yield StoredCall(_call(tuple(row), run.folder), trial, asked_at, ended_at)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a call has cost so far: known bills, and attempts without one."""
+
+    model: str
+    messages: tuple[Message, ...]
+    bill: Bill
+    unsettled: int
+
+
+class CallLog:
+    """Writes and reads `llm_calls` of the run in `folder`; made in one thread, then used by one other."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._db = connect_to_write(folder, check_same_thread=False)
+
+    def asked(self, question: Question, parameters: Mapping[str, Any]) -> int:
+        """Stores a question; its number."""
+        q = question
+        request = {
+            "messages": [{"role": m.role, "text": m.text} for m in q.prompt.messages],
+            "parameters": dict(parameters),
+        }
+        row = (q.prompt.hash, q.model, q.operator, json.dumps(q.parents), q.island, q.told, q.proposed)
+        return self._write(
+            "INSERT INTO llm_calls (prompt_hash, model, operator, parents, island, told, proposed, request, asked_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row, json.dumps(request), time.time()),
+        )
+
+    def sending(self, number: int) -> None:
+        """An attempt is about to be sent: from now on it may cost."""
+        self._write("UPDATE llm_calls SET attempts = attempts + 1, unsettled = unsettled + 1 WHERE call = ?", (number,))
+
+    def settled(self, number: int, bill: Bill) -> None:
+        """The bill of an attempt."""
+        self._write(_SETTLE, (bill.tokens_in, bill.tokens_out, bill.usd, number))
+
+    def answered(self, number: int, answer: Answer, seconds: float) -> None:
+        """An answer, with the bill of its attempt (None: unknown), in one transaction."""
+        with transaction(self._db, self._folder):
+            if answer.bill is not None:
+                self._db.execute(_SETTLE, (answer.bill.tokens_in, answer.bill.tokens_out, answer.bill.usd, number))
+            self._db.execute(
+                "UPDATE llm_calls SET answer = ?, reasoning = ?, finish = ?, seconds = ?, answered_at = ? "
+                "WHERE call = ?",
+                (answer.text, answer.reasoning or None, answer.finish, seconds, time.time(), number),
+            )
+
+    def failed(self, number: int, error: str) -> None:
+        row = (plain_text(error), time.time(), number)
+        self._write("UPDATE llm_calls SET error = ?, answered_at = ? WHERE call = ?", row)
+
+    def open_calls(self) -> Iterator[Call]:
+        """Calls no trial came of yet, and that did not fail, in the order they were asked."""
+        query = f"SELECT {_CALL} FROM llm_calls WHERE trial IS NULL AND error IS NULL ORDER BY call"
+        return (_call(row, self._folder) for row in self._db.execute(query).fetchall())
+
+    def call(self, number: int) -> Call:
+        row = self._db.execute(f"SELECT {_CALL} FROM llm_calls WHERE call = ?", (number,)).fetchone()
+        return _call(row, self._folder)
+
+    def spent(self) -> Iterator[Spent]:
+        """What each call has cost."""
+        rows = self._db.execute(
+            "SELECT call, model, request, COALESCE(tokens_in, 0), COALESCE(tokens_out, 0), usd, unsettled "
+            "FROM llm_calls"
+        )
+        for number, model, request, tokens_in, tokens_out, usd, unsettled in rows:
+            with decoding(self._folder, "llm_calls", f"call {number}"):
+                messages = _messages(request)
+            yield Spent(model, messages, Bill(tokens_in, tokens_out, usd), unsettled)
+
+    def repeats(self, call: Call) -> int:
+        """How many earlier calls asked the same model the same and were answered."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM llm_calls WHERE prompt_hash = ? AND model = ? AND call < ? AND answer IS NOT NULL",
+            (call.question.prompt.hash, call.question.model, call.number),
+        )
+        return int(row.fetchone()[0])
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> int:
+        with transaction(self._db, self._folder):
+            return self._db.execute(statement, values).lastrowid or 0
+
+
+# Dollars add up to NULL where one of them is unknown.
+_SETTLE = """
+    UPDATE llm_calls SET unsettled = unsettled - 1,
+        usd = CASE WHEN tokens_in IS NULL THEN ?3 ELSE usd + ?3 END,
+        tokens_in = COALESCE(tokens_in, 0) + ?1, tokens_out = COALESCE(tokens_out, 0) + ?2
+    WHERE call = ?4
+"""
+_CALL = (
+    "call, operator, parents, island, told, proposed, request, "
+    "answer, reasoning, finish, tokens_in, tokens_out, usd, error"
+)
+
+
+def _call(row: tuple[Any, ...], folder: Path) -> Call:
+    number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
+    with decoding(folder, "llm_calls", f"call {number}"):
+        prompt = Prompt(operator.partition("@")[0], _messages(request))
+        question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
+    answer = None
+    if text is not None:
+        answer = Answer(text, finish, reasoning or "", None if bill[0] is None else Bill(*bill))
+    return Call(number, question, answer, error or "")
+
+
+def _messages(request: str) -> tuple[Message, ...]:
+    return tuple(Message(m["role"], m["text"]) for m in json.loads(request)["messages"])

@@ -1,0 +1,142 @@
+"""The end of a run in files: the best kernel, its diff to the seed, its figures, and the evidence for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo.core.errors import StoreError
+from evo.core.records import STAGES, Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
+from evo.core.text import quoted
+from evo.storage.store import RunInfo, RunReader
+
+BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is written to it last
+
+
+def speedup_text(fitness: Fitness) -> str:
+    """E.g. "3.42x [3.01, 3.88] estimated"; the last word where it is less than measured on a GPU."""
+    low, high = fitness.ci95
+    return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{'' if fitness.kind == 'measured' else f' {fitness.kind}'}"
+
+
+def best_source(trial: Trial) -> str:
+    """The source to use: with the chosen autotune configuration where there was one to choose."""
+    return trial.evaluation.frozen_source or trial.proposal.candidate.source
+
+
+def diff(old: str, new: str, old_name: str, new_name: str) -> str:
+    """Unified diff, "" for equal texts."""
+    lines = difflib.unified_diff(_lines(old), _lines(new), old_name, new_name)
+    return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    return (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found: its best trial, the certificate of that, and faster trials that theirs refused."""
+
+    best: Trial
+    certificate: Certificate
+    refused: tuple[tuple[int, Certificate], ...] = ()  # trial, certificate
+
+    def patch(self, seed: Trial) -> str:
+        """From the seed kernel to the best one, "" where the seed is it."""
+        return diff(seed.proposal.candidate.source, self.source, "seed/kernel.py", "best/kernel.py")
+
+    @property
+    def source(self) -> str:
+        """Of best/kernel.py.  Where nothing beat the seed, the seed is the best kernel, unchanged."""
+        return self.best.proposal.candidate.source if self.best.index == 0 else best_source(self.best)
+
+
+def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -> None:
+    """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder."""
+    folder = run_folder / BEST
+    texts = {
+        "kernel.py": result.source,
+        "diff.patch": result.patch(seed),
+        "result.json": json.dumps(_figures(info, result.best), indent=2) + "\n",
+        EVIDENCE: json.dumps(_evidence(info, result), indent=2) + "\n",
+    }
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"expected to write {folder}, got: {error}; check the disk and its permissions") from error
+
+
+def read_result(run: RunReader) -> Result | None:
+    """What `write_result` wrote, None where it has not yet.  Raises StoreError for files that it did not write."""
+    path = run.folder / BEST / EVIDENCE
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        best = run.trial(int(raw["trial"]))
+        certificate = certificate_from_dict(raw["certificate"])
+        refused = tuple((int(r["trial"]), certificate_from_dict(r["certificate"])) for r in raw["refused"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"expected what evo wrote in {path}, got: {error!r}; delete the file") from error
+    if not isinstance(best, Trial):
+        raise StoreError(f"expected what evo wrote in {path}, but trial {best.index} is not finished; delete the file")
+    return Result(best, certificate, refused)
+
+
+def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
+    """All there is to believe a speedup, or not to."""
+    best = result.best
+    evaluation = dataclasses.asdict(best.evaluation)
+    del evaluation["frozen_source"]  # it is kernel.py
+    return {
+        "candidate": best.proposal.candidate.id,
+        "kernel": Candidate(result.source).id,  # differs where an autotune configuration was written into it
+        "trial": best.index,
+        "task": info.config.task,
+        "task_hash": info.task_hash,
+        "target": info.config.target,
+        "estimated": best.evaluation.estimated,
+        "eager": best.evaluation.eager,
+        "versions": dict(info.versions),
+        "environment": dict(info.environment),
+        "stages": [s for s in STAGES if s in best.evaluation.seconds or s == best.evaluation.stage],
+        "evaluation": evaluation,
+        "certified": result.certificate.verdict is Verdict.OK,
+        "certificate": dataclasses.asdict(result.certificate),
+        "refused": [{"trial": trial, "certificate": dataclasses.asdict(c)} for trial, c in result.refused],
+        "reproduce": [
+            f"evo evaluate {quoted(info.config.task)} best/kernel.py --target {info.config.target}",
+            f"evo certify {quoted(info.config.task)} best/kernel.py --target {info.config.target}",
+        ],
+    }
+
+
+def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
+    fitness = best.fitness
+    assert fitness is not None  # the best trial has one
+    return {
+        "task": info.config.task,
+        "task_hash": info.task_hash,
+        "target": info.config.target,
+        "device": info.config.device,
+        "strategy": info.config.strategy,
+        "seed": info.config.seed,
+        "trial": best.index,
+        "candidate": best.proposal.candidate.id,
+        "operator": best.proposal.operator,
+        "note": best.proposal.note,
+        "improved": best.index != 0,
+        "speedup": fitness.speedup,
+        "ci95": list(fitness.ci95),
+        "estimated": fitness.estimated,
+        "eager": fitness.eager,
+        "per_case": dict(fitness.per_case),
+        "frozen": bool(best.evaluation.frozen_source),
+        "versions": dict(info.versions),
+    }

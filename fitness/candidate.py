@@ -1,0 +1,352 @@
+"""What is known about a source before it is judged: gate, record, compile and screen, in the order of ARCHITECTURE.md.
+
+Every stage hands facts to the next or raises Stop with the verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evo.core.records import Case, Finding, Verdict
+from fitness.estimate import roofline
+from fitness.estimate import time_model as model
+from fitness.estimate.coverage import Seen, coverage, seen
+from fitness.estimate.trace import LaunchTrace, LaunchWork
+from fitness.frontend import screen
+from fitness.frontend.build_cache import KnownBuilds
+from fitness.frontend.gate import gate, not_inherited
+from fitness.frontend.plan import LaunchPlan, to_json
+from fitness.frontend.stages import Stop, expect_ok, surviving
+from fitness.frontend.target import Target
+from fitness.gpu import launch_bundle as steps
+from fitness.sandbox import layers
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
+from fitness.sandbox.zygote import Zygote
+from fitness.tasks.calls import Calls
+from fitness.tasks.task import Task
+from fitness.verify.long_loops import Added, added
+
+PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
+# CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
+# far too large compile for minutes and are slow: docs/suites.md, "What compiling may take".
+BUILD_S, TIMES_SEED = 10.0, 3.0
+
+Estimates = dict[str, model.Estimate]  # by tune case
+
+
+@dataclass
+class Facts:
+    """What is known about a source before it is verified."""
+
+    plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
+    constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
+    builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
+    unbuilt: tuple[str, ...] = ()  # cases that are compiled before it is judged (`Recorder.complete`)
+    left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
+    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
+    plan_hash: str = ""  # over the tune cases
+    choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
+    work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
+    estimates: Estimates = field(default_factory=dict)
+    stretched: tuple[Added, ...] = ()  # and reduced: beside the task's own, with plans under their names
+    layers: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Recorder:
+    """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
+
+    All cases are recorded and compiled at the target's sizes, the tune cases first: `complete`.
+
+    `measured`: for candidates that a GPU judges.  The machine code is kept then, and estimates are made only where they
+    are asked for.  Otherwise the cases are also recorded at their sizes for a CPU, with stretched and reduced ones, and
+    the tune cases are estimated.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        target: Target,
+        *,
+        measured: bool,
+        limits: Limits | None = None,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """A `zygote` that is given is shared with others and not closed here."""
+        self.task, self.target, self.limits = task, target, limits or Limits()
+        self._measured = measured
+        self.use_gate = True  # switched off to test that the later stages hold without the first
+        self._root = scratch_root()
+        self._calls = Calls(task, self._root)
+        self._known = KnownBuilds()
+        self._seed_s: float | None = None  # what its slowest build took
+        self._stretched: tuple[Added, ...] | None = None
+        self._seed_plans: Mapping[str, LaunchPlan] = {}
+        self._seen_of_seed: dict[str, Seen] = {}  # by case
+        self._lock = threading.RLock()
+        self._own_zygote = zygote is None
+        self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
+
+    def collect(self, source: str) -> Facts:
+        """All stages before a candidate is judged, but for `complete`.  Raises Stop with the verdict."""
+        facts = Facts()
+        stages: list[Callable[[str, Facts, Path], None]] = [self._gate, self._record, self._compile, self._screen]
+        if not self._measured:
+            stages.append(self._estimate)
+        elif self.task.eager:  # judged by its Python, whether it could be recorded or not
+            stages = [self._gate]
+        with scratch_folder(self._root) as scratch:
+            for stage in stages:
+                begin, name = time.perf_counter(), stage.__name__.strip("_")
+                with surviving(name):
+                    stage(source, facts, scratch)
+                facts.seconds[name] = time.perf_counter() - begin
+        return facts
+
+    def complete(self, source: str, facts: Facts) -> Facts:
+        """With the builds of what is verified and not timed, which a duplicate does not need.  Raises Stop."""
+        if not facts.unbuilt:
+            return facts
+        whole = dataclasses.replace(facts, unbuilt=(), seconds=dict(facts.seconds))  # others may be reading `facts`
+        begin = time.perf_counter()
+        with scratch_folder(self._root) as scratch, surviving("compile"):
+            self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
+        whole.seconds["compile"] += time.perf_counter() - begin
+        if whole.estimates and whole.left_out != facts.left_out:  # made for configurations of which some are gone
+            whole.choices, whole.estimates = {}, {}
+            with scratch_folder(self._root) as scratch, surviving("estimate"):
+                self._estimate(source, whole, scratch)
+        return whole
+
+    def estimates(self, source: str, facts: Facts) -> Estimates:
+        """The estimate of each tune case.  Raises Stop where there is none."""
+        trial = dataclasses.replace(facts, choices={}, work={}, estimates={})  # other threads may be reading `facts`
+        with scratch_folder(self._root) as scratch:
+            self._estimate(source, trial, scratch)
+        return trial.estimates
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """Layers of the sandbox on this machine: "active" or the reason why not."""
+        return layers.available_layers()
+
+    def close(self) -> None:
+        if self._own_zygote:
+            self._zygote.close()
+        remove(self._root)
+
+    # --- stages ------------------------------------------------------------------------------------------------------
+
+    def _gate(self, source: str, facts: Facts, scratch: Path) -> None:
+        if not self.use_gate:
+            return
+        findings = self._findings(source)
+        if self.task.lenient:
+            findings = tuple(not_inherited(findings, self._of_seed))
+        if findings:
+            first = findings[0]
+            verdict = Verdict.COMPILE_ERROR if first.rule == "syntax" else Verdict.REJECTED
+            more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+            raise Stop("gate", verdict, f"line {first.line}: {first.message}{more}", findings)
+
+    @cached_property
+    def _of_seed(self) -> tuple[Finding, ...]:
+        return self._findings(self.task.seed_source)
+
+    def _findings(self, source: str) -> tuple[Finding, ...]:
+        return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
+
+    def _record(self, source: str, facts: Facts, scratch: Path) -> None:
+        """What fails at sizes reduced to 1 is recorded without them: it may raise beyond what its task shows."""
+        facts.stretched = () if self._measured else self._stretched_of_seed()
+        needed = tuple(case for case in facts.stretched if not case.reduced)
+        try:
+            self._record_calls(source, facts, scratch)
+        except Stop as stop:
+            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == facts.stretched:
+                raise
+            facts.stretched = needed
+            self._record_calls(source, facts, scratch)
+
+    def _record_calls(self, source: str, facts: Facts, scratch: Path) -> None:
+        described = self._calls.described()
+        calls = [{"name": name, "args": described[name]} for name in self._recorded()]
+        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
+        added_names = [case.name for case in facts.stretched]
+        recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
+        facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
+
+    def _stretched_of_seed(self) -> tuple[Added, ...]:
+        """The sizes beside the task's own at which the seed can be recorded."""
+        with self._lock:
+            if self._stretched is None:
+                self._stretched = tuple(added(self.task, self._plan_of_seed))
+            return self._stretched
+
+    def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
+        """None where the seed cannot be recorded at these sizes."""
+        call = {"name": case.name, "args": self._calls.describe(case)}
+        with scratch_folder(self._root) as scratch:
+            try:
+                return steps.record(self.task.seed_source, self.task, [call], **self._in(scratch)).plans[case.name]
+            except Stop as stop:
+                if stop.verdict is Verdict.INFRASTRUCTURE:
+                    raise
+                return None
+
+    def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
+        """Compiles every configuration of every launch at the target's sizes, in what is timed."""
+        if source == self.task.seed_source:
+            self._build(source, facts, scratch, cases=self._at_target())
+            self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
+            return
+        self._compile_cases(source, facts, scratch, self._tune(), label="build")
+        facts.unbuilt = tuple(name for name in self._at_target() if name not in facts.builds)
+
+    def _compile_cases(self, source: str, facts: Facts, scratch: Path, cases: Sequence[str], *, label: str) -> None:
+        """Raises Stop also where one takes far longer than the seed."""
+        seed_s = self._slowest_of_seed()
+        most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
+        try:
+            self._build(source, facts, scratch, cases=cases, build_s=most, slow=slow, label=label)
+        except Stop as stop:
+            if stop.verdict is not Verdict.TIMEOUT:
+                raise
+            seed = f"the slowest build of the seed took {seed_s:.1f} s"
+            message = f"compiling {stop}; {seed}: are its blocks too large?"
+            raise Stop(stop.stage, stop.verdict, message) from stop
+
+    def _slowest_of_seed(self) -> float:
+        """Seconds.  A recorder that shares a task with others may not have seen the seed yet."""
+        with self._lock:
+            if self._seed_s is None:
+                with scratch_folder(self._root) as scratch:
+                    facts = Facts()
+                    self._record(self.task.seed_source, facts, scratch)
+                    self._compile(self.task.seed_source, facts, scratch)
+            assert self._seed_s is not None  # known once the seed is compiled
+            return self._seed_s
+
+    def _build(self, source: str, facts: Facts, scratch: Path, **how: Any) -> None:
+        """Adds what is built to the facts; a configuration that is left out is left out of all cases."""
+        built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
+        for name, builds in built.builds.items():
+            if why := screen.not_at_once(built.plans[name], builds, self.target):
+                raise Stop("screen", Verdict.OUT_OF_MEMORY, f"case {name}: {why}")
+        if self._measured:
+            facts.cubins = facts.cubins | steps.cubins(built.builds, scratch)
+        facts.builds = steps.kept(facts.builds, facts.plans, built.plans) | built.builds
+        facts.plans, facts.left_out = built.plans, (*facts.left_out, *built.left_out)
+
+    def _screen(self, source: str, facts: Facts, scratch: Path) -> None:
+        """Gives what is timed its hash: who differs in holdout cases alone is no faster."""
+        facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
+
+    def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
+        """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
+        cases = self._calls.tune if self._measured else self.task.cases
+        with scratch_folder(scratch) as own:
+            traces = self._traced(source, facts, [case.name for case in cases], own)
+        choice = self._choose(facts, traces)
+        for call, plan in facts.plans.items():
+            facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
+        for case in cases:
+            name = case.name
+            found = seen(facts.plans[name], facts.choices[name], traces[name])
+            chosen = zip(facts.choices[name], traces[name], strict=True)
+            facts.work[name] = [by_config[choice].work for choice, by_config in chosen]
+            if source == self.task.seed_source:
+                self._seen_of_seed[name] = found
+            self._check_work(case, facts, found)
+            if case.role == "tune":
+                facts.estimates[name] = self._estimated(case, facts, traces[name])
+
+    def _check_work(self, case: Case, facts: Facts, found: Seen) -> None:
+        """Raises Stop where the plan does not seem to do the case's work."""
+        moved, computed = self._needed(case)
+        skipped = coverage(
+            facts.plans[case.name],
+            found,
+            self._seed_plans[case.name],
+            self._seen_of_seed.get(case.name),
+            written=self.task.written,
+            case_bytes=moved,
+            case_flops=computed,
+        )
+        if skipped:
+            skipped = f"case {case.name} at its full size: {skipped}"
+            if found.met:
+                skipped += "; it branches on what an atomic returns, which no estimate can follow: measure it on a GPU"
+                raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
+            if found.truncated and not found.astray:
+                skipped += "; a loop of it ends, or branches, in a way that no estimate can follow: measure it on a GPU"
+                raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
+            raise Stop("estimate", Verdict.WRONG, skipped)
+
+    def _estimated(self, case: Case, facts: Facts, traces: Sequence[Sequence[LaunchTrace]]) -> model.Estimate:
+        """Raises Stop where the estimate is too good to be true."""
+        name, plan = case.name, facts.plans[case.name]
+        found = model.estimate(plan, facts.choices[name], facts.builds[name], traces, self.target)
+        limit_us = roofline.least_us(plan, *self._needed(case), self.target)
+        if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
+            raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
+        return found
+
+    def _needed(self, case: Case) -> tuple[float | None, float | None]:
+        """Bytes and operations of a case, where the task says them."""
+        moved, computed = self.task.bytes, self.task.flops
+        return moved(case) if moved else None, computed(case) if computed else None
+
+    def _traced(self, source: str, facts: Facts, names: Sequence[str], scratch: Path) -> dict[str, Any]:
+        """What the trace of each case found.  Raises Stop."""
+        payload = {
+            "source": source,
+            "constants": facts.constants,
+            "samples": PROGRAMS_SAMPLED,
+            "cases": [
+                {"plan": to_json(facts.plans[name]), "integers": self._calls.give_integers(name, scratch)}
+                for name in names
+            ],
+        }
+        value = expect_ok("estimate", self._zygote.run("trace", payload, scratch=scratch, limits=self.limits))
+        found = (model.traces_from_json(case["launches"]) for case in value["cases"])
+        return dict(zip(names, found, strict=True))
+
+    def _choose(self, facts: Facts, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+        """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.
+
+        Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
+        """
+        scores: dict[tuple[str, int], list[float]] = {}
+        for name in self._tune():
+            plan = facts.plans[name]
+            times = model.config_times(plan, facts.builds[name], traces[name], self.target)
+            for launch, by_config in zip(plan.launches, times, strict=True):
+                total = scores.setdefault((launch.kernel, len(launch.configs)), [0.0] * len(launch.configs))
+                for i, microseconds in enumerate(by_config):
+                    total[i] += math.log(microseconds) if microseconds is not None else math.inf
+        return {key: min(range(len(total)), key=total.__getitem__) for key, total in scores.items()}
+
+    def _recorded(self) -> list[str]:
+        """Names of the calls that are recorded."""
+        return self._at_target() if self._measured else list(self._calls.described())
+
+    def _at_target(self) -> list[str]:
+        """Names of the calls at the target's sizes."""
+        return [case.name for case in self.task.cases]
+
+    def _tune(self) -> list[str]:
+        return [case.name for case in self._calls.tune]
+
+    def _in(self, scratch: Path) -> dict[str, Any]:
+        """Where sandboxed steps are executed."""
+        return {"zygote": self._zygote, "target": self.target.spec, "scratch": scratch, "limits": self.limits}

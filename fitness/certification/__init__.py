@@ -1,1 +1,0 @@
-"""A champion's real Python, run in a sandbox with the GPU, under sanitizers."""

@@ -1,0 +1,1 @@
+"""Certificates: a champion's real Python, run in a sandbox with the GPU, under sanitizers."""

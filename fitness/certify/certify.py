@@ -1,0 +1,266 @@
+"""Certifies a candidate: its real Python, run eagerly on the GPU in a fresh sandboxed process, on inputs never seen.
+
+Recorded plans are what is verified and timed; a certificate shows that the Python they were recorded from does the
+same.  Inputs come from the runner (which is asked for nothing else meanwhile) as files, outputs go back as files, and
+the runner compares: within the oracle's budget, and to the bit with the plan where the task is deterministic.
+
+`quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls, and
+compute-sanitizer.  Every candidate is held against the seed: where the seed's own Python cannot be run like this, the
+machine or the task is at fault, and what the seed cannot do at another size is not asked of a candidate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evo.core.errors import EvoError
+from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict
+from fitness.certify.sanitize import TOOLS, Finding, sanitize
+from fitness.frontend.stages import Stop, expect_ok
+from fitness.frontend.target import get_target, machine, sm_name
+from fitness.gpu.eager_answers import Malformed, checked
+from fitness.gpu.eager_check import Match
+from fitness.gpu.launch_bundle import make_work
+from fitness.gpu.runner import Report, Runner, Work
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
+from fitness.sandbox.zygote import Zygote
+from fitness.tasks.calls import Calls
+from fitness.tasks.task import Task
+
+# Of the eager process: a CUDA context, a C compiler for Triton's launchers, the kernels, and gigabytes of tensors.
+LIMITS = Limits(wall_s=120.0, cpu_s=240, memory_bytes=32 << 30, file_bytes=16 << 30)
+DEVICE = "cuda"
+SAMPLES = 30  # eager calls whose time is taken
+MOST_UNSEEN = 4  # sizes that are derived from a task's own
+SHRINK = 7  # a derived size is smaller by one part in so many, and so rarely a multiple of anything
+
+
+def unseen_cases(task: Task) -> list[Case]:
+    """Sizes that no candidate has seen: the task's `certify`, or its smallest case with one axis changed at a time."""
+    if task.certify:
+        return list(task.certify)
+    base = min(task.cases, key=lambda case: math.prod(case.axes.values()))
+    return [_changed(base, axis) for axis in base.axes if base.axes[axis]][:MOST_UNSEEN]
+
+
+def _changed(base: Case, axis: str) -> Case:
+    axes, small = ({**sizes, axis: _other(sizes[axis])} for sizes in (base.axes, base.on_cpu().axes))
+    name = f"{base.name} with {axis}={axes[axis]}"
+    return dataclasses.replace(base, name=name, axes=axes, cpu_axes=small, role="holdout")
+
+
+def _other(size: int) -> int:
+    return size - max(1, size // SHRINK) if size > 1 else size + 1
+
+
+class Certifier:
+    """Certifies candidates of one task on the GPU of one runner."""
+
+    def __init__(self, task: Task, runner: Runner, zygote: Zygote | None = None) -> None:
+        """The runner is shared with others and not closed here; nor is a `zygote` (for job "eager") that is given."""
+        self._task, self._runner = task, runner
+        facts = runner.facts
+        self._compiled_for, self._gpu = sm_name(facts["capability"]), facts["uuid"]
+        self._root = scratch_root()
+        self._zygote, self._shared = zygote, zygote is not None
+        self._recorder: Zygote | None = None  # started by a first full certificate
+        self._calls = Calls(task, self._root)
+        self._reference: Certificate | None = None  # the seed's
+        self._unseen: tuple[list[Case], list[Evidence]] | None = None
+        self._lock = threading.Lock()  # the seed is tried once, whoever asks first
+
+    def close(self) -> None:
+        for zygote in (None if self._shared else self._zygote, self._recorder):
+            if zygote is not None:
+                zygote.close()
+        remove(self._root)
+
+    def quick(self, source: str, work: Work, *, seed: str) -> Certificate:
+        """On the task's cases.  work: of this very source, with `choices`.  The seed is tried only if this fails."""
+        certificate = self._eager(source, work, self._task.cases, seed, samples=0)
+        if certificate.verdict is Verdict.OK or (problem := self._problem()) is None:
+            return certificate
+        return dataclasses.replace(problem, candidate=Candidate(source).id)
+
+    def full(self, source: str, *, seed: str) -> Certificate:
+        """On the task's cases and on other sizes, with times, and under compute-sanitizer."""
+        if (problem := self._problem()) is not None:
+            return dataclasses.replace(problem, candidate=Candidate(source).id)
+        allowed, left_out = self._allowed(seed)
+        cases = [*self._task.cases, *allowed]
+        small = [dataclasses.replace(case.on_cpu(), name=f"{case.name}, small") for case in cases]
+        try:
+            work = None if self._task.eager else self._work(source, [*cases, *small])
+        except Stop as stop:
+            return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
+        certificate = self._eager(source, work, cases, seed, samples=SAMPLES)
+        checks = [*certificate.checks, *left_out]
+        if certificate.verdict is not Verdict.OK:
+            return dataclasses.replace(certificate, checks=tuple(checks))
+        if work is None:
+            why = "there is no plan that could be replayed under it"
+            checks += [Evidence(tool, "not run", why) for tool in TOOLS]
+            return dataclasses.replace(certificate, checks=tuple(checks))
+        with scratch_folder(self._root) as folder, self._runner.idle():
+            for tool in TOOLS:
+                finding = sanitize(tool, self._task.folder, work, small, seed=seed, folder=folder, gpu=self._gpu)
+                checks.append(_sanitized(finding))
+        bad = next((check for check in checks if check.outcome == "failed"), None)
+        verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
+        return dataclasses.replace(certificate, verdict=verdict, message=message, checks=tuple(checks))
+
+    # --- the seed ----------------------------------------------------------------------------------------------------
+
+    def _problem(self) -> Certificate | None:
+        """Why nothing can be certified, found by trying the seed; None where it can."""
+        with self._lock:
+            if self._reference is None:
+                self._reference = self._eager(self._task.seed_source, None, self._task.cases, "seed", samples=0)
+        if self._reference.verdict is Verdict.OK:
+            return None
+        message = f"the seed kernel's own Python cannot be run eagerly here: {self._reference.message}"
+        return dataclasses.replace(
+            self._reference,
+            verdict=Verdict.INFRASTRUCTURE,
+            message=message,
+            checks=(Evidence("eager", "not run", message),),
+        )
+
+    def _allowed(self, seed: str) -> tuple[list[Case], list[Evidence]]:
+        """The unseen sizes that the seed handles, and what there is to say about the others.
+
+        Found once: the sizes, and what the seed makes of them, do not depend on a candidate.
+        """
+        if self._unseen is None:
+            cases = unseen_cases(self._task)
+            found = self._eager(self._task.seed_source, None, cases, seed, samples=0)
+            good = {check.what for check in found.checks if check.outcome == "passed"}
+            allowed = [case for case in cases if _name(case) in good]
+            why = {check.what: check.detail for check in found.checks}
+            left_out = [
+                Evidence(_name(case), "not run", f"the seed does not handle it: {why.get(_name(case), found.message)}")
+                for case in cases
+                if case not in allowed
+            ]
+            self._unseen = allowed, left_out
+        return self._unseen
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _work(self, source: str, cases: Sequence[Case]) -> Work:
+        """What to replay.  The source has one configuration for each launch.  Raises Stop."""
+        self._recorder = self._recorder or Zygote(self._compiled_for, ("record", "compile"))
+        calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
+        target = machine(get_target(self._compiled_for), self._runner.facts)
+        with scratch_folder(self._root) as folder:
+            work = make_work(
+                source, self._task, calls,
+                zygote=self._recorder, target=target.spec, scratch=folder, limits=LIMITS,
+            )  # fmt: skip
+        choices = {name: [0] * len(plan.launches) for name, plan in work.plans.items()}
+        return dataclasses.replace(work, choices=choices)
+
+    def _eager(self, source: str, work: Work | None, cases: Sequence[Case], seed: str, *, samples: int) -> Certificate:
+        """One process, every case on inputs of its own.  `work`: what to compare with to the bit."""
+        layers: tuple[str, ...] = ()
+        answers: list[Mapping[str, Any]] = []
+
+        def run(drawn: list[list[dict[str, Any]]]) -> Sequence[Mapping[str, Any]]:
+            nonlocal layers
+            timed = [samples if case.role == "tune" else 0 for case in cases]
+            calls = [
+                {"name": str(number), "args": args, "written": list(self._task.written), "samples": times}
+                for number, (args, times) in enumerate(zip(drawn, timed, strict=True))
+            ]
+            payload = {"source": source, "entry": self._task.entry, "device": DEVICE, "calls": calls}
+            try:
+                self._zygote = self._zygote or Zygote(self._compiled_for, ("eager",), self._gpu)
+                result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
+            except EvoError as error:  # no such process can be had here
+                raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error
+            layers = result.layers
+            answers.extend(_checked(expect_ok("certify", result), cases))
+            return answers
+
+        exact = work if self._task.deterministic and not _delegates(work) else None
+        with scratch_folder(self._root) as folder:
+            try:
+                matches = self._runner.compare(exact, cases, seed=seed, folder=folder, run=run)
+            except Stop as stop:
+                return dataclasses.replace(self._failed(source, stop.verdict, stop.message, seed=seed), layers=layers)
+        if isinstance(matches, Report):
+            message = f"the results could not be compared: {matches.message}"
+            return self._failed(source, Verdict.INFRASTRUCTURE, message, seed=seed)
+        checks = [_compared(c, m, a) for c, m, a in zip(cases, matches, answers, strict=True)]
+        # A case without a finite reference is none, as in verification; without any other there is no certificate.
+        failed = [m for m in matches if m.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE)]
+        if not failed and all(m.verdict is Verdict.INFRASTRUCTURE for m in matches):
+            failed = list(matches)
+        verdict, message = (failed[0].verdict, f"{failed[0].case}: {failed[0].message}") if failed else (Verdict.OK, "")
+        return Certificate(Candidate(source).id, verdict, message, tuple(checks), layers, seed)
+
+    def _failed(self, source: str, verdict: Verdict, message: str, *, seed: str = "") -> Certificate:
+        outcome = "not run" if verdict is Verdict.INFRASTRUCTURE else "failed"
+        return Certificate(Candidate(source).id, verdict, message, (Evidence("eager", outcome, message),), (), seed)
+
+
+def not_run(source: str, why: str) -> Certificate:
+    """The certificate of a machine that cannot give any."""
+    checks = tuple(Evidence(what, "not run", why) for what in ("eager", *TOOLS))
+    return Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why, checks)
+
+
+def _delegates(work: Work | None) -> bool:
+    """Whether libraries do part of the work: they may choose other algorithms in another process."""
+    return work is not None and any(plan.delegated for plan in work.plans.values())
+
+
+def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[str, Any]]:
+    """The answers of an untrusted process, as many as there are cases.  Raises Stop where they are malformed."""
+    calls = value.get("calls")
+    if not isinstance(calls, list) or len(calls) != len(cases):
+        message = f"the eager process did not answer for all {len(cases)} cases"
+        raise Stop("certify", Verdict.RUNTIME_ERROR, message)
+    return [_sound(call, case) for call, case in zip(calls, cases, strict=True)]
+
+
+def _sound(call: Any, case: Case) -> Mapping[str, Any]:
+    try:
+        return checked(call, timed=True)
+    except Malformed as error:
+        message = f"{case.name}: the eager process gave a malformed answer: {error}"
+        raise Stop("certify", Verdict.RUNTIME_ERROR, message) from error
+
+
+def _name(case: Case) -> str:
+    return f"eager: {case.name}"
+
+
+def _compared(case: Case, match: Match, answer: Mapping[str, Any]) -> Evidence:
+    if match.verdict is not Verdict.OK:
+        outcome = "not run" if match.verdict is Verdict.INFRASTRUCTURE else "failed"
+        return Evidence(_name(case), outcome, match.message)
+    how = "equal to the plan to the bit" if match.bitwise else "within the oracle's budget"
+    figures = {"max_error": match.max_error}
+    samples = answer["samples_us"]
+    if samples:
+        figures |= {"eager_us": statistics.median(samples), "samples": float(len(samples))}
+    return Evidence(_name(case), "passed", f"{how}, arguments not modified", figures)
+
+
+def _sanitized(finding: Finding) -> Evidence:
+    """Racecheck looks at shared memory, which the source of a Triton kernel does not mention: what it finds is the
+    compiler's (known of reductions), or its own mistake (of asynchronous copies), and is noted.
+    """
+    if finding.problem:
+        return Evidence(finding.tool, "not run", finding.problem)
+    if not finding.errors:
+        return Evidence(finding.tool, "passed", finding.text)
+    outcome = "noted" if finding.tool == "racecheck" else "failed"
+    return Evidence(finding.tool, outcome, finding.text, {"errors": float(finding.errors)})

@@ -1,0 +1,82 @@
+"""compute-sanitizer over a replay of plans: memory errors and hazards that equal outputs do not show.
+
+The process it watches is trusted (`fitness/certify/sanitize_process.py`): machine code and plans, no Python of
+the candidate.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo.core.records import Case
+from fitness.cuda.nvidia import find_tool
+from fitness.gpu.runner import Work
+
+# With their options.  Errors of API calls are not asked for: torch makes some as it looks for what the driver offers.
+TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
+PROGRAM = "compute-sanitizer"
+WALL_S = 240.0  # of one tool: starting torch under it takes 10 to 20 s
+FINISHED = "finished:"  # what the process says last; without it nothing was shown
+_SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
+_FIRST = re.compile(r"^=+ ((?:Invalid|Error|Warning|Misaligned|Race|Potential|Program hit|Target).*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one tool said.  `problem`: why it could not be run, "" where it was; `errors`: what it counted."""
+
+    tool: str
+    problem: str = ""
+    errors: int = 0
+    text: str = ""
+
+
+def sanitize(tool: str, task: Path, work: Work, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str) -> Finding:
+    """`tool` over one replay of each case's plan.  task: folder; gpu: as in CUDA_VISIBLE_DEVICES; folder: for files."""
+    program = find_tool(PROGRAM)
+    if not program:
+        return Finding(tool, "compute-sanitizer is not installed")
+    file = folder / "replay.pickle"
+    file.write_bytes(pickle.dumps((work, list(cases), seed)))
+    command = [program, "--tool", tool, *TOOLS[tool], sys.executable, "-m", "fitness.certify.sanitize_process"]
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p),
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # every buffer an allocation of its own, whose bounds are known
+    }
+    # A session of its own: the tool and the process that it watches are ended together.
+    process = subprocess.Popen(
+        [*command, str(task), str(file)],
+        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=WALL_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Finding(tool, f"not finished after {WALL_S:g} s")
+    return read_output(tool, output.decode(errors="replace"))
+
+
+def read_output(tool: str, output: str) -> Finding:
+    """What the tool's output says.  Errors count even where the process did not reach its end."""
+    summary = _SUMMARY.search(output)
+    errors = [int(n) for n in re.findall(r"\d+", summary[1])] if summary else []
+    if errors and errors[0]:
+        first = _FIRST.search(output)
+        return Finding(tool, "", errors[0], f"{summary[1] if summary else ''}; first: {first[1] if first else '?'}")
+    if not errors or FINISHED not in output:
+        lines = [line for line in output.splitlines() if line.strip()]
+        return Finding(tool, f"it did not run to its end: {' | '.join(lines[-3:])[-400:]}")
+    done = output[output.index(FINISHED) :].splitlines()[0]
+    return Finding(tool, "", 0, f"{summary[1] if summary else ''}; {done.removeprefix(FINISHED).strip()}")

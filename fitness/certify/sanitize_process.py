@@ -1,0 +1,70 @@
+"""`python -m fitness.certify.sanitize_process TASK FILE`: replays plans once, for a tool that watches
+(`fitness/certify/sanitize.py`).
+
+FILE holds (work, cases, seed), pickled by the process that started this one.  Unlike in the runner, each buffer of a
+plan is an allocation of its own and no guard zones surround it: a read beyond its end is outside of any allocation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from fitness.certify.sanitize import FINISHED
+from fitness.frontend.memory import DTYPES, Layout
+from fitness.frontend.plan import ITEMSIZE, LaunchPlan, TensorRef
+from fitness.gpu.buffers import DeviceMemory
+from fitness.gpu.program import Program
+from fitness.gpu.programs import Loaded
+from fitness.tasks.task import load_task
+from fitness.verify import oracle
+
+
+class Apart(DeviceMemory):
+    """The buffers of a plan, each for itself, once."""
+
+    def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
+        Layout.__init__(self, plan)
+        self.copies = copies
+        self._buffers = [torch.empty(max(b.nbytes, 1), dtype=torch.uint8, device=device) for b in plan.buffers]
+
+    def address(self, ref: TensorRef, copy: int) -> int:
+        return self._buffers[ref.buffer].data_ptr() + ref.offset * ITEMSIZE[ref.dtype]
+
+    def windows(self, ref: TensorRef) -> torch.Tensor:
+        buffer, size = self._buffers[ref.buffer], ITEMSIZE[ref.dtype]
+        if ref.numel == 0:
+            return torch.empty_strided(
+                (1, *ref.shape), (0, *ref.strides), dtype=DTYPES[ref.dtype], device=buffer.device
+            )
+        flat = buffer[: buffer.numel() // size * size].view(DTYPES[ref.dtype])
+        return flat.as_strided((1, *ref.shape), (0, *ref.strides), ref.offset)
+
+
+def main(arguments: list[str]) -> None:
+    task = load_task(arguments[0], tried=True)
+    work, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
+    device = torch.device("cuda")
+    torch.empty(0, device=device)  # makes the context: kernels are loaded before anything is written
+    loaded = Loaded(work)
+    launches = 0
+    with torch.no_grad():
+        for case in cases:
+            plan = work.plans[case.name]
+            program = Program(
+                plan, loaded.choices[case.name], loaded.kernels(case.name),
+                device=device, written=task.written, memory=Apart,
+            )  # fmt: skip
+            # Drawn on the host: the tool makes every kernel slow, also those that draw random numbers.
+            program.write_inputs(oracle.make_inputs(task, case, oracle.key_of(seed)))
+            program.execute()
+            torch.cuda.synchronize()
+            launches += len(plan.launches)
+    print(FINISHED, f"{launches} launches of {len(cases)} cases", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""What is sent to the machines of a cluster: the terms of all work there, and tasks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo.core.errors import ConfigError, TaskError
+from fitness.frontend.target import Target
+from fitness.sandbox.jobs import Limits
+from fitness.tasks.task import Task, load_task
+
+FILES_BYTES = 64 << 20  # of a task's folder, sent to every actor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is the same for all tasks."""
+
+    target: Target
+    measured: bool
+    limits: Limits
+    versions: Callable[[], Mapping[str, str]]  # of what decides results, on the machine that calls it
+    expected: Mapping[str, str]  # the driver's
+
+    def check_versions(self) -> None:
+        """Raises ConfigError where this machine would find other results than the driver's."""
+        here = self.versions()
+        differ = [
+            f"{name} {found} instead of {self.expected.get(name)}"
+            for name, found in here.items()
+            if _public(found) != _public(self.expected.get(name, ""))
+        ]
+        if differ:
+            raise ConfigError(f"node {socket.gethostname()} has {', '.join(differ)}; install the same on all nodes")
+
+
+def _public(version: str) -> str:
+    """Without the local part: nodes with and without a GPU have builds of torch of their own ("2.11.0+cpu")."""
+    return version.partition("+")[0]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A task on its way."""
+
+    name: str
+    files: Mapping[str, bytes]  # its folder, without folders in it
+    hash: str
+
+    @classmethod
+    def of(cls, task: Task) -> Parcel:
+        """Raises ConfigError where the task is too large to be sent around."""
+        paths = [path for path in task.folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+        size = sum(path.stat().st_size for path in paths)
+        if size > FILES_BYTES:
+            raise ConfigError(
+                f"{task.folder}: expected at most {FILES_BYTES >> 20} MiB of files, which are sent to all nodes, "
+                f"got {size >> 20} MiB; move what the task does not need elsewhere"
+            )
+        return cls(task.name, {path.name: path.read_bytes() for path in paths}, task.hash)
+
+    def load(self, folder: Path) -> Task:
+        """The task, from files written to `folder`.  Raises TaskError where it is not the driver's."""
+        home = folder / self.name
+        home.mkdir(parents=True)
+        for name, data in self.files.items():
+            (home / name).write_bytes(data)
+        task = load_task(home, tried=True)  # by the driver
+        if task.hash != self.hash:
+            raise TaskError(f"task {self.name!r} was changed while the run started; start it again")
+        return task

@@ -1,0 +1,172 @@
+"""Judges candidates on a machine without a GPU: executed by an interpreter, timed by a model of the target."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from evo.core.errors import EvoError
+from evo.core.records import Candidate, Certificate, Timing
+from fitness.candidate import Estimates, Facts, Recorder
+from fitness.certify.certify import not_run
+from fitness.estimate import time_model as model
+from fitness.evaluator import Evaluator, Judged
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import Target
+from fitness.gpu.runner import Work
+from fitness.profile.ncu import Counters, NoCounters
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
+from fitness.sandbox.zygote import Zygote
+from fitness.tasks.calls import CPU
+from fitness.tasks.task import Task
+from fitness.verify.long_loops import Added
+from fitness.verify.sampled import Sampled
+from fitness.verify.verify import Executable, Jobs, verify
+
+STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
+
+
+def executable(task: Task, source: str, facts: Facts) -> Executable:
+    """What the interpreter executes of a source, by the facts that a recorder collected without a GPU."""
+    calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in facts.stretched}
+    plans = {name: facts.plans[call] for name, call in calls.items()}
+    choices = {name: facts.choices[call] for name, call in calls.items()}
+    return Executable(source, facts.constants, plans, choices)
+
+
+class CpuJudge:
+    """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
+
+    stage = "verify"
+    environment: Mapping[str, Any] = {}
+
+    def __init__(
+        self, task: Task, target: Target, *, limits: Limits | None = None, zygote: Zygote | None = None
+    ) -> None:
+        """A `zygote` that is given is shared with others and not closed here."""
+        self._task, self.limits = task, limits or Limits()
+        self._root = scratch_root()
+        self._own_zygote = zygote is None
+        self._zygote = zygote or Zygote(target.name, ("interpret",))
+        self._baseline: Estimates | None = None
+        self._seed: Executable | None = None  # where it is the reference
+        self._stretched: list[Added] = []  # what the seed does right
+        (self._root / "inputs").mkdir()
+        self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
+        self._stored: set[int] = set()  # arguments that the seed stores to
+
+    def prepare(self, seed: str, facts: Facts) -> Judged:
+        """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
+        self._baseline = facts.estimates
+        self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
+        limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
+
+        def judged(stretched: Sequence[Added]) -> Judged:
+            return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
+
+        found = self._prepared(facts, judged)
+        with scratch_folder(self._root) as scratch:
+            self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
+        return found
+
+    def _prepared(self, facts: Facts, judged: Callable[[Sequence[Added]], Judged]) -> Judged:
+        """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
+        self._stretched = list(facts.stretched)
+        try:
+            return judged(self._stretched)
+        except (Stop, EvoError):
+            if not facts.stretched:
+                raise
+            found = judged(())  # raises where it fails the task's own cases
+            self._stretched = []
+            for case in facts.stretched:
+                with suppress(Stop, EvoError):
+                    judged([*self._stretched, case])
+                    self._stretched.append(case)
+            return found
+
+    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+        """As of every judge."""
+        stretched = [case for case in self._stretched if case in facts.stretched]
+        found = self._judged(source, facts, key, stretched, self.limits)
+        with scratch_folder(self._root) as scratch:
+            self._sampled.check(self._full_size(source, facts), facts.work, key, scratch, self.limits)
+        return found
+
+    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Added], limits: Limits) -> Judged:
+        """`limits`: for the stretched sizes together."""
+        with scratch_folder(self._root) as scratch:
+            check = verify(
+                self._task,
+                executable(self._task, source, facts),
+                seed=key,
+                jobs=Jobs(self._zygote, scratch, self.limits),
+                kernel=self._seed,
+                stretched=stretched,
+                stretched_limits=limits,
+                stored_by_seed=self._stored,
+            )
+        timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
+        added = {case.name for case in facts.stretched}
+        return Judged(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
+
+    def certify(self, source: str, key: str) -> Certificate:
+        """As of every judge: nothing is certified without a GPU."""
+        return not_run(source, "times are estimated without one")
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """As of every judge."""
+        raise NoCounters("no counters: no GPU measures this run")
+
+    def _full_size(self, source: str, facts: Facts) -> Executable:
+        names = [case.name for case in self._task.cases]
+        plans = {name: facts.plans[name] for name in names}
+        choices = {name: facts.choices[name] for name in names}
+        return Executable(source, facts.constants, plans, choices)
+
+    def close(self) -> None:
+        if self._own_zygote:
+            self._zygote.close()
+        remove(self._root)
+
+    def _timing(self, case: str, estimate: model.Estimate) -> Timing:
+        if self._baseline is None:
+            raise EvoError("there is no baseline yet: call prepare() before evaluate()")
+        baseline_us = self._baseline[case].total_us
+        ratio = baseline_us / estimate.total_us
+        return Timing(
+            case=case,
+            samples_us=(estimate.total_us,),
+            baseline_us=(baseline_us,),
+            ratio=ratio,
+            ci95=model.interval(ratio),
+            estimated=True,
+            terms=dict(estimate.terms),
+        )
+
+
+class CpuEvaluator(Evaluator):
+    """Verifies at the cases' sizes for a CPU, estimates at the target's."""
+
+    def __init__(
+        self,
+        task: Task,
+        target: Target,
+        *,
+        limits: Limits | None = None,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """A `zygote` that is given is shared with others and not closed here."""
+        self._own_zygote = Zygote(target.name) if zygote is None else None
+        zygote = zygote or self._own_zygote
+        recorder = Recorder(task, target, measured=False, limits=limits, zygote=zygote)
+        super().__init__(task, target, recorder, CpuJudge(task, target, limits=limits, zygote=zygote))
+
+    def close(self) -> None:
+        if self._own_zygote is not None:
+            self._own_zygote.close()
+        super().close()

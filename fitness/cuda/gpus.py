@@ -1,0 +1,47 @@
+"""Which GPUs of this machine can measure for a target."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from evo.core.errors import EvoError
+from fitness.frontend.target import Target, machine, sm_name
+
+_PACKAGES = {"pynvml": "nvidia-ml-py", "cuda": "cuda-bindings"}  # module: what installs it
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What torch sees.  `problem` says why the first GPU cannot be used; "" where it can."""
+
+    count: int
+    name: str
+    problem: str
+
+
+def find_gpus(target: Target) -> Gpus:
+    """The GPUs of this machine, the first one looked at."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Gpus(0, "", "torch sees no CUDA GPU")
+    count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    major, minor = capability = torch.cuda.get_device_capability(0)
+    if 10 * major + minor != target.arch:
+        return Gpus(count, name, f"GPU 0 ({name}) is {sm_name(capability)}, the target is {target.name}")
+    missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        return Gpus(count, name, f"GPU 0 ({name}) cannot be driven without {' and '.join(missing)}")
+    return Gpus(count, name, "")
+
+
+def measuring(target: Target, index: int = 0) -> Target:
+    """`target` with the facts of CUDA device `index`, which is to measure.  Raises EvoError where no GPU can."""
+    if problem := find_gpus(target).problem:
+        raise EvoError(
+            f"expected a GPU that measures for {target.name}, but {problem}; --gpus none estimates without one"
+        )
+    from fitness.cuda.device import said_facts
+
+    return machine(target, said_facts(index))

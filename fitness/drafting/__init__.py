@@ -1,1 +1,0 @@
-"""Tasks that a language model wrote: nobody vouches for their code until it was checked, and read."""

@@ -1,0 +1,614 @@
+"""Counts what a program does while Triton's interpreter runs it, without memory behind the pointers.
+
+Addresses are made up: buffer `b` starts at `(b + 1) << BUFFER_SHIFT`.  Loads are answered with zeros, except from
+buffers whose bytes are known; stores go nowhere.  What costs the interpreter time but says nothing about the kernel is
+left out: operations on blocks of one value are done on that value, matrix products return their accumulator, and long
+loops run a few iterations and are extrapolated.  Nothing depends on the clock, so equal programs give equal counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+from triton.runtime.jit import JITFunction
+
+from fitness.estimate.trace import BUFFER_SHIFT, ELEMENTS_PER_COST
+from fitness.interpreter.interpreter import Interpreter, Program
+from fitness.interpreter.numerics import numpy_dtype
+from fitness.interpreter.operations import Builder
+from fitness.interpreter.spans import SECTOR, Spans
+
+LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
+LOOP_ITERATIONS = 4  # ... but not before this many iterations
+BRANCHES_COST = 2500.0  # the same for a loop that branches: a flattened one stores in one of many iterations
+PROGRAM_COST = 6000.0  # cost after which a program is cut off (a loop that never ends on zeros)
+SPANS_KEPT = 1 << 18  # intervals of an extrapolated loop, beyond which its footprint is thinned out
+
+# Classes of elementwise operations, by the names that Triton's builder has for them (fcmp* and icmp* come in addition).
+# "float" and "integer" are told apart further by dtype and use, see `_refined`.
+_CLASSES = {
+    "float": "fneg fabs fma minimumf maximumf minnumf maxnumf floor ceil",
+    "product": "fmul",
+    "sum": "fadd fsub",
+    "integer": "add sub and or xor shl lshr ashr neg iabs minsi minui maxsi maxui int_cast",
+    "integer_product": "mul umulhi",
+    "address": "addptr",
+    "integer_division": "sdiv udiv srem urem",
+    "select": "select",
+    "convert": "si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc fp_to_fp",
+    "div": "fdiv",
+    "div_rn": "precise_divf",
+    "sqrt_rn": "precise_sqrt",
+}
+_CLASS_OF = {operation: kind for kind, operations in _CLASSES.items() for operation in operations.split()}
+_SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "frem")  # each a class of its own
+# Moves between layouts or nothing at all; loaded values pass through without being waited for.
+_VIEWS = ("splat", "unsplat", "expand_dims", "broadcast", "reshape", "trans", "bitcast", "int_to_ptr")
+_WAITS = ("join", "split", "cat", "gather", "histogram")
+_MADE_UP = ("of_atomic", "made_up")  # marks of values that are not the real ones
+
+Key = tuple[Any, ...]
+
+
+class CutOff(Exception):
+    """The program went on for longer than is worth counting."""
+
+
+class Counter:
+    """The counts of one program.
+
+    counts: what happened, by key:
+        ("ops", class, elements): executions of an elementwise operation on a block of so many elements
+        ("access", kind, elements, itemsize, vector): executions of a load, store or atomic; `vector` is the widest
+            access (bytes) that alignment and contiguity allow a thread
+        ("bytes" | "sectors", kind, buffer): bytes the program asks for, and bytes in the sectors that hold them, per
+            execution (the same sector counts again the next time)
+        ("again", kind, buffer): the part of these that the access before, of that kind to that buffer, asked for too
+        ("reduce", elements, results), ("scan", elements, results)
+        ("dot", m, n, k, dtype of a, dtype of b, precision)
+        ("rounds", kind, where): times the program waits for loads; kind is what needs them ("dot", "barrier" for a
+            reduction, else "masked" or "plain" for how they were loaded), where is "straight", "loop", or "stages N" in
+            `tl.range(num_stages=N)`
+    footprint: (kind, buffer, spans) of every access in order; no spans if a mask leaves out everything
+    cut_off: the program was stopped
+    uneven: a loop branched in ways that no extrapolation could follow
+    met: a branch depended on what an atomic returned, which is made up here
+    astray: something was stored outside of all buffers, at an address that depends on nothing made up here
+    reads_astray: the same of loads, unless a branch before depended on something made up
+    doubtful: a branch or a loop bound depended on something made up, so other things may happen
+    guided: a branch, or the mask of a load, depended on what was loaded
+    stored: (buffer, spans, whether the address depends on nothing made up here) of every store that was run
+    """
+
+    def __init__(self, known: Mapping[int, np.ndarray], sizes: Sequence[int] = (), *, brief: bool = False) -> None:
+        """`known`: the bytes (uint8) of buffers whose values matter; `sizes`: bytes of all buffers, none where they do
+        not matter; `brief`: only the footprint is wanted.
+        """
+        self._known, self._sizes = known, sizes
+        self._loop_cost, self._loop_iterations = (0.0, 3) if brief else (LOOP_COST, LOOP_ITERATIONS)
+        self.counts: dict[Key, float] = defaultdict(float)
+        self.footprint: list[tuple[str, int, Spans]] = []
+        self._last: dict[tuple[str, int], Spans] = {}
+        self.cost = 0.0
+        self.cut_off = False
+        self._round = 0  # loads are issued in rounds, between which the program waits
+        self._loads = self._masked = False  # whether the round has any, and any with a mask
+        self._decisions: list[bool] = []  # of branches on scalars, in order
+        self.met = self.astray = self.reads_astray = False
+        self.guided = False
+        self.doubtful = False
+        self.stored: list[tuple[int, Spans, bool]] = []
+        self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
+        self._where = "straight"
+
+    def finish(self) -> None:
+        """To be called when the program has ended."""
+        self._end_round("plain")
+
+    def _end_round(self, kind: str) -> None:
+        if self._loads:
+            kind = "masked" if self._masked and kind == "plain" else kind
+            self.counts["rounds", kind, self._where] += 1
+            self._round, self._loads, self._masked = self._round + 1, False, False
+
+    def is_awaited(self, value: Any) -> bool:
+        """Whether `value` comes from a load that nobody has waited for yet."""
+        return self._loads and getattr(value, "round", -1) == self._round
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def spend(self, elements: int = 0) -> None:
+        self.cost += 1 + elements / ELEMENTS_PER_COST
+        if self.cost > PROGRAM_COST:
+            self.cut_off = True
+            raise CutOff
+
+    def wait(self, *values: Any, kind: str = "plain") -> None:
+        """The program cannot go on without `values`: where one is still being loaded, a round of loads ends here.
+
+        Elementwise operations do not wait, because the compiler issues loads that do not depend on them first.
+        """
+        if any(self.is_awaited(v) for v in values):
+            self._end_round(kind)
+
+    def operation(self, kind: str, result: TensorHandle, inputs: list[TensorHandle], computed: int) -> None:
+        """Counts an elementwise operation.  A block of one value known without loading is a scalar to the compiler."""
+        self.spend(computed)
+        loaded = any(getattr(i, "loaded", False) for i in inputs)
+        self.counts["ops", kind, result.data.size if loaded else computed] += 1
+        if loaded:
+            result.loaded = True  # type: ignore[attr-defined]
+        _inherit(result, inputs)
+        if any(self.is_awaited(i) for i in inputs):
+            result.round = self._round  # type: ignore[attr-defined]
+
+    def reduction(self, kind: str, elements: int, results: int) -> None:
+        """Counts a reduction or scan, with one addition an element (a combine function's operations count as well)."""
+        self.spend(elements)
+        self.counts[kind, elements, results] += 1
+        self.counts["ops", "float", elements] += 1
+
+    def dot(self, result: TensorHandle, k: int, a: str, b: str, precision: str) -> None:
+        """Counts products of matrices of so many columns and rows, of these dtypes."""
+        self.spend()
+        *batch, m, n = result.data.shape
+        self.counts["dot", m, n, k, a, b, precision] += math.prod(batch)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def access(
+        self, kind: str, pointers: TensorHandle, mask: np.ndarray | None, *, masked_by_data: bool = False
+    ) -> np.ndarray:
+        """Counts one access; returns the addresses that the mask lets through (flat unless all are).
+
+        masked_by_data: the mask depends on something made up.
+        """
+        addresses = np.asarray(pointers.data)
+        if mask is not None:
+            mask = np.broadcast_to(mask, addresses.shape)
+            addresses = addresses if mask.all() else addresses[mask]
+        itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        self.spend(2 * addresses.size)
+        if addresses.size == 0:
+            self.counts["access", kind, pointers.data.size, itemsize, itemsize] += 1
+            if pointers.data.size:  # a turn of a loop has as many footprints as the one before
+                self.footprint.append((kind, _buffer_of(pointers), Spans.union([])))
+            return addresses
+        spans = Spans.of_elements(addresses, itemsize)
+        vector = max(itemsize, spans.alignment())
+        buffer = (int(spans.starts[0]) >> BUFFER_SHIFT) - 1
+        self.counts["access", kind, pointers.data.size, itemsize, vector] += 1
+        self.counts["bytes", kind, buffer] += addresses.size * itemsize
+        self._count_sectors(kind, buffer, spans)
+        self.footprint.append((kind, buffer, spans))
+        sure = not getattr(pointers, "made_up", False)
+        if kind == "store":
+            self.stored.append((buffer, spans, sure))
+        if sure and self._sizes and not self._holds(buffer, int(spans.ends[-1])):
+            if kind != "load":
+                self.astray = True
+            elif not (masked_by_data or self.doubtful):
+                self.reads_astray = True
+        return addresses
+
+    def _holds(self, buffer: int, end: int) -> bool:
+        """Whether there is such a buffer, and it goes on to the address `end` at least."""
+        return 0 <= buffer < len(self._sizes) and end <= ((buffer + 1) << BUFFER_SHIFT) + self._sizes[buffer]
+
+    def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
+        sectors = spans.blocks(SECTOR)
+        self.counts["sectors", kind, buffer] += sectors.size
+        before = self._last.get((kind, buffer))
+        # Whole sectors are seldom asked for twice in a row; parts of sectors are, by a loop along the short side.
+        if before is not None and sectors.size > spans.size:
+            again = sectors.size + before.size - Spans.union((sectors, before)).size
+            self.counts["again", kind, buffer] += again
+        self._last[kind, buffer] = sectors
+
+    def load(
+        self,
+        pointers: TensorHandle,
+        mask: np.ndarray | None,
+        other: TensorHandle | None,
+        *,
+        masked_by_data: bool = False,
+    ) -> TensorHandle:
+        self.access("load", pointers, mask, masked_by_data=masked_by_data)
+        self._loads, self._masked = True, self._masked or mask is not None
+        dtype = pointers.get_element_ty()
+        values = self._values(pointers, mask, numpy_dtype(dtype))
+        if other is not None and mask is not None and not np.all(mask) and np.any(other.data):
+            values = np.where(mask, values, other.data).astype(values.dtype)
+        result = TensorHandle(values, dtype)
+        result.round = self._round  # type: ignore[attr-defined]
+        result.loaded = True  # type: ignore[attr-defined]
+        result.made_up = getattr(pointers, "made_up", False) or not self._knows(pointers, dtype)  # type: ignore[attr-defined]
+        return result
+
+    def _knows(self, pointers: TensorHandle, dtype: tl.dtype) -> bool:
+        """Whether what is loaded there has its real value."""
+        return _buffer_of(pointers) in self._known and numpy_dtype(dtype).kind != "f"
+
+    def _values(self, pointers: TensorHandle, mask: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+        zeros = np.broadcast_to(np.zeros((), dtype), pointers.data.shape)
+        buffer = _buffer_of(pointers)
+        if buffer not in self._known or dtype.kind == "f":
+            return zeros
+        data = self._known[buffer]
+        data = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
+        index = (pointers.data.astype(np.int64) - ((buffer + 1) << BUFFER_SHIFT)) // dtype.itemsize
+        inside = (index >= 0) & (index < data.size)
+        if mask is not None:
+            inside &= mask
+        return np.where(inside, data[np.where(inside, index, 0)], zeros) if data.size else zeros
+
+    def atomic(self, pointers: TensorHandle, value: TensorHandle, mask: np.ndarray | None) -> TensorHandle:
+        """What was there before, zeros, as a value that has to be waited for."""
+        self.access("atomic", pointers, mask)
+        zeros = np.broadcast_to(np.zeros((), value.data.dtype), value.data.shape)
+        result = TensorHandle(zeros, value.dtype.scalar)
+        self._loads = True
+        result.round, result.loaded = self._round, True  # type: ignore[attr-defined]
+        result.of_atomic = result.made_up = True  # type: ignore[attr-defined]
+        return result
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    def loop(self, values: Iterator[Any], count: int, stages: int) -> Iterator[Any]:
+        """The `count` values of a loop, of which a long tail is counted without being run."""
+        around, first, cost, marks = self._where, dict(self.counts), self.cost, [len(self.footprint)]
+        ways: list[tuple[bool, ...]] = []  # that the iterations took at branches
+        for done, value in enumerate(values):
+            if done == 1:  # what is loaded ahead of the loop is waited for in its first iteration
+                first = dict(self.counts)
+            if done >= self._loop_iterations and self.cost - cost > self._loop_cost:
+                period = self._period(ways[1:], self.cost - cost > BRANCHES_COST)
+                if period:
+                    self._extrapolate(first, marks, done - 1, count - done, period)
+                    break
+            self._where, decided = f"stages {stages}" if stages else "loop", len(self._decisions)
+            yield value
+            self._end_round("plain")
+            marks.append(len(self.footprint))
+            ways.append(tuple(self._decisions[decided:]))
+        self._where = around
+
+    def decide(self, outcome: bool, condition: TensorHandle) -> None:
+        """To be called for each branch on a scalar."""
+        self._decisions.append(outcome)
+        self.met |= getattr(condition, "of_atomic", False)
+        self.doubtful |= getattr(condition, "made_up", False)
+        self.guided |= getattr(condition, "loaded", False)
+
+    def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
+        """After how many iterations a loop repeats itself; 0 where it should go on, for as long as not `enough`."""
+        if not any(ways):  # no branches
+            return 1
+        changed = len(set(ways)) > 1
+        for period in range(2, len(ways) // 2 + 1) if changed else ():
+            if len(ways) % period == 0 and ways[period:] == ways[:-period]:
+                return period
+        self.uneven |= enough and changed
+        return int(enough)
+
+    def _extrapolate(self, before: dict[Key, float], marks: list[int], done: int, left: int, period: int) -> None:
+        """Counts `left` more iterations like the `done` ones since `before`, each like the one a period earlier."""
+        for key, count in self.counts.items():
+            self.counts[key] = count + (count - before.get(key, 0)) * left / done
+        for phase in range(min(period, left)):
+            at = len(marks) - 1 - period + phase
+            previous, last = (self.footprint[marks[i] : marks[i + 1]] for i in (at - period, at))
+            if len(previous) != len(last):  # iterations differ: the bytes of the rest stay unknown
+                continue
+            again = (left - phase - 1) // period + 1
+            for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
+                times = min(again, max(1, SPANS_KEPT // max(1, new.starts.size)))
+                rest = Spans.union([])  # unknown, but one entry for each access: a loop around this one compares them
+                if new.starts.size and old.starts.size == new.starts.size:
+                    shift = int(new.starts[0] - old.starts[0])
+                    rest = new.repeated(shift, times) if shift else new
+                self.footprint.append((kind, buffer, rest))
+
+
+def _buffer_of(pointers: TensorHandle) -> int:
+    return (int(pointers.data.flat[0]) >> BUFFER_SHIFT) - 1
+
+
+def _inherit(result: Any, inputs: Iterable[Any], marks: Sequence[str] = _MADE_UP) -> None:
+    """Marks the result of an operation on what is made up here as such."""
+    for name in marks:
+        if any(getattr(i, name, False) for i in inputs):
+            setattr(result, name, True)
+
+
+def _integer(value: Any) -> int:
+    """A loop bound: a number, a constexpr or a tensor of one element."""
+    return int(value.value) if isinstance(value, tl.constexpr) else value.__index__()
+
+
+# --- the interpreter, counting ---------------------------------------------------------------------------------------
+
+
+class CountingInterpreter(Interpreter):
+    """Runs programs of kernels whose pointers lead nowhere, and counts what each does."""
+
+    builder: _CountingBuilder
+
+    def __init__(self) -> None:
+        super().__init__(_CountingBuilder())
+
+    def __enter__(self) -> CountingInterpreter:
+        super().__enter__()
+        return self
+
+    def know(self, known: Mapping[int, np.ndarray], sizes: Sequence[int]) -> None:
+        """From now on `known` are the buffers whose values matter, with their bytes (uint8); `sizes`: bytes of all."""
+        self.builder.known, self.builder.sizes = known, sizes
+
+    def count(
+        self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
+    ) -> Counter:
+        """What `program` does.  Tensors among `args` are to be `Pointer`s; `brief` as of `Counter`."""
+        counter = self.builder.counter = Counter(self.builder.known, self.builder.sizes, brief=brief)
+        with contextlib.suppress(CutOff):
+            self.launch(kernel, args, grid, [program])
+        counter.finish()
+        return counter
+
+    def _patches(self) -> Iterator[tuple[Any, str, Any]]:
+        counted = {
+            "range": self._loop,
+            "static_range": self._loop,
+            "reduce": lambda reduce: self._reduction("reduce", reduce),
+            "associative_scan": lambda scan: self._reduction("scan", scan),
+            # Of values that are made up hints need not be true.
+            "multiple_of": lambda _: lambda block, values: block,
+            "max_constancy": lambda _: lambda block, values: block,
+        }
+        for owner, name, value in super()._patches():
+            yield owner, name, counted[name](value) if owner in (tl, tl.core) and name in counted else value
+
+    def _space(self, original: dict[str, Any]) -> dict[str, Any]:
+        space = super()._space(original)
+        space["__builtins__"]["range"] = tl.range  # as patched
+        truth = space["__truth"]
+
+        def decided(condition: Any) -> Any:
+            condition = truth(condition)
+            if isinstance(condition, tl.tensor):
+                self._counter.decide(bool(condition), condition.handle)
+            return condition
+
+        space["__truth"] = decided
+        return space
+
+    @property
+    def _counter(self) -> Counter:
+        return self.builder.counter
+
+    def _loop(self, values: Callable[..., Any]) -> Callable[..., Any]:
+        """The loop `values` (`range`, `tl.range` or `tl.static_range`), counted."""
+
+        def counted(start: Any, stop: Any = None, step: Any = None, num_stages: Any = None, **options: Any) -> Any:
+            bounds = (start, 1 if stop is None else stop, 1 if step is None else step)
+            numbers = [_integer(b) for b in bounds]
+            count = len(range(numbers[0]) if stop is None else range(*numbers))
+            stages = 0 if num_stages is None else _integer(num_stages)
+            self._counter.doubtful |= any(getattr(getattr(b, "handle", None), "made_up", False) for b in bounds)
+            return self._counter.loop(iter(values(start, stop, bounds[2], **options)), count, stages)
+
+        return counted
+
+    def _reduction(self, kind: str, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(values: Any, *args: Any, **kwargs: Any) -> Any:
+            counter = self._counter
+            inputs = [v.handle for v in (values if isinstance(values, (tuple, tl.tuple)) else (values,))]
+            counter.wait(*inputs, kind="barrier")
+            results = reduce(values, *args, **kwargs)
+            outputs = [r.handle for r in (results if isinstance(results, (tuple, tl.tuple)) else (results,))]
+            counter.reduction(kind, inputs[0].data.size, outputs[0].data.size)
+            for output in outputs:
+                output.loaded = True
+                _inherit(output, inputs)
+            return results
+
+        return counted
+
+
+class Pointer(torch.Tensor):
+    """A tensor of which the interpreter asks dtype and address only."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    address: int
+
+    @staticmethod
+    def to(buffer: int, byte: int, dtype: torch.dtype) -> Pointer:  # type: ignore[override]
+        pointer = torch.empty(0, dtype=dtype).as_subclass(Pointer)
+        pointer.address = ((buffer + 1) << BUFFER_SHIFT) + byte
+        return pointer
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+# --- the builder's methods -------------------------------------------------------------------------------------------
+
+
+class _CountingBuilder(Builder):
+    """The interpreter's operations with counting ones in front of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: Mapping[int, np.ndarray] = {}
+        self.sizes: Sequence[int] = ()
+        self.counter = Counter(self.known)
+        for name in [n for n in dir(type(self)) if n.startswith("create_")]:
+            short, method = name.removeprefix("create_"), getattr(self, name)
+            if short in _VIEWS:
+                setattr(self, name, self._view(method))
+            elif short in _WAITS:
+                setattr(self, name, self._waiting(method))
+            elif (kind := _class_of(short)) is not None:
+                setattr(self, name, self._elementwise(method, kind))
+
+    def _elementwise(self, method: Callable, kind: str) -> Callable:
+        def create(*args: Any, **kwargs: Any) -> TensorHandle:
+            inputs = [a for a in args if isinstance(a, TensorHandle)]
+            result, computed = _on_one_value(method, args, kwargs, inputs)
+            self.counter.operation(_refined(kind, result, inputs), result, inputs, computed)
+            return result
+
+        return create
+
+    def _view(self, method: Callable) -> Callable:
+        def create(*args: Any, **kwargs: Any) -> TensorHandle:
+            self.counter.spend()
+            source = next(a for a in args if isinstance(a, TensorHandle))
+            result = method(*args, **kwargs)
+            if source.data.size == 1 and result.data.size > 1:
+                result.data = np.broadcast_to(result.data.flat[0], result.data.shape)
+            for name in ("round", "loaded", "product", *_MADE_UP):
+                if hasattr(source, name):
+                    setattr(result, name, getattr(source, name))
+            return result
+
+        return create
+
+    def _waiting(self, method: Callable) -> Callable:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            inputs = [a for a in args if isinstance(a, TensorHandle)]
+            self.counter.wait(*inputs)
+            self.counter.spend(max((i.data.size for i in inputs), default=0))
+            result = method(*args, **kwargs)
+            for output in result if isinstance(result, tuple) else (result,):
+                _inherit(output, inputs, ("loaded", *_MADE_UP))
+            return result
+
+        return create
+
+    def create_clampf(self, arg: TensorHandle, lo: TensorHandle, hi: TensorHandle, *_: Any) -> TensorHandle:
+        """Two operations, whatever becomes of NaN."""
+        return self.create_minnumf(self.create_maxnumf(arg, lo), hi)
+
+    def create_extern_elementwise(
+        self, lib_name: str, lib_path: str, symbol: str, args: Sequence[TensorHandle], result: tl.dtype, is_pure: bool
+    ) -> TensorHandle:
+        def method(*values: TensorHandle) -> TensorHandle:
+            return Builder.create_extern_elementwise(self, lib_name, lib_path, symbol, values, result, is_pure)
+
+        name = symbol.removeprefix("__nv_").removeprefix("fast_").rstrip("f")
+        return self._elementwise(method, name if name in _SPECIAL else "library")(*args)
+
+    def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, precision: Any, *_: Any) -> TensorHandle:
+        self.counter.wait(a, b, d, kind="dot")
+        name = str(precision).rpartition(".")[2].lower()
+        self.counter.dot(d, a.data.shape[-1], str(a.dtype.scalar), str(b.dtype.scalar), name)
+        return _product(d)
+
+    def create_dot_scaled(
+        self, a: TensorHandle, a_scale: Any, a_format: Any, b: TensorHandle, b_scale: Any, b_format: Any, *rest: Any
+    ) -> TensorHandle:
+        """A product of bfloat16: Triton converts to that where the tensor cores know no scales."""
+        _, packed, _, d = rest
+        self.counter.wait(a, a_scale, b, b_scale, d, kind="dot")
+        two_a_byte = packed and a_format.name == "E2M1"
+        self.counter.dot(d, a.data.shape[-1] * (2 if two_a_byte else 1), "bf16", "bf16", "tf32")
+        return _product(d)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def create_load(self, pointers: TensorHandle, *_: Any) -> TensorHandle:
+        self.counter.wait(pointers)
+        return self.counter.load(pointers, None, None)
+
+    def create_masked_load(
+        self, pointers: TensorHandle, mask: Any, other: TensorHandle | None, *_: Any, **__: Any
+    ) -> TensorHandle:
+        self.counter.wait(pointers, mask)
+        self.counter.guided |= getattr(mask, "loaded", False)
+        return self.counter.load(pointers, _array(mask), other, masked_by_data=getattr(mask, "made_up", False))
+
+    def create_store(self, pointers: TensorHandle, value: TensorHandle, *_: Any) -> None:
+        self.counter.wait(pointers, value)
+        self.counter.access("store", pointers, None)
+
+    def create_masked_store(self, pointers: TensorHandle, value: TensorHandle, mask: Any, *_: Any) -> None:
+        self.counter.wait(pointers, value, mask)
+        self.counter.access("store", pointers, _array(mask))
+
+    def create_atomic_rmw(
+        self, op: Any, pointers: TensorHandle, value: TensorHandle, mask: Any, *_: Any
+    ) -> TensorHandle:
+        self.counter.wait(pointers, value, mask)
+        return self.counter.atomic(pointers, value, _array(mask))
+
+    def create_atomic_cas(
+        self, pointers: TensorHandle, compared: TensorHandle, value: TensorHandle, *_: Any
+    ) -> TensorHandle:
+        """It succeeds at once: whatever a program waits for in a loop, another one would have done."""
+        self.counter.wait(pointers, compared, value)
+        before = self.counter.atomic(pointers, value, None)
+        before.data = np.broadcast_to(compared.data, before.data.shape)
+        return before
+
+
+def _class_of(operation: str) -> str | None:
+    """The class of an elementwise operation by its name, None for other methods of the builder."""
+    if operation in _SPECIAL:
+        return operation
+    if operation.startswith(("fcmp", "icmp")):
+        return "compare" if operation.startswith("fcmp") else "integer"
+    return _CLASS_OF.get(operation)
+
+
+def _on_one_value(method: Callable, args: tuple, kwargs: dict, inputs: list[TensorHandle]) -> tuple[TensorHandle, int]:
+    """`method(*args)`, computed once where all blocks hold one value each; and how many elements were computed."""
+    shape = np.broadcast_shapes(*(i.data.shape for i in inputs))
+    size = math.prod(shape)
+    if size == 1 or any(i.data.size > 1 and any(i.data.strides) for i in inputs):
+        return method(*args, **kwargs), size
+    ones = [_first(a) if isinstance(a, TensorHandle) else a for a in args]
+    result = method(*ones, **kwargs)
+    result.data = np.broadcast_to(result.data.flat[0], shape)
+    return result, 1
+
+
+def _product(accumulator: TensorHandle) -> TensorHandle:
+    result = TensorHandle(accumulator.data, accumulator.dtype.scalar)
+    result.loaded = result.made_up = True  # type: ignore[attr-defined]
+    return result
+
+
+def _first(handle: TensorHandle) -> TensorHandle:
+    return TensorHandle(handle.data.flat[:1], handle.dtype)
+
+
+def _refined(kind: str, result: TensorHandle, inputs: list[TensorHandle]) -> str:
+    """The class with dtype and use: what is not computed from loaded data is index arithmetic ("index...")."""
+    if kind == "address":
+        return kind
+    bits = max(i.get_element_ty().primitive_bitwidth for i in inputs)
+    loaded = any(getattr(i, "loaded", False) for i in inputs)
+    if kind in ("float", "product", "sum"):
+        if kind == "product":
+            result.product = True  # type: ignore[attr-defined]
+        elif kind == "sum" and any(getattr(i, "product", False) for i in inputs):
+            return "fused"  # an addition to a product is one instruction with it
+        return {16: "half", 64: "double"}.get(bits, "float")
+    if kind.startswith("integer"):
+        name = kind if loaded else kind.replace("integer", "index")
+        return f"{name}_64" if bits == 64 else name
+    return "index" if kind in ("compare", "select") and not loaded else kind
+
+
+def _array(mask: Any) -> np.ndarray | None:
+    """A mask as the interpreter passes it: a handle, or for tensor descriptors an array."""
+    return mask.data if isinstance(mask, TensorHandle) else mask

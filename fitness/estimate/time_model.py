@@ -1,0 +1,617 @@
+"""How long a plan takes on the target, in microseconds, from what its launches do (`fitness/estimate/trace.py`) and
+how they were compiled (`fitness/frontend/compile.py`).  The model is described in docs/estimate.md; it is arithmetic
+on its arguments, so equal arguments give equal estimates.
+
+Constants marked "measured" were read off CUDA graphs of small kernels on an NVIDIA H200 (Triton 3.6); "vendor" is the
+data sheet or the CUDA C++ Programming Guide; "guess" is neither.  Rates are scaled to other targets by multiprocessors
+and clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evo.core.records import Build
+from fitness.estimate.trace import WINDOW, LaunchTrace, Traffic
+from fitness.frontend import screen
+from fitness.frontend.plan import ITEMSIZE, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
+from fitness.frontend.target import Target
+from fitness.interpreter.spans import SECTOR
+
+# --- constants -------------------------------------------------------------------------------------------------------
+
+LAUNCH_US = 0.6  # measured: an empty kernel after another in a CUDA graph
+PROGRAMS_PER_MULTIPROCESSOR_US = 12.5  # measured: empty programs started a microsecond and multiprocessor
+DRAM_EFFICIENCY = 0.89  # measured: copies reach 4.2 to 4.3 of 4.8 TB/s
+DRAM_SCATTERED = 2.0  # measured on gathers: an isolated sector of 32 bytes costs DRAM as much as 64
+L2_BYTES_PER_CLOCK = 48.0  # measured: what one multiprocessor gets from L2 (its port is 64 bytes wide), matrix products
+L1_BYTES = 256 * 1024  # vendor: L1 and shared memory of a multiprocessor together
+L1_USABLE = 0.5  # measured: rows that three passes read again, next to what is stored
+L2_USABLE = 0.5  # measured on gathers: its halves may both hold a line
+SHARED_BYTES_PER_CLOCK = 128.0  # vendor
+SCATTERED_STORE_CLOCKS = 6.0  # measured: a multiprocessor's clocks for a store that fills part of a sector
+TRANSPOSED_COPY_CLOCKS = 3.7  # measured: the same for an element that `x.t().contiguous()` moves
+ATOMIC_CLOCKS = 10.0  # measured: the same for an atomic to a sector of its own
+ATOMIC_SAME_US = 1.76e-3  # measured: one atomic after the other to the same address
+DRAM_LATENCY_US = 0.50  # measured on chains of loads
+L2_LATENCY_US = 0.27  # public microbenchmarks of the H100 (about 200 to 260 clocks, plus the way back)
+PROGRAM_START_US = 0.3  # measured: a program's life beside loads and arithmetic
+LOADS_AHEAD = 4  # measured: loads in flight in a loop without masks and barriers (the compiler unrolls it)
+MASKED_LOADS_AHEAD = 2  # measured: the same with masks
+DEFAULT_STAGES = 3  # Triton's num_stages
+REDUCTION_US = 0.06  # guess: shuffles within a warp ...
+BARRIER_US = 0.06  # measured on softmax: ... and, with several warps, the way through shared memory,
+BARRIER_WARP_US = 0.008  # for which all warps wait
+CLOCKS_PER_INSTRUCTION = 3.0  # guess: of one warp alone, half the operations depend on the one before
+SPILL_CLOCKS = 60.0  # measured: of one warp, for a spilled register to go out or come back
+SCHEDULERS = 4  # vendor: warps that a multiprocessor issues from each clock
+WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s
+TF32_TRANSPOSE_CLOCKS = 0.7  # measured: for each element of a float32 right operand, which goes through registers
+MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak
+MMA_INSTRUCTIONS = 90  # measured: of a warp around one tl.dot by mma.sync: addresses, copies, waits, barriers
+WGMMA_INSTRUCTIONS = 30  # guess: the same with wgmma
+TRANSFER_START_US = 1.0  # measured: until a cold transfer is at full speed
+LIBRARY_EFFICIENCY = 0.7  # guess: of the peak, for work delegated to a library
+
+# Instructions an element needs beyond one, and how many of them go to the special function unit.  Guesses after the PTX
+# that Triton emits.  Index arithmetic is mostly folded, hoisted or shared between the elements of a vector.
+_INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
+    "float": (1, 0), "half": (1, 0), "double": (2, 0), "fused": (0, 0), "compare": (1, 0), "select": (1, 0),
+    "convert": (1, 0), "integer": (1, 0), "integer_64": (2, 0), "integer_product": (1, 0), "integer_product_64": (4, 0),
+    "integer_division": (20, 1), "integer_division_64": (40, 1), "index": (0.25, 0), "index_64": (0.5, 0),
+    "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.2), "index_division_64": (10, 0.2),
+    "exp": (2, 1), "exp2": (1, 1), "log": (4, 1), "log2": (3, 1), "sin": (40, 0), "cos": (40, 0), "sqrt": (2, 1),
+    "sqrt_rn": (8, 1), "rsqrt": (1, 1), "erf": (20, 1), "div": (4, 1), "div_rn": (10, 1), "frem": (20, 1),
+    "library": (20, 1), "address": (0, 0),  # addresses are counted with the accesses that use them
+}  # fmt: skip
+# Resources that a program uses one after the other; those named together work at the same time.
+_STATIONS = (("dram", "l2", "scattered", "atomics"), ("issue", "special"), ("tensor", "shared"))
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "uint8": "int8"}
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution")
+
+# How far estimated ratios are from measured ones: over 47 (kernel, case) pairs, log(estimated / measured speedup)
+# has a root mean square of 0.21 with heavy tails; with this value 43 of their intervals hold.  See docs/estimate.md.
+RATIO_LOG_SD = 0.25
+RATIO_LEAST = 0.5  # part of it that remains where the estimates are nearly equal, though the kernels are not
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """One step of a plan.  `terms` overlap in time: `total_us` is less than their sum and not less than the largest."""
+
+    name: str  # kernel, "fill", "copy" or the delegated operator
+    total_us: float
+    terms: Mapping[str, float]
+
+    @property
+    def bottleneck(self) -> str:
+        return max(self.terms, key=self.terms.__getitem__)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A plan.  `terms` are sums over the steps, in microseconds; within a step they overlap."""
+
+    total_us: float
+    terms: Mapping[str, float]
+    bottleneck: str
+    per_launch: tuple[StepEstimate, ...]  # every step, Fill and Copy too
+
+
+def estimate(
+    plan: LaunchPlan,
+    choice: Sequence[int],
+    builds: Sequence[Sequence[Any]],
+    traces: Sequence[Sequence[LaunchTrace]],
+    target: Target,
+) -> Estimate:
+    """The time of one call of the entry, caches cold.
+
+    choice: configuration of each launch; builds, traces: by launch and configuration (builds as `Build` or as the dicts
+    of `fitness.frontend.compile`).
+
+    Raises ValueError if a chosen configuration does not fit on the target.
+    """
+    cache = _Cache(target.l2_bytes)
+    steps: list[StepEstimate] = []
+    launches = iter(zip(choice, builds, traces, strict=True))
+    for step in plan.steps:
+        match step:
+            case Launch():
+                chosen, by_config, trace = next(launches)
+                found = _launch(step.configs[chosen], by_config[chosen], trace[chosen], target, cache)
+                if found is None:
+                    raise ValueError(f"configuration {chosen} of {step.kernel!r} does not fit on {target.device_name}")
+                steps.append(found)
+            case Fill():
+                steps.append(_memory_step("fill", [], [step.dst], target, cache))
+            case Copy():
+                us = _transposing_us(step, target)
+                steps.append(_memory_step("copy", [step.src], [step.dst], target, cache, scattered=us))
+            case Op():
+                steps.append(_delegated(step, target, cache))
+    terms: dict[str, float] = {}
+    for found in steps:
+        for name, us in found.terms.items():
+            terms[name] = terms.get(name, 0.0) + us
+    total = math.fsum(s.total_us for s in steps)
+    return Estimate(total, terms, max(terms, key=terms.__getitem__) if terms else "", tuple(steps))
+
+
+def config_times(
+    plan: LaunchPlan, builds: Sequence[Sequence[Any]], traces: Sequence[Sequence[LaunchTrace]], target: Target
+) -> list[list[float | None]]:
+    """Microseconds of every configuration of every launch by itself; None where it does not fit on the target."""
+    times: list[list[float | None]] = []
+    for launch, by_config, trace in zip(plan.launches, builds, traces, strict=True):
+        found = [
+            _launch(config, build, t, target, _Cache(target.l2_bytes))
+            for config, build, t in zip(launch.configs, by_config, trace, strict=True)
+        ]
+        times.append([None if f is None else f.total_us for f in found])
+    return times
+
+
+def choose_configs(
+    plan: LaunchPlan, builds: Sequence[Sequence[Any]], traces: Sequence[Sequence[LaunchTrace]], target: Target
+) -> list[int]:
+    """The configuration with the least estimate for each launch (the first one where none fits)."""
+    times = config_times(plan, builds, traces, target)
+    scores = [[math.inf if us is None else us for us in by_config] for by_config in times]
+    return [min(range(len(s)), key=s.__getitem__) for s in scores]
+
+
+def interval(ratio: float) -> tuple[float, float]:
+    """Interval of an estimated ratio of times, meant for 95%: how far the model errs.
+
+    Two kernels with nearly equal estimates mostly are alike, and the model errs alike on both, so the interval narrows
+    towards 1.  At 1 exactly both are taken for the same kernel, and there is nothing to err about.
+    """
+    if ratio == 1:
+        return 1.0, 1.0
+    width = 1.96 * RATIO_LOG_SD * max(RATIO_LEAST, min(1.0, abs(math.log(ratio))))
+    return ratio * math.exp(-width), ratio * math.exp(width)
+
+
+def traces_from_json(raw: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[LaunchTrace]]:
+    """The value of key "launches" of `fitness.estimate.trace.job`."""
+    return [[LaunchTrace.from_dict(t) for t in by_config] for by_config in raw]
+
+
+# --- one launch ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """What the terms need to know about a launch on the device."""
+
+    trace: LaunchTrace
+    target: Target
+    warps: int  # of a program
+    stages: int  # that the launch asks for
+    copies: int  # asynchronous ones in the text of the machine code: each stage of a pipeline has its own
+    wgmma: bool
+    registers: int  # of a thread
+    spill_bytes: int  # of a thread
+    shared_bytes: int  # of a program
+    resident: int  # programs a multiprocessor holds
+
+    @property
+    def threads(self) -> int:
+        return self.warps * screen.WARP
+
+    @property
+    def clocks_us(self) -> float:
+        """Clocks of one multiprocessor in a microsecond."""
+        return self.target.clock_hz / 1e6
+
+    @property
+    def together(self) -> float:
+        """Programs on the device at a time."""
+        return max(1, min(self.trace.programs, self.resident * self.target.multiprocessors))
+
+    @property
+    def on_busiest(self) -> int:
+        """Programs that the busiest multiprocessor runs."""
+        return -(-self.trace.programs // self.target.multiprocessors)
+
+    @property
+    def l2_bytes(self) -> float:
+        """What L2 keeps of a stream of accesses."""
+        return L2_USABLE * self.target.l2_bytes
+
+    @property
+    def active_warps(self) -> float:
+        """Warps on a multiprocessor at a time."""
+        return self.warps * min(self.resident, self.on_busiest)
+
+
+def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cache: _Cache) -> StepEstimate | None:
+    """One launch, None where it does not fit on the target."""
+    b = dataclasses.asdict(build) if isinstance(build, Build) else build
+    if screen.out_of_resources(b, target):
+        return None
+    resident, _ = screen.occupancy(b["registers"], b["shared_bytes"], b["num_warps"], target)
+    if resident == 0:
+        return None
+    features = b.get("ptx_features", {})
+    large = any(row[0] >= 64 for row in trace.dots) and b["num_warps"] % SCHEDULERS == 0
+    on = _Launched(
+        trace=trace,
+        target=target,
+        warps=b["num_warps"],
+        stages=_asked(config.options.get("num_stages")),
+        copies=features.get("cp_async", screen.MOST_STAGES) + features.get("tma", 0),
+        wgmma=bool(features["wgmma"]) if "wgmma" in features else large and target.arch >= 90,
+        registers=b["registers"],
+        spill_bytes=b["spill_bytes"],
+        shared_bytes=b["shared_bytes"],
+        resident=resident,
+    )
+    if trace.programs == 0:
+        return StepEstimate(trace.kernel, LAUNCH_US, {"launch": LAUNCH_US})
+    memory = _memory(on, cache)
+    terms = {
+        "schedule": trace.programs / (PROGRAMS_PER_MULTIPROCESSOR_US * target.multiprocessors),
+        **{k: memory[k] for k in ("dram", "l2", "scattered", "atomics")},
+        "issue": _on_multiprocessors(on, _instructions(on)),
+        "special": _on_multiprocessors(on, _special(on)),
+        "tensor": _on_multiprocessors(on, _tensor_clocks(on)),
+        "shared": _on_multiprocessors(on, _shared_clocks(on)),
+        "latency": _latency(on, memory["latency_us"]),
+    }
+    stations = [max(terms[name] for name in station) for station in _STATIONS]
+    total = LAUNCH_US + max(terms["schedule"], _queued(on, stations, terms["latency"]))
+    return StepEstimate(trace.kernel, total, {"launch": LAUNCH_US, **{k: v for k, v in terms.items() if v > 0}})
+
+
+def _queued(on: _Launched, busy: Sequence[float], waiting: float) -> float:
+    """Microseconds of a launch, in which programs queue for the resources of a multiprocessor.
+
+    busy: time that each resource needs for all programs; waiting: time that the programs wait without using any,
+    divided by how many do so together.  Mean value analysis of a closed network (Reiser, Lavenberg 1980) with as many
+    customers as there are independent streams of work: one alone takes the sum of all, many take the longest.
+    """
+    programs = on.on_busiest
+    streams = min(on.resident, programs) * _streams(on)
+    demands = [b / programs / _streams(on) for b in busy]
+    think = waiting * min(on.resident, programs) / programs
+    queues = [0.0] * len(demands)
+    rate = 0.0
+    for customers in range(1, max(1, round(streams)) + 1):
+        responses = [d * (1 + q) for d, q in zip(demands, queues, strict=True)]
+        rate = customers / (think + math.fsum(responses))
+        queues = [rate * r for r in responses]
+    total = programs * _streams(on) / rate
+    return total + (on.trace.busiest - 1) * total * min(on.resident, programs) / programs
+
+
+def _streams(on: _Launched) -> int:
+    """Independent streams of work in one program."""
+    groups = max(1, on.warps // SCHEDULERS)
+    if not on.trace.dots:
+        return 1 if on.trace.reductions else groups
+    stages = max((_stages(on, where) for kind, where, _ in on.trace.rounds if kind == "dot"), default=1)
+    return groups if on.trace.reductions else groups * (1 + 2 * (stages - 1))
+
+
+def _asked(option: Any) -> int:
+    """Stages that a launch asks for; below 2 nothing is pipelined."""
+    return max(1, min(option, screen.MOST_STAGES)) if isinstance(option, int) else DEFAULT_STAGES
+
+
+def _stages(on: _Launched, where: str) -> int:
+    """Stages of the pipeline of a loop: those asked for, as far as there are copies for them in the machine code."""
+    if where == "straight":  # also what is in a `while`
+        return 1
+    asked = _asked(int(where.split()[1])) if where.startswith("stages") else on.stages
+    return max(1, min(asked, on.copies))
+
+
+def _on_multiprocessors(on: _Launched, clocks: float) -> float:
+    """Microseconds of the busiest multiprocessor, if each program keeps it busy for so many clocks."""
+    return on.on_busiest * clocks / on.clocks_us
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+class _Cache:
+    """What earlier steps left in L2: the buffers touched last, as far as they fit."""
+
+    def __init__(self, size: float) -> None:
+        self._size = size
+        self._held: OrderedDict[int, float] = OrderedDict()
+
+    def held(self, buffer: int, footprint: float) -> float:
+        """Part of a footprint on `buffer` that is there."""
+        return min(1.0, self._held.get(buffer, 0.0) / footprint) if footprint else 0.0
+
+    def touch(self, buffer: int, footprint: float) -> None:
+        self._held[buffer] = max(self._held.pop(buffer, 0.0), footprint)
+        while self._held and math.fsum(self._held.values()) > self._size:
+            self._held.popitem(last=False)
+
+
+def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
+    """The terms dram, l2, scattered and atomics, and "latency_us", the latency of a load."""
+    target, trace = on.target, on.trace
+    dram = l2 = stores = atomics = contended = first = 0.0
+    for t in trace.traffic:
+        asked = _asked_of_l2(on, t)
+        l2 += asked
+        isolated = 1 + (DRAM_SCATTERED - 1) * min(1.0, max(0.0, (t.sectors / t.requested - 4) / 4))
+        again = _again(on, t, asked) * isolated
+        if t.kind == "load":
+            fetched = t.distinct * (1 - cache.held(t.buffer, t.distinct)) + again
+            first += fetched
+            dram += fetched
+        else:
+            dram += t.distinct + again * (2 if t.kind == "atomic" else 1)
+        if t.kind == "atomic":
+            # Neighbouring addresses go together; scattered or repeated ones one by one (4 bytes each, mostly).
+            together = 0.7 < t.sectors / t.requested < 1.5
+            atomics += t.sectors / SECTOR if together else t.requested / 4
+            contended = max(contended, t.requested / max(t.distinct / SECTOR * 4, 4.0))
+        elif t.kind == "store":
+            stores += max(0.0, t.sectors - t.requested) / SECTOR
+        cache.touch(t.buffer, t.distinct)
+    spilled = _spill_bytes(on)
+    loads = math.fsum(t.sectors for t in trace.traffic if t.kind == "load")
+    part = min(1.0, first / loads) if loads else 0.0
+    share = on.on_busiest / trace.programs  # of the busiest multiprocessor
+    return {
+        "dram": _dram_us(dram, target),
+        "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / on.clocks_us,
+        "scattered": share * stores * SCATTERED_STORE_CLOCKS / on.clocks_us,
+        "atomics": max(share * atomics * ATOMIC_CLOCKS / on.clocks_us, contended * ATOMIC_SAME_US),
+        "latency_us": part * DRAM_LATENCY_US + (1 - part) * L2_LATENCY_US,
+    }
+
+
+def _dram_us(moved: float, target: Target) -> float:
+    """Microseconds to move so many bytes, with the start that a short transfer does not even see the end of."""
+    us = 1e6 * moved / (DRAM_EFFICIENCY * target.dram_bytes_per_s)
+    return us + TRANSFER_START_US * us / (us + TRANSFER_START_US)
+
+
+def _again(on: _Launched, t: Traffic, asked: float) -> float:
+    """Bytes asked of DRAM more than once, because too much was touched in between (the distance in an LRU stack)."""
+    programs = on.trace.programs
+    near = min(WINDOW, programs)
+    holders = 1 + (near - 1) * t.shared  # programs in the window that touch the same byte
+    windows = max(1.0, t.once / max(t.distinct, 1.0) / holders)  # windows that do
+    # Programs that run at the same time and touch the same byte do so at nearly the same time, if they are in a loop.
+    rounds = max(1.0, math.fsum(row[2] for row in on.trace.rounds))
+    apart = near / holders
+    beside = _touched(on, apart) / (rounds if apart < on.together else 1)
+    between = _touched(on, programs / windows)
+    return (
+        max(0.0, t.once - t.once / holders) * _missing(beside, on.l2_bytes)
+        + max(0.0, t.once / holders - t.distinct) * _missing(between, on.l2_bytes)
+        + max(0.0, asked - t.once) * _missing(_touched(on, on.together), on.l2_bytes)
+    )
+
+
+def _touched(on: _Launched, programs: float) -> float:
+    """Footprint of neighbouring programs, all buffers together."""
+    return math.fsum(t.resident(programs, on.trace.programs) for t in on.trace.traffic)
+
+
+def _missing(footprint: float, capacity: float) -> float:
+    """Part of repeated accesses to a footprint that miss a cache of this capacity: all of them at twice its size."""
+    return min(1.0, max(0.0, footprint / capacity - 1))
+
+
+def _asked_of_l2(on: _Launched, t: Traffic) -> float:
+    """Bytes that L1 passes on: each footprint once where it fits into L1, every access where it does not."""
+    if t.kind != "load":
+        return t.sectors
+    room = L1_USABLE * (L1_BYTES - on.resident * on.shared_bytes) / max(1.0, on.active_warps / on.warps)
+    missed = _missing(t.once / on.trace.programs, max(room, 1.0))
+    return t.once + max(0.0, t.sectors - t.again - t.once) * missed
+
+
+def _spill_bytes(on: _Launched) -> float:
+    """Bytes of spilled registers that L1 cannot hold: each stored and loaded once."""
+    spilled = on.spill_bytes * on.threads
+    resident = spilled * on.active_warps / on.warps
+    return (
+        2
+        * spilled
+        * _spill_rounds(on)
+        * on.trace.programs
+        * _missing(resident, (L1_BYTES - on.resident * on.shared_bytes) / 2 + 1)
+    )
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _per_thread(on: _Launched, elements: float) -> float:
+    """Elements of a block that a thread works on.  A block smaller than the program is computed several times over."""
+    return max(1.0, elements / on.threads)
+
+
+def _warp_instructions(on: _Launched) -> float:
+    """Instructions of one warp of a program."""
+    total = 0.0
+    for kind, elements, count in on.trace.ops:
+        # What there is one of is kept in one place whatever its class, so no vector shares the work.
+        discount = 1.0 if elements > 1 or not kind.startswith("index") else 4.0
+        total += count * _per_thread(on, elements) * _INSTRUCTIONS[kind][0] * discount
+    for _, elements, itemsize, vector, count in on.trace.accesses:
+        each = _per_thread(on, elements)
+        total += count * each / max(1.0, min(vector / itemsize, each)) * 3  # address, mask, access
+    for _, _, results, count in on.trace.reductions:
+        total += count * 10 * max(1.0, results / on.warps / 4)
+    for m, n, k, a, _, precision, count in on.trace.dots:
+        if a == "fp32" and precision == "ieee":
+            total += count * m * n * k / on.threads * 1.25
+        elif not on.wgmma:
+            total += count * (MMA_INSTRUCTIONS + 2 * _mma_fragments(on, m, n, k))
+        else:
+            total += count * WGMMA_INSTRUCTIONS
+    return total + on.spill_bytes / 4 * 2 * _spill_rounds(on)
+
+
+def _spill_rounds(on: _Launched) -> float:
+    """How often spilled registers go out and back: in every iteration of a loop with loads."""
+    return max(1.0, math.fsum(row[2] for row in on.trace.rounds))
+
+
+def _mma_fragments(on: _Launched, m: int, n: int, k: int) -> float:
+    """mma.sync m16n8k16 instructions of one warp."""
+    return max(1.0, m * n / (16 * 8) / on.warps) * max(1.0, k / 16)
+
+
+def _instructions(on: _Launched) -> float:
+    """Clocks in which a multiprocessor issues the instructions of one program."""
+    return _warp_instructions(on) * on.warps / min(SCHEDULERS, on.active_warps)
+
+
+def _special(on: _Launched) -> float:
+    """Clocks that the special function units of a multiprocessor need for one program."""
+    total = 0.0
+    for kind, elements, count in on.trace.ops:
+        total += count * _per_thread(on, elements) * on.threads * _INSTRUCTIONS[kind][1]
+    return total / on.target.special_lanes / min(1.0, on.active_warps / SCHEDULERS)
+
+
+def _tensor_clocks(on: _Launched) -> float:
+    """Clocks that the tensor cores of a multiprocessor need for one program."""
+    total = 0.0
+    for m, n, k, a, _, precision, count in on.trace.dots:
+        if (a == "fp32" and precision == "ieee") or a == "fp64":
+            continue  # counted as instructions
+        dtype = "float8" if a.startswith("fp8") else _DTYPES.get(a, "float16")
+        peak = on.target.tensor_flops[dtype] / on.target.multiprocessors / on.target.clock_hz
+        passes = 3 if precision == "tf32x3" else 1
+        if on.wgmma:
+            # 64 x n x 16 take n/2 clocks of computing, and 16 + n/4 to read both operands from shared memory.
+            columns = min(n, 256)
+            shape = (columns / 2) / max(columns / 2, 16 + columns / 4)
+            rate = peak * shape * WGMMA_EFFICIENCY
+            total += count * k * n * TF32_TRANSPOSE_CLOCKS if a == "fp32" else 0.0
+            flops = 2.0 * max(m, 64) * n * k
+        else:
+            rate = peak * MMA_EFFICIENCY * min(1.0, on.active_warps / SCHEDULERS)
+            flops = 2.0 * _mma_fragments(on, m, n, k) * on.warps * 16 * 8 * 16
+        total += count * passes * flops / rate
+    return total
+
+
+def _shared_clocks(on: _Launched) -> float:
+    """Clocks of shared memory for the operands of matrix products: written once, read by each warp (group)."""
+    total = 0.0
+    for m, n, k, a, b, _, count in on.trace.dots:
+        size_a, size_b = (_itemsize(x) for x in (a, b))
+        written = m * k * size_a + k * n * size_b
+        if on.wgmma:
+            read = math.ceil(m / 64) * (64 * k * size_a + k * n * size_b)
+        else:
+            rows = min(on.warps, max(1, m // 16))  # warps stand in a column first
+            columns = max(1, on.warps // rows)
+            read = columns * m * k * size_a + rows * n * k * size_b
+        total += count * (written + read)
+    return total / SHARED_BYTES_PER_CLOCK
+
+
+def _itemsize(dtype: str) -> int:
+    return ITEMSIZE.get(_DTYPES.get(dtype, dtype), 8 if dtype == "fp64" else 1)
+
+
+# --- latency ---------------------------------------------------------------------------------------------------------
+
+
+def _latency(on: _Launched, load_us: float) -> float:
+    """How long the programs take one after the other: waits for loads, barriers, and instructions of a single warp.
+
+    This is Little's law seen from the program: what is in flight is what the resident programs wait for.
+    """
+    instructions = _warp_instructions(on)
+    path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / on.clocks_us
+    path += on.spill_bytes / 4 * 2 * SPILL_CLOCKS / on.clocks_us
+    rounds = math.fsum(row[2] for row in on.trace.rounds)
+    busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(on)) / on.clocks_us / max(1.0, rounds)
+    for kind, where, count in on.trace.rounds:
+        ahead = _loads_ahead(on, kind, where)
+        hidden = busy / 2 if kind == "dot" and _stages(on, where) > 1 else 0.0
+        path += count * max(0.0, load_us / ahead - hidden)
+    barrier = BARRIER_US + BARRIER_WARP_US * on.warps if on.warps > 1 else 0.0
+    path += math.fsum(count * (REDUCTION_US + barrier) for *_, count in on.trace.reductions)
+    return path * on.on_busiest / min(on.resident, on.on_busiest)
+
+
+def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
+    """Rounds of loads in flight at a time."""
+    if where == "straight":
+        return 1
+    stages = _stages(on, where)
+    if kind == "dot" or (where.startswith("stages") and stages > 1):  # what Triton pipelines
+        return max(1, stages - 1)
+    return {"plain": LOADS_AHEAD, "masked": MASKED_LOADS_AHEAD}.get(kind, 1)
+
+
+# --- steps that are not launches -------------------------------------------------------------------------------------
+
+
+def _memory_step(
+    name: str, read: Sequence[TensorRef], written: Sequence[TensorRef], target: Target, cache: _Cache, **busy: float
+) -> StepEstimate:
+    """A step limited by memory, or by something else that takes so many microseconds (`busy`, by term)."""
+    moved = 0.0
+    for ref in read:
+        span = _window(ref)
+        moved += span * (1 - cache.held(ref.buffer, span))
+        cache.touch(ref.buffer, span)
+    for ref in written:
+        moved += _window(ref)
+        cache.touch(ref.buffer, _window(ref))
+    terms = {"dram": _dram_us(moved, target), **{term: us for term, us in busy.items() if us}}
+    return StepEstimate(name, LAUNCH_US + max(terms.values()), {"launch": LAUNCH_US, **terms})
+
+
+def _transposing_us(copy: Copy, target: Target) -> float:
+    """What a copy takes that reads along one axis and writes along another, element by element."""
+    axes = [_fastest_axis(ref) for ref in (copy.src, copy.dst)]
+    if len(copy.src.shape) != len(copy.dst.shape) or None in axes or axes[0] == axes[1]:
+        return 0.0
+    clocks = copy.dst.numel * TRANSPOSED_COPY_CLOCKS / target.multiprocessors
+    return 1e6 * clocks / target.clock_hz
+
+
+def _fastest_axis(ref: TensorRef) -> int | None:
+    """The axis along which neighbours in memory lie, None where there is none."""
+    return next((i for i, (n, s) in enumerate(zip(ref.shape, ref.strides, strict=True)) if s == 1 and n > 1), None)
+
+
+def _window(ref: TensorRef) -> float:
+    """Bytes of the sectors that a window touches; an expanded dimension (stride 0) counts once."""
+    moving = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if s != 0 and n > 1]
+    if ref.numel == 0:
+        return 0.0
+    elements = math.prod(n for n, _ in moving)
+    itemsize = ITEMSIZE[ref.dtype]
+    smallest = min((s for _, s in moving), default=1)
+    return float(elements * min(SECTOR, itemsize * smallest))
+
+
+def _delegated(op: Op, target: Target, cache: _Cache) -> StepEstimate:
+    """A library's kernel by a roofline: operands once, and for matrix products their arithmetic."""
+    inputs = [a for a in op.args if isinstance(a, TensorRef)]
+    flops = 0.0
+    if any(op.name.split(".")[1:2] == [p] for p in _PRODUCTS) and op.outputs and len(inputs) >= 2:
+        inner = inputs[-2].shape[-1] if inputs[-2].shape else 1
+        flops = 2.0 * op.outputs[0].numel * inner
+    dtype = op.outputs[0].dtype if op.outputs else "float32"
+    rate = target.tensor_flops.get(dtype, target.tensor_flops["float32"]) * LIBRARY_EFFICIENCY
+    return _memory_step(op.name, inputs, op.outputs, target, cache, tensor=1e6 * flops / rate)

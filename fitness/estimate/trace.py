@@ -1,0 +1,520 @@
+"""What a plan's launches do on the device, counted on a few sampled programs at the sizes of the target.
+
+A launch of a million programs on gigabytes is described by running some of its programs under Triton's interpreter
+without memory (`fitness/estimate/counters.py`) and extrapolating to the grid.  Floating-point inputs and whatever an
+earlier step computed read as zero; integer inputs have their real values where the caller gives them, because indices
+steer where a kernel reads and writes.  A launch whose addresses or loop bounds are computed by an earlier launch is
+therefore traced as if those were zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from evo.core.records import Verdict
+from fitness.frontend.plan import ITEMSIZE, Config, Launch, LaunchPlan, TensorRef, from_json, refs_of
+from fitness.interpreter.spans import SECTOR, Spans
+from fitness.interpreter.stores import StoreBlock, block_of, corners, position
+from fitness.sandbox.jobs import JobError
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
+    from fitness.estimate.counters import Counter, CountingInterpreter
+    from fitness.interpreter.interpreter import Program
+
+# What running a kernel without its values can raise; a kernel that is at fault is found out by verification.
+_FAILURES = (
+    NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError, AssertionError, ValueError,
+    IndexError, ArithmeticError,
+)  # fmt: skip
+
+BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
+ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
+
+# Neighbours: two programs for each multiprocessor of a device with 132.  The offsets were drawn so that pairs of them
+# lie in one run, or whole periods apart, as often as all pairs in the window do (for runs and periods of 2 to 64).
+WINDOW = 264
+OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
+
+EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle
+SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One launch's accesses of one kind to one buffer.  Sizes in bytes.
+
+    A footprint is a set of sectors, each counted once however often it is touched.
+    """
+
+    buffer: int
+    kind: str  # load | store | atomic
+    requested: float  # asked for by all programs, every execution of every access
+    sectors: float  # the same in whole sectors of 32 bytes
+    again: float  # the part of these that the program's access before to this buffer asked for too
+    once: float  # sum of the programs' footprints
+    touched: float  # the same in single bytes, or the size of the buffer where that is less
+    unrepeated: float  # the same if all programs store over each other as those do that are far from each other
+    shared: float  # part of a footprint that another program among the next WINDOW touches too, 0..1, on average
+    distinct: float  # footprint of the launch
+
+    def resident(self, programs: float, grid: int) -> float:
+        """Footprint of `programs` neighbouring programs of the `grid`."""
+        return min(_union(self.once / grid, self.shared, min(programs, grid)), self.distinct)
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """What executing one program of a launch costs the interpreter, and which buffers the launch may write to.
+
+    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
+    blocks: of the buffers in which all programs store the same block (`fitness.interpreter.stores`)
+    """
+
+    cost: float
+    written: tuple[int, ...]
+    blocks: tuple[StoreBlock, ...] = ()
+
+    def block(self, buffer: int) -> StoreBlock | None:
+        return next((block for block in self.blocks if block.buffer == buffer), None)
+
+
+@dataclass(frozen=True)
+class LaunchTrace:
+    """What one launch does, per program (a mean over the samples) unless said otherwise.
+
+    ops: (class, elements of the block, executions), classes as in `fitness.estimate.counters`
+    accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions)
+    dots: (m, n, k, dtype of a, dtype of b, precision, executions)
+    reductions: ("reduce" | "scan", elements, results, executions)
+    rounds: (kind, where, waits for loads), as in `fitness.estimate.counters.Counter`
+    traffic: of all programs, by buffer and kind
+    busiest: operations of the busiest sampled program / operations of the mean one
+    truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
+        too small
+    cut_off: a program was cut off, so that all that is counted may be a small part of it
+    met: a branch depended on what an atomic returned, so another program may do what is not seen here
+    roles: programs differ in what they write to, so that totals are as rough as the samples are few
+    astray: a program stores outside of all buffers
+    reads_astray: a program loads outside of all buffers
+    guided: what a program loads depends on what it loaded before
+    doubtful: buffers it was given, if data that is made up here decides what it does: it may write to any of them
+    blocks: as of LaunchWork
+    """
+
+    kernel: str
+    programs: int  # in the grid
+    sampled: int
+    ops: tuple[tuple[str, int, float], ...]
+    accesses: tuple[tuple[str, int, int, int, float], ...]
+    dots: tuple[tuple[int, int, int, str, str, str, float], ...]
+    reductions: tuple[tuple[str, int, int, float], ...]
+    rounds: tuple[tuple[str, str, float], ...]
+    traffic: tuple[Traffic, ...]
+    busiest: float
+    truncated: bool
+    roles: bool = False
+    met: bool = False
+    astray: bool = False
+    reads_astray: bool = False
+    guided: bool = False
+    doubtful: tuple[int, ...] = ()
+    blocks: tuple[StoreBlock, ...] = ()
+    cut_off: bool = False
+
+    @property
+    def work(self) -> LaunchWork:
+        each = [(elements, n) for _, elements, n in self.ops] + [(row[1], row[-1]) for row in self.accesses]
+        each += [(row[1], row[-1]) for row in self.reductions]
+        each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
+        cost = math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
+        written = {t.buffer for t in self.traffic if t.kind != "load"} | set(self.doubtful)
+        return LaunchWork(cost, tuple(sorted(written)), self.blocks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> LaunchTrace:
+        tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
+        traffic = tuple(Traffic(**t) for t in raw["traffic"])
+        blocks = tuple(map(StoreBlock.from_dict, raw["blocks"]))
+        return cls(**{**raw, **tuples, "traffic": traffic, "blocks": blocks, "doubtful": tuple(raw["doubtful"])})
+
+
+def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
+    """Traces every configuration of every launch of some plans.
+
+    payload: "source", "constants", "samples" (programs a launch) and "cases", each with "plan" (JSON, at the target's
+    sizes) and "integers" ({argument index: .npy file in `scratch`}).  Returns {"cases": [{"launches": [[LaunchTrace as
+    a dict per configuration] per launch]} per case]}.
+    """
+    from fitness.estimate.counters import CountingInterpreter
+    from fitness.frontend.kernels import load_kernels
+
+    kernels = load_kernels(payload["source"], payload["constants"], scratch)
+    found = []
+    with CountingInterpreter() as interpreter:
+        for case in payload["cases"]:
+            plan = from_json(case["plan"])
+            files = {int(i): scratch / name for i, name in case["integers"].items()}
+            interpreter.know(_known_bytes(plan, files), [b.nbytes for b in plan.buffers])
+            tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter)
+            traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
+            found.append({"launches": traces})
+    return {"cases": found}
+
+
+class _Tracer:
+    """Traces the launches of a plan; those that differ in compiler options only are traced once."""
+
+    def __init__(
+        self, plan: LaunchPlan, samples: int, kernels: Mapping[str, JITFunction], interpreter: CountingInterpreter
+    ) -> None:
+        self._plan, self._samples = plan, samples
+        self._kernels, self._interpreter = kernels, interpreter
+        self._traces: dict[str, LaunchTrace] = {}
+
+    def trace(self, launch: Launch, config: Config) -> LaunchTrace:
+        key = json.dumps([launch.kernel, config.grid, config.args], sort_keys=True, default=dataclasses.astuple)
+        if key not in self._traces:
+            try:
+                self._traces[key] = self._run(launch, config)
+            except _FAILURES as error:
+                text = str(error).strip() or type(error).__name__
+                message = f"kernel {launch.kernel} cannot be traced at its full size: {text}"
+                raise JobError(Verdict.UNSUPPORTED, message, launch.line) from error
+        return self._traces[key]
+
+    def _run(self, launch: Launch, config: Config) -> LaunchTrace:
+        from fitness.frontend.kernels import get_kernel
+
+        kernel = get_kernel(self._kernels, launch.kernel, launch.line)
+        args = {name: self._argument(value) for name, value in config.args.items()}
+        programs = math.prod(config.grid)
+        weights = places(config.grid, self._samples)
+        counters = [self._count(kernel, args, config.grid, number) for number in weights]
+        if programs > self._samples and has_roles(counters):
+            weights = spread(programs)
+            counters = [self._count(kernel, args, config.grid, number) for number in weights]
+        elif self._samples < programs <= EVERYONE and some_idle(counters):
+            weights = dict.fromkeys(range(programs), 1 / programs)
+            counters = [self._count(kernel, args, config.grid, number, brief=True) for number in weights]
+        seen = dict(zip(weights, counters, strict=True))
+        near = far = counters
+        if programs == len(weights) > self._samples:
+            near = [seen[number] for number in window(programs)]
+        elif programs > len(weights):
+
+            def brief(numbers: Iterable[int]) -> list[Counter]:
+                found = {n: self._count(kernel, args, config.grid, n, brief=True) for n in numbers}
+                seen.update(found)
+                return list(found.values())
+
+            near, far = brief(window(programs)), brief(self._far(config.grid, list(weights)[::2]))
+            brief(corners(config.grid) - set(seen))
+        sizes = [b.nbytes for b in self._plan.buffers]
+        found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
+        given = {ref.buffer for ref in refs_of(dict(config.args))} if any(c.doubtful for c in seen.values()) else ()
+        blocks = tuple(_blocks(config.grid, sizes, seen))
+        return dataclasses.replace(found, blocks=blocks, doubtful=tuple(sorted(given)))
+
+    def _far(self, grid: Program, numbers: Sequence[int]) -> list[int]:
+        """These programs, and those that a number cut off somewhere would make them the same as."""
+        return sorted({n for number in numbers for n in (number, *partners(grid, number))})
+
+    def _count(self, kernel: Any, args: Mapping[str, Any], grid: Program, number: int, brief: bool = False) -> Counter:
+        return self._interpreter.count(kernel, args, grid, position(number, grid), brief=brief)
+
+    def _argument(self, value: Any) -> Any:
+        from fitness.estimate.counters import Pointer
+        from fitness.frontend.kernels import argument
+        from fitness.frontend.memory import DTYPES
+
+        if isinstance(value, TensorRef):
+            return Pointer.to(value.buffer, value.offset * ITEMSIZE[value.dtype], DTYPES[value.dtype])
+        if isinstance(value, tuple):
+            return tuple(self._argument(v) for v in value)
+        return argument(value, self._kernels)
+
+
+# --- which programs --------------------------------------------------------------------------------------------------
+
+
+def places(grid: Program, samples: int) -> dict[int, float]:
+    """Programs to count (x fastest) and their weights (sum 1): all of a few, Gauss-Lobatto points of a large grid.
+
+    The points lie on the diagonal from the first program to the last and symmetrically; their weights integrate
+    polynomials of each axis exactly, so that work that grows along an axis (as in causal attention) is averaged right.
+    An axis of two programs has no middle: both are taken, for the last one may have less to do.
+    """
+    programs = math.prod(grid)
+    if programs <= samples:
+        return dict.fromkeys(range(programs), 1 / max(1, programs))
+    weights: dict[int, float] = defaultdict(float)
+    for place, weight in _lobatto(max(2, samples)):
+        for x, y, z in itertools.product(*(range(2) if n == 2 else [int(place * (n - 1) + 0.5)] for n in grid)):
+            weights[x + grid[0] * (y + grid[1] * z)] += weight / 2 ** grid.count(2)
+    return weights
+
+
+def has_roles(counters: Sequence[Counter]) -> bool:
+    """Whether programs differ in what they write to, so that the few of `places` do not tell how many do what.
+
+    Programs that write nothing have no role.
+    """
+    return len({_written(c) for c in counters} - {frozenset()}) > 1
+
+
+def some_idle(counters: Sequence[Counter]) -> bool:
+    """Whether some programs write nothing and others do, as in a grid that is larger than the work."""
+    return len({_written(c) for c in counters}) > 1
+
+
+def _written(counter: Counter) -> frozenset[int]:
+    return frozenset(buffer for kind, buffer, spans in counter.footprint if kind != "load" and spans.starts.size)
+
+
+def spread(programs: int) -> dict[int, float]:
+    """Programs all over the grid, of equal weights: by golden ratio, in pairs, as roles often differ by turns."""
+    found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
+    return dict.fromkeys(sorted(found), 1 / len(found))
+
+
+def _pair(number: int, programs: int) -> tuple[int, int]:
+    return (number, number ^ 1) if number ^ 1 < programs else (number, number)
+
+
+def window(programs: int) -> list[int]:
+    """Programs from the middle of the grid, WINDOW apart at most, that show what neighbours share."""
+    first = max(0, programs - WINDOW) // 2
+    return sorted({first + offset * min(WINDOW, programs) // WINDOW for offset in OFFSETS})
+
+
+def partners(grid: Program, number: int) -> list[int]:
+    """Programs half a grid from `number`, and along each axis the greatest power of two that there is room for.
+
+    Who counts programs modulo some power of two, or some half of the grid, takes them for the same.
+    """
+    programs, step = math.prod(grid), 1
+    found = [(number + programs // 2) % programs]
+    for size in grid:
+        at, far = number // step % size, 1 << (size - 1).bit_length() >> 1
+        if at + far < size:
+            found.append(number + far * step)
+        elif at >= far:
+            found.append(number - far * step)
+        step *= size
+    return [n for n in found if n != number]
+
+
+def _lobatto(count: int) -> list[tuple[float, float]]:
+    """Positions in 0..1 and weights (sum 1) of Gauss-Lobatto quadrature with `count` >= 2 points."""
+    legendre = np.polynomial.legendre.Legendre.basis(count - 1)
+    positions = np.concatenate(([-1.0], np.sort(legendre.deriv().roots().real) if count > 2 else [], [1.0]))
+    weights = 1.0 / (count * (count - 1) * legendre(positions) ** 2)
+    return [(float(p + 1) / 2, float(w)) for p, w in zip(positions, weights / weights.sum(), strict=True)]
+
+
+def _blocks(grid: Program, sizes: Sequence[int], seen: Mapping[int, Counter]) -> Iterator[StoreBlock]:
+    """The blocks that all of these programs store, of each buffer in which they do.  sizes: bytes of the buffers."""
+    if any(c.cut_off or c.uneven or not all(sure for _, _, sure in c.stored) for c in seen.values()):
+        return
+    footprints = {number: _footprints(counter) for number, counter in seen.items()}
+    written = {key for parts in footprints.values() for key in parts if key[1] != "load"}
+    nothing = Spans.union([])
+    for buffer, kind in sorted(written):
+        if kind == "store" and (buffer, "atomic") not in written and 0 <= buffer < len(sizes):
+            stored = {number: parts.get((buffer, kind), nothing) for number, parts in footprints.items()}
+            first = (buffer + 1) << BUFFER_SHIFT
+            stored = {number: Spans(spans.starts - first, spans.ends - first) for number, spans in stored.items()}
+            if block := block_of(buffer, sizes[buffer], grid, stored):
+                yield block
+
+
+# --- from programs to the launch -------------------------------------------------------------------------------------
+
+
+def summary(
+    kernel: str,
+    sizes: Sequence[int],
+    programs: int,
+    samples: Mapping[tuple[int, float], Counter],
+    near: Sequence[Counter],
+    far: Sequence[Counter],
+) -> LaunchTrace:
+    """The trace of a launch of `programs` programs.
+
+    sizes: bytes of each buffer; samples: (program, weight) -> what it does, weights summing to 1; near: footprints of
+    programs within WINDOW of each other; far: programs that are not.
+    """
+    counters = list(samples.values())
+    weights = [weight for _, weight in samples]
+    mean: dict[tuple, float] = defaultdict(float)
+    for weight, counter in zip(weights, counters, strict=True):
+        for key, count in counter.counts.items():
+            mean[key] += weight * count
+    mean = defaultdict(float, {key: float(f"{count:.12g}") for key, count in mean.items()})  # 1, not 0.9999...
+    work = [_work(c.counts) for c in counters]
+    average = math.fsum(w * x for w, x in zip(weights, work, strict=True))
+    return LaunchTrace(
+        kernel=kernel,
+        programs=programs,
+        sampled=len(counters),
+        ops=_rows(mean, "ops"),
+        accesses=_rows(mean, "access"),
+        dots=_rows(mean, "dot"),
+        reductions=tuple((k, *row) for k in ("reduce", "scan") for row in _rows(mean, k)),  # type: ignore[misc]
+        rounds=_rows(mean, "rounds"),
+        traffic=_traffic(sizes, programs, weights, counters, near, far, mean),
+        busiest=max(work) / average if average else 1.0,
+        truncated=any(c.cut_off or c.uneven for c in counters),
+        roles=has_roles(counters),
+        met=any(c.met for c in counters),
+        astray=any(c.astray for c in (*counters, *near, *far)),
+        guided=any(c.guided for c in (*counters, *near, *far)),
+        reads_astray=any(c.reads_astray for c in (*counters, *near, *far)),
+        cut_off=any(c.cut_off for c in counters),
+    )
+
+
+def _rows(mean: Mapping[tuple, float], kind: str) -> tuple:
+    rows = [(*key[1:], count) for key, count in mean.items() if key[0] == kind]
+    return tuple(sorted(rows, key=lambda row: tuple(map(str, row))))
+
+
+def _work(counts: Mapping[tuple, float]) -> float:
+    """A program's work for comparison with other programs: elements operated on, loaded, stored and multiplied."""
+    total = 0.0
+    for key, count in counts.items():
+        if key[0] in ("ops", "access"):
+            total += count * key[2]
+        elif key[0] == "dot":
+            total += count * key[1] * key[2] * key[3] / 64
+    return total
+
+
+def _traffic(
+    sizes: Sequence[int],
+    programs: int,
+    weights: Sequence[float],
+    counters: Sequence[Counter],
+    near: Sequence[Counter],
+    far: Sequence[Counter],
+    mean: Mapping[tuple, float],
+) -> tuple[Traffic, ...]:
+    """Accesses by (buffer, kind), extrapolated to the grid."""
+    sampled, neighbours = ([_footprints(c) for c in group] for group in (counters, near))
+    nothing = Spans.union([])
+    found = []
+    for buffer, kind in sorted({key for t in sampled for key in t}):
+        size = sizes[buffer] if 0 <= buffer < len(sizes) else math.inf
+        extents = []
+        for unit in (1, SECTOR):
+            sets = [t.get((buffer, kind), nothing).blocks(unit) for t in sampled]
+            beside = [t[buffer, kind].blocks(unit) for t in neighbours if (buffer, kind) in t]
+            extents.append(_extent(programs, _mean(weights, [s.size for s in sets]), sets, beside, size))
+        by_byte, by_sector = extents
+        found.append(
+            Traffic(
+                buffer=buffer,
+                kind=kind,
+                requested=programs * mean["bytes", kind, buffer],
+                sectors=programs * mean["sectors", kind, buffer],
+                again=programs * mean["again", kind, buffer],
+                once=by_sector.once,
+                touched=min(by_byte.once, size),
+                unrepeated=min(by_byte.once * (1 - (_repeated(buffer, far) if kind == "store" else 0)), size),
+                shared=by_sector.shared,
+                distinct=max(by_sector.distinct, by_byte.distinct),
+            )
+        )
+    return tuple(found)
+
+
+class _Extent(NamedTuple):
+    once: float
+    shared: float
+    distinct: float
+
+
+def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[Spans], limit: float) -> _Extent:
+    """How footprints of size `mean` add up: `sets` are samples of the grid, `beside` of programs near each other."""
+    shared = _shared(beside)
+    distinct = float(Spans.union(sets).size)
+    if len(sets) < programs:
+        windows = programs / min(programs, WINDOW)
+        sliding = _union(mean, shared, programs / windows) * windows
+        drawn = _drawn(mean, min(shared, _shared(sets)), programs)
+        distinct = max(distinct, min(sliding, drawn, limit))
+    return _Extent(programs * mean, shared, distinct)
+
+
+def _repeated(buffer: int, programs: Sequence[Counter]) -> float:
+    """Part of what these programs store to a buffer that others among them store too, as far as that is certain."""
+    every = [Spans.union(s for b, s, _ in c.stored if b == buffer) for c in programs]
+    certain = [Spans.union(s for b, s, sure in c.stored if b == buffer and sure) for c in programs]
+    total = sum(s.size for s in every)
+    return (sum(s.size for s in certain) - Spans.union(certain).size) / total if total else 0.0
+
+
+def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
+    return float(f"{math.fsum(w * v for w, v in zip(weights, values, strict=True)):.12g}")
+
+
+def _footprints(counter: Counter) -> dict[tuple[int, str], Spans]:
+    parts: dict[tuple[int, str], list[Spans]] = defaultdict(list)
+    for kind, buffer, spans in counter.footprint:
+        if spans.starts.size:
+            parts[buffer, kind].append(spans)
+    return {key: Spans.union(p) for key, p in parts.items()}
+
+
+def _shared(sets: Sequence[Spans]) -> float:
+    """Part of one set that another holds too, on average over all pairs."""
+    both = either = 0.0
+    for a, b in itertools.combinations(sets, 2):
+        if a.starts.size and b.starts.size:
+            both += a.size + b.size - Spans.union((a, b)).size
+            either += (a.size + b.size) / 2
+    return both / either if either else 0.0
+
+
+def _union(size: float, shared: float, count: float) -> float:
+    """Footprint of `count` programs with footprints of `size`: a byte is held by 1 + (count - 1) * shared of them."""
+    return size * count / (1 + max(0.0, count - 1) * shared)
+
+
+def _drawn(size: float, shared: float, count: float) -> float:
+    """The same if footprints are drawn at random from the size / shared bytes that their overlap suggests.
+
+    This is the Lincoln-Petersen estimate of capture and recapture; right for gathers and for tables that all read.
+    """
+    return size * (1 - (1 - shared) ** count) / shared if shared > 0 else math.inf
+
+
+def _known_bytes(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
+    """The bytes of the buffers that hold the integer arguments in `files` (argument index -> .npy)."""
+    known = {}
+    for index, path in files.items():
+        ref = plan.inputs[index]
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(ref, TensorRef) or values.shape != ref.shape:
+            continue
+        memory = np.zeros(plan.buffers[ref.buffer].nbytes, np.uint8)
+        window = memory.view(values.dtype)[ref.offset :]
+        strides = tuple(s * values.dtype.itemsize for s in ref.strides)
+        np.lib.stride_tricks.as_strided(window, ref.shape, strides)[...] = values
+        known[ref.buffer] = memory
+    return known

@@ -1,0 +1,35 @@
+"""Evaluators of several tasks at the same time, on one machine with one GPU or none."""
+
+from __future__ import annotations
+
+from fitness.cpu_backend import CpuEvaluator
+from fitness.evaluator import Evaluator
+from fitness.frontend.target import Target
+from fitness.gpu.sharing import SharedGpu
+from fitness.gpu_backend import GpuEvaluator
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
+from fitness.tasks.task import Task
+
+
+class Workshop:
+    """Opens evaluators that share a warm zygote and, where they measure, take turns on the first GPU.
+
+    Each has a runner process of its own; one that waits leaves the GPU alone, so no two timings overlap.  Close the
+    evaluators first.
+    """
+
+    def __init__(self, target: Target, *, measured: bool, limits: Limits | None = None) -> None:
+        """`limits`: of the jobs that record and compile, where kernels need more than the usual."""
+        self._target, self._measured, self._limits = target, measured, limits
+        self._zygote = Zygote(target.name)
+        self._gpu = SharedGpu()
+
+    def open(self, task: Task) -> Evaluator:
+        if self._measured:
+            return GpuEvaluator(task, self._target, recording=self._limits, zygote=self._zygote, gpu=self._gpu)
+        return CpuEvaluator(task, self._target, limits=self._limits, zygote=self._zygote)
+
+    def close(self) -> None:
+        self._gpu.close()
+        self._zygote.close()

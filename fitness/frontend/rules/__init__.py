@@ -1,0 +1,1 @@
+"""The rules of the gate, over the syntax tree of a candidate."""

@@ -1,0 +1,143 @@
+"""What a build says before anything runs: does it fit on the device, how full is it, has the same work been seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evo.core.records import Build
+from fitness.frontend.plan import ITEMSIZE, Launch, LaunchPlan, to_json
+from fitness.frontend.target import Target
+
+# NVIDIA's occupancy calculator, compute capability 9.0 (CUDA C++ Programming Guide, table of technical specifications).
+REGISTER_UNIT = 256  # registers are given to a warp in units of
+WARP_UNIT = 4  # warps of one register file share: one per scheduler
+SHARED_UNIT = 128  # shared memory is given to a program in units of, bytes
+SHARED_RESERVED = 1024  # shared memory the system keeps for each program, bytes
+WARP = 32
+MAX_THREADS = 1024  # of one program
+MOST_STAGES = 16  # of a loop's pipeline: each holds its blocks in shared memory
+
+
+def occupancy(registers: int, shared_bytes: int, num_warps: int, target: Target) -> tuple[int, float]:
+    """(programs resident on a multiprocessor, resident warps / warp slots); (0, 0.0) for a program that cannot run.
+
+    `registers` are per thread, `shared_bytes` per program.
+    """
+    per_warp = max(1, _round_up(registers * WARP, REGISTER_UNIT))
+    warps_by_registers = target.registers_per_multiprocessor // per_warp // WARP_UNIT * WARP_UNIT
+    programs = min(
+        warps_by_registers // num_warps,
+        target.shared_per_multiprocessor // _round_up(shared_bytes + SHARED_RESERVED, SHARED_UNIT),
+        target.warps_per_multiprocessor // num_warps,
+        target.programs_per_multiprocessor,
+    )
+    return programs, programs * num_warps / target.warps_per_multiprocessor
+
+
+def out_of_resources(build: Build | Mapping[str, Any], target: Target) -> str | None:
+    """Why the target cannot launch this build, or None."""
+    b = _as_dict(build)
+    threads, registers = b["num_warps"] * WARP, b["registers"] * b["num_warps"] * WARP
+    if b["shared_bytes"] > target.shared_per_program:
+        return (
+            f"needs {b['shared_bytes']} bytes of shared memory, a program on {target.device_name} has "
+            f"{target.shared_per_program}; use smaller blocks or fewer num_stages"
+        )
+    if threads > MAX_THREADS:
+        return (
+            f"num_warps={b['num_warps']} makes {threads} threads, a program may have {MAX_THREADS}; use num_warps<=32"
+        )
+    if registers > target.registers_per_program:
+        return (
+            f"needs {registers} registers ({b['registers']} for each of {threads} threads), a program has "
+            f"{target.registers_per_program}; use smaller blocks or fewer num_warps"
+        )
+    return None
+
+
+def not_at_once(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str, Any]]], target: Target) -> str | None:
+    """Why CUDA refuses a cooperative launch of the plan, or None: all of its programs must be resident at once.
+
+    `builds` as of `fitness.frontend.compile`, by launch and configuration.
+    """
+    for launch, by_config in zip(plan.launches, builds, strict=True):
+        for config, build in zip(launch.configs, by_config, strict=True):
+            facts = build["launch"]
+            resident, _ = occupancy(build["registers"], build["shared_bytes"], build["num_warps"], target)
+            # As CUDA counts them: each CTA of a cluster by itself.
+            programs, room = math.prod(config.grid) * facts["num_ctas"], resident * target.multiprocessors
+            if facts["cooperative"] and programs > room:
+                return (
+                    f"kernel {launch.kernel}: a cooperative launch of {programs} programs, of which "
+                    f"{target.device_name} holds {room} at once ({resident} on each of {target.multiprocessors} "
+                    "multiprocessors); launch no more and let them loop, or launch without launch_cooperative_grid"
+                )
+    return None
+
+
+def plan_hash(cases: Mapping[str, tuple[LaunchPlan, Sequence[Sequence[Build | Mapping[str, Any]]]]]) -> str:
+    """64 hex digits of what the device is asked to do, over all cases.
+
+    `cases[name]` is the plan and its builds (as dicts of `fitness.frontend.compile`, one per configuration of each
+    launch). Names of kernels and parameters, constexprs, comments and buffer numbers do not count: what does is machine
+    code, grids, runtime arguments by position, and which memory each step touches.
+    """
+    work = {name: _work(plan, builds) for name, (plan, builds) in sorted(cases.items())}
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def _work(plan: LaunchPlan, builds: Sequence[Sequence[Build | Mapping[str, Any]]]) -> list[Any]:
+    """The plan as JSON-ready data without names."""
+    # Arguments first, then outputs, then scratch memory in the order in which steps touch it.
+    order = {b: i for i, b in enumerate(dict.fromkeys(ref.buffer for ref in plan.refs()))}
+    raw = _renumbered(to_json(plan), order)
+    launches = iter(builds)
+    steps = [
+        _launch(json_step, next(launches)) if isinstance(step, Launch) else {**json_step, "line": 0}
+        for json_step, step in zip(raw["steps"], plan.steps, strict=True)
+    ]
+    return [raw["inputs"], raw["outputs"], raw["structure"], steps]
+
+
+def _launch(raw: Mapping[str, Any], builds: Sequence[Build | Mapping[str, Any]]) -> list[Any]:
+    """Per configuration: machine code, what the launch gives it, grid and runtime arguments by position."""
+    found = []
+    for config, build in zip(raw["configs"], map(_as_dict, builds), strict=True):
+        names = build.get("parameters", list(config["args"]))
+        arguments = [_argument(config["args"][name]) for name in names if name in config["args"]]
+        code = [build["sass_hash"], build["num_warps"], build["shared_bytes"], config["options"].get("num_ctas", 1)]
+        found.append([code, config["grid"], arguments])
+    return found
+
+
+def _argument(raw: Any) -> Any:
+    """A kernel sees of a tensor its address only: buffer and byte."""
+    if isinstance(raw, dict) and "t" in raw:
+        buffer, dtype, _, _, offset = raw["t"]
+        return {"t": [buffer, offset * ITEMSIZE[dtype]]}
+    return [_argument(r) for r in raw] if isinstance(raw, list) else raw
+
+
+def _renumbered(raw: Any, order: Mapping[int, int]) -> Any:
+    """`raw` with the buffer of each encoded window replaced by `order` of it."""
+    if isinstance(raw, list):
+        return [_renumbered(r, order) for r in raw]
+    if isinstance(raw, dict):
+        if set(raw) == {"t"}:
+            buffer, *window = raw["t"]
+            return {"t": [order[buffer], *window]}
+        return {k: _renumbered(v, order) for k, v in raw.items()}
+    return raw
+
+
+def _as_dict(build: Build | Mapping[str, Any]) -> Mapping[str, Any]:
+    return dataclasses.asdict(build) if isinstance(build, Build) else build
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

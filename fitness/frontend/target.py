@@ -1,0 +1,132 @@
+"""What kernels are compiled and estimated for: facts from data sheets, estimated ones marked.
+
+A compile target (sm_90) and a machine (H100, H200) are two things: GPUs of one compute capability differ in
+multiprocessors, memory and caches.  Without a GPU a target has the facts of the machine that its name stands for; where
+a GPU measures, `machine` gives it those of that GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from evo.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU as the compiler and the estimate see it.  Rates are peaks of the whole device.
+
+    `name` and `arch` say what is compiled for, `device_name` which machine the other facts are of.
+    """
+
+    name: str
+    arch: int  # compute capability times ten, as Triton's GPUTarget takes it
+    device_name: str
+    multiprocessors: int
+    clock_hz: float  # boost clock of the multiprocessors
+    dram_bytes_per_s: float
+    l2_bytes: int
+    l2_bytes_per_s: float
+    shared_per_program: int  # largest dynamic shared memory of one program, bytes
+    shared_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    warps_per_multiprocessor: int
+    programs_per_multiprocessor: int
+    tensor_flops: dict[str, float]  # dense rate by operand dtype
+    fp32_lanes: int  # float32 operations a clock and multiprocessor (an FMA counts once)
+    special_lanes: int  # exp2, sin, rsqrt ... a clock and multiprocessor
+
+    @property
+    def spec(self) -> str:
+        """The target as a text for jobs: `from_spec` reads it."""
+        return self.name if TARGETS.get(self.name) == self else json.dumps(asdict(self))
+
+    @property
+    def registers_per_program(self) -> int:
+        return 65536
+
+
+_HOPPER = {
+    "arch": 90,
+    "multiprocessors": 132,
+    "clock_hz": 1.98e9,
+    "l2_bytes": 50 * 2**20,
+    # An estimate from public microbenchmarks of the H100 (about 5.5 to 7 TB/s); not in the data sheet.
+    "l2_bytes_per_s": 5.5e12,
+    "shared_per_program": 232448,
+    "shared_per_multiprocessor": 233472,
+    "registers_per_multiprocessor": 65536,
+    "warps_per_multiprocessor": 64,
+    "programs_per_multiprocessor": 32,
+    "tensor_flops": {"float16": 989e12, "bfloat16": 989e12, "float32": 494e12, "int8": 1979e12, "float8": 1979e12},
+    "fp32_lanes": 128,
+    "special_lanes": 16,
+}
+
+TARGETS: dict[str, Target] = {
+    # NVIDIA H200 data sheet: 4.8 TB/s HBM3e.
+    "sm_90": Target(name="sm_90", device_name="NVIDIA H200", dram_bytes_per_s=4.8e12, **_HOPPER),  # type: ignore[arg-type]
+    # NVIDIA H100 SXM data sheet: 3.35 TB/s HBM3.
+    "h100": Target(name="h100", device_name="NVIDIA H100 80GB HBM3", dram_bytes_per_s=3.35e12, **_HOPPER),  # type: ignore[arg-type]
+}
+
+# NVIDIA H100 PCIe data sheet: 114 multiprocessors, boost 1755 MHz, 2.0 TB/s HBM2e, 756 TFLOP/s dense in 16 bits.
+_H100_PCIE: dict[str, Any] = {
+    **_HOPPER,
+    "multiprocessors": 114,
+    "clock_hz": 1.755e9,
+    "l2_bytes_per_s": 5.5e12 * 114 * 1.755 / (132 * 1.98),  # as that of the SXM, by multiprocessors and clock
+    "tensor_flops": {"float16": 756e12, "bfloat16": 756e12, "float32": 378e12, "int8": 1513e12, "float8": 1513e12},
+}
+# Machines by the name that CUDA gives them.
+_MACHINES: dict[str, Target] = {
+    machine.device_name: machine
+    for machine in (
+        *TARGETS.values(),
+        Target(name="sm_90", device_name="NVIDIA H100 PCIe", dram_bytes_per_s=2.0e12, **_H100_PCIE),
+    )
+}
+
+
+def sm_name(capability: Sequence[int]) -> str:
+    """What is compiled for on a GPU of that compute capability (major, minor), e.g. "sm_90"."""
+    major, minor = capability
+    return f"sm_{major}{minor}"
+
+
+def machine(target: Target, gpu: Mapping[str, Any]) -> Target:
+    """`target` with the facts of the GPU that measures.
+
+    `gpu`: name, multiprocessors, max_clock_hz, l2_bytes, dram_bytes_per_s, as in `fitness.cuda.device.DeviceFacts`.  A
+    GPU that is in the table has the facts of its data sheet.  Any other has what it says of itself; the rates that it
+    does not say are the target's, scaled by multiprocessors and clock.  A part of a GPU (MIG) counts as another GPU.
+    """
+    known = _MACHINES.get(gpu["name"])
+    if known is not None and (known.arch, known.multiprocessors) == (target.arch, gpu["multiprocessors"]):
+        return replace(known, name=target.name)
+    scale = gpu["multiprocessors"] * gpu["max_clock_hz"] / (target.multiprocessors * target.clock_hz)
+    return replace(
+        target,
+        device_name=gpu["name"],
+        multiprocessors=gpu["multiprocessors"],
+        clock_hz=gpu["max_clock_hz"],
+        dram_bytes_per_s=gpu["dram_bytes_per_s"],
+        l2_bytes=gpu["l2_bytes"],
+        l2_bytes_per_s=scale * target.l2_bytes_per_s,
+        tensor_flops={kind: scale * rate for kind, rate in target.tensor_flops.items()},
+    )
+
+
+def from_spec(spec: str) -> Target:
+    """The target that `Target.spec` describes.  Raises ConfigError where it is none."""
+    return Target(**json.loads(spec)) if spec.startswith("{") else get_target(spec)
+
+
+def get_target(name: str) -> Target:
+    """The target called `name`.  Raises ConfigError, listing the known ones."""
+    if name not in TARGETS:
+        raise ConfigError(f"unknown target {name!r}; expected one of: {', '.join(TARGETS)}")
+    return TARGETS[name]

@@ -1,0 +1,256 @@
+"""The bench of a GPU: verifies plans, and times what was verified beside the seed kernel.
+
+Lives in the runner process; no candidate Python here.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evo.core.records import Case, Timing, Verdict
+from fitness.cuda.device import DeviceFacts, Watch
+from fitness.frontend.memory import POISONS, Poison
+from fitness.frontend.stages import Stop
+from fitness.gpu import bits, ceilings, fingerprint
+from fitness.gpu.autotune import race
+from fitness.gpu.baselines import NAMES, Baseline, Call
+from fitness.gpu.eager_check import Match, Planned, draw, judge
+from fitness.gpu.paired_benchmark import Contest
+from fitness.gpu.program import Program
+from fitness.gpu.programs import Loaded, Programs
+from fitness.gpu.runner import Report, Work
+from fitness.gpu.seed_times import SeedTimes
+from fitness.gpu.timer import Comparison, Stopwatch
+from fitness.gpu.timing import Stopping, counts
+from fitness.gpu.verification import Verifier
+from fitness.gpu.verification_summary import FRESH, Tally
+from fitness.interpreter.delegation import check_share
+from fitness.tasks import elsewhere
+from fitness.tasks.task import Task
+from fitness.verify import oracle
+
+
+class Bench:
+    """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
+
+    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
+        device = torch.device("cuda", index)
+        for own in (bits, fingerprint):
+            own.prepare(index)  # what loads its kernels cannot be captured
+        self.stream = torch.cuda.Stream(device)
+        stopwatch = Stopwatch(task, self.stream, Watch(index), facts.l2_bytes, stopping)
+        self._set_up(task, device, facts, stopwatch)
+
+    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, stopwatch: Stopwatch) -> None:
+        self.task, self.device, self.facts, self.stopwatch = task, device, facts, stopwatch
+        self.programs = Programs(task, device)
+        self._verifier = Verifier(self.programs)
+        self.seed_times = SeedTimes(self.programs, stopwatch)
+
+    def _start_over(self) -> None:
+        """Forgets the seed kernel and what was measured beside it."""
+        self.programs.start_over()
+        self.seed_times.start_over()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, work: Work) -> Report:
+        """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
+        self._start_over()
+        self.programs.seed = loaded = self._load(work)
+        try:
+            return self._measure(loaded, "seed")
+        except Exception:
+            self.programs.seed = None
+            raise
+
+    def verify(self, work: Work) -> Report:
+        """Verifies the seed kernel and compares it with nothing.  Raises Stop where it fails."""
+        self._start_over()
+        self.programs.seed = loaded = self._load(work)
+        key, tally = oracle.key_of("seed"), Tally()
+        for case in self.task.cases:
+            program = self._verifier.verified(loaded, case, key, tally)
+            if case.role == "tune" and program.plan.delegated:
+                self._own_time(case, self._for_timing(loaded, case, program, key)[0])
+        self._start_over()
+        infinite = sorted(tally.infinite)
+        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
+
+    def beside(self, seed: Work, kernel: Work, other: bool) -> dict[str, Report]:
+        """See `Runner.beside`."""
+        self._start_over()
+        self.programs.seed = chosen = self._load(seed)
+        choices = {name: chosen.choices[name] for name in kernel.plans}
+        loaded = Loaded(replace(kernel, choices=choices))
+        key, found = oracle.key_of(elsewhere.SEED), {}
+        for case in (c for c in self.task.cases if c.name in kernel.plans):
+            programs = Programs(elsewhere.asked(self.task, case, other), self.device)
+            programs.seed, tally = chosen, Tally()
+            try:
+                Verifier(programs).verified(loaded, case, key, tally, prove=False)
+                found[case.name] = Report(Verdict.OK, "done", check=tally.check())
+            except Stop as stop:
+                found[case.name] = Report(stop.verdict, stop.stage, stop.message)
+        loaded.close()
+        self._start_over()
+        return found
+
+    def baselines(self, work: Work) -> list[Baseline]:
+        """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
+        self._start_over()
+        loaded = self._load(work)
+        found = []
+        for case in (c for c in self.task.cases if c.role == "tune"):
+            arguments = self.programs.inputs(case, oracle.key_of("seed"))
+            copies = self.seed_times.copies(case, self.programs.build(loaded, case, [arguments]))
+            program = self.programs.build(loaded, case, [arguments] * copies, copies)
+            found += [self._beside_pytorch(name, case, program, arguments) for name in NAMES]
+        return found
+
+    def _beside_pytorch(self, name: str, case: Case, program: Program, arguments: Sequence[Any]) -> Baseline:
+        try:
+            call = Call(self.task, name, arguments, program.copies)
+        except Exception as error:  # compilers and captures raise all kinds
+            torch.cuda.synchronize()  # raises where the context is lost
+            return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        found = self.stopwatch.compare(program, call)
+        medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
+        return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))
+
+    def evaluate(self, work: Work, seed: str) -> Report:
+        """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
+        if self.programs.seed is None:
+            raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
+        loaded = self._load(work)
+        try:
+            return self._measure(loaded, seed)
+        finally:
+            loaded.close()
+
+    def draw(self, cases: Sequence[Case], seed: str, folder: str) -> list[list[dict[str, Any]]]:
+        """Fresh arguments of each case, described, in files of `folder` (`fitness.gpu.exchange`).
+
+        Gives back what memory it can: another process is about to need the device.
+        """
+        torch.cuda.empty_cache()
+        return [
+            draw(self.task, case, oracle.key_of(seed), Path(folder) / f"{number}.in", self.device)
+            for number, case in enumerate(cases)
+        ]
+
+    def judge(
+        self, work: Work | None, cases: Sequence[Case], seed: str, folder: str, answers: Sequence[Mapping[str, Any]]
+    ) -> list[Match]:
+        """What another process made of the arguments that `draw` wrote, case by case.
+
+        work: the plans that its outputs must equal to the bit; None where the oracle's budget is enough.
+        """
+        loaded = None if work is None else self._load(work)
+        try:
+            return [
+                judge(
+                    self.task,
+                    case,
+                    oracle.key_of(seed),
+                    answer,
+                    Path(folder),
+                    self.device,
+                    self._planned(loaded, case),
+                    self._verifier.expect_again,
+                )
+                for case, answer in zip(cases, answers, strict=True)
+            ]
+        finally:
+            if loaded is not None:
+                loaded.close()
+
+    def _planned(self, loaded: Loaded | None, case: Case) -> Planned | None:
+        def outputs(arguments: Sequence[Any], fill: int | None = None) -> list[torch.Tensor]:
+            assert loaded is not None
+            program = self.programs.build(loaded, case, [arguments])
+            program.reset(POISONS[0] if fill is None else Poison(fill, fill))
+            program.replay()
+            return program.outputs()
+
+        return None if loaded is None else outputs
+
+    def _load(self, work: Work) -> Loaded:
+        loaded = Loaded(work)
+        if not work.choices:
+            loaded.choices = race(self.task, self.programs, self.stopwatch, loaded)
+        return loaded
+
+    # --- measuring ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, loaded: Loaded, seed: str) -> Report:
+        key, tally = oracle.key_of(seed), Tally()
+        programs = [
+            (case, self._verifier.verified(loaded, case, key, tally, FRESH - 1 if case.role == "tune" else FRESH))
+            for case in self.task.cases
+        ]
+        timings = tuple(
+            self._timed(loaded, case, program, key, tally) for case, program in programs if case.role == "tune"
+        )
+        return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
+
+    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:
+        program, keys = self._for_timing(loaded, case, verified, key)
+        # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
+        baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
+        contest = Contest(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
+        alone = self.seed_times.alone(contest)
+        found = contest.decide(alone, functools.partial(self.seed_times.harder, contest))
+        self.check_roofline(case, statistics.median(found.own_us))
+        terms = self._terms(case, found, alone.floor, program.copies)
+        if program.plan.delegated:
+            terms["own_time_share"] = self._own_time(case, program)
+        return Timing(
+            case=case.name,
+            samples_us=tuple(found.own_us),
+            baseline_us=tuple(found.baseline_us),
+            ratio=found.ratio.ratio,
+            ci95=(found.ratio.low, found.ratio.high),
+            estimated=False,
+            terms=terms,
+        )
+
+    def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
+        """What is timed of a verified program, and the keys of its inputs, on which it was not executed yet.
+
+        Inputs are other ones on each copy, or a kernel could take the results of the copy before it.
+        """
+        copies = self.seed_times.copies(case, verified)
+        keys = [key + FRESH + copy for copy in range(copies)]
+        if copies > 1:
+            program = self.programs.build(loaded, case, [self.programs.inputs(case, key)] * copies, copies)
+            program.replay()  # what a first replay takes longer for is not timed
+            self.programs.write(case, program, keys)
+            if not program.inputs_are_equal():  # of which some tasks have few
+                return program, keys
+        self.programs.write(case, verified, keys[:1])
+        return verified, keys[:1]
+
+    def _own_time(self, case: Case, program: Program) -> float:
+        """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
+        own = self.stopwatch.own_share(program)
+        check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
+        return own
+
+    def check_roofline(self, case: Case, time_us: float) -> None:
+        """Raises Stop(REJECTED) where the time is impossible."""
+        ceilings.check_roofline(self.task, case, self.facts, time_us)
+
+    def _terms(self, case: Case, found: Comparison, floor: float, copies: int) -> dict[str, float]:
+        """Beside the times: how they were taken, and rates against the measured ceilings."""
+        terms = {"noise_floor": floor, "counts": float(counts(found.ratio, floor))}
+        terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
+        terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
+        return terms | ceilings.rates(self.task, case, self.facts, statistics.median(found.own_us))

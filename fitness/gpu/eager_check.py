@@ -1,0 +1,160 @@
+"""Inputs for a candidate in another process, and what to think of the results it left: the trusted side of certifying.
+
+Lives in the runner process.  The candidate's process gets inputs as files and leaves outputs as files; what is expected
+is computed here, after it has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from evo.core.records import Case, Verdict
+from evo.core.text import plain, short
+from fitness.eager.digest import digests
+from fitness.frontend.memory import DTYPES
+from fitness.gpu.bits import bits, same_bits
+from fitness.gpu.eager_answers import Malformed, checked
+from fitness.gpu.exchange import ExchangeError, put, take
+from fitness.sandbox.jobs import told
+from fitness.tasks.task import Task
+from fitness.verify import oracle
+
+
+class Planned(Protocol):
+    """Outputs of the plan, executed in new memory that is poisoned, or filled with the byte `fill`."""
+
+    def __call__(self, arguments: Sequence[Any], fill: int | None = None) -> Sequence[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a description says of a tensor before any of it is read."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(described: Mapping[str, Any]) -> Form:
+        return Form(torch.Size(described["shape"]), DTYPES[described["dtype"]])
+
+
+Expect = Callable[[Case, int], oracle.Expected | None]  # case, key -> what is right
+
+
+@dataclass(frozen=True)
+class Match:
+    """How the results for one case compare."""
+
+    case: str
+    verdict: Verdict = Verdict.OK
+    message: str = ""
+    max_error: float = 0.0  # in units of the budget, as `evo.core.records.Check` has it
+    budget: float = 0.0  # absolute, root mean square
+    bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
+
+
+def draw(
+    task: Task, case: Case, key: int, path: Path, device: torch.device | str, variant: str = "normal"
+) -> list[dict[str, Any]]:
+    """Writes the arguments of a case into files `path`.0, `path`.1, ... and returns their descriptions."""
+    arguments = oracle.make_inputs(task, case, key, variant, device=device)
+    return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
+
+
+def judge(
+    task: Task,
+    case: Case,
+    key: int,
+    answer: Mapping[str, Any],
+    folder: Path,
+    device: torch.device | str,
+    planned: Planned | None = None,
+    expect: Expect | None = None,
+    variant: str = "normal",
+    committed: Sequence[str] | None = None,
+) -> Match:
+    """What `fitness.certify.eager.job` answered for the inputs that `draw` made, against oracle and plan.
+
+    planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
+    committed: `fitness.eager.digest.digests` that the outputs must have, where their process named them before.
+    """
+    try:
+        answer = checked(answer)
+    except Malformed as error:
+        return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
+    if "error" in answer:
+        return raised(case.name, answer["error"])
+    if answer["modified"]:
+        return Match(case.name, Verdict.WRONG, f"argument {answer['modified'][0]} was modified; copy it instead")
+    expected = oracle.expect(task, case, key, variant, device=device) if expect is None else expect(case, key)
+    if expected is None:
+        return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
+    # The form first: of outputs that are not as large as they must be, or too many, not a byte is read.
+    structure, strides = plain(answer["structure"]), [tuple(output["strides"]) for output in answer["outputs"]]
+    wrong = oracle.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
+    if wrong is not None:
+        return Match(case.name, Verdict.WRONG, short(wrong), math.inf)
+    try:
+        outputs = [take(output, folder, device) for output in answer["outputs"]]
+    except ExchangeError as error:
+        return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
+    if committed is not None and digests(outputs) != list(committed):
+        return Match(case.name, Verdict.WRONG, "its outputs are not those it had when it said that they were computed")
+    distance, wrong = oracle.compare(expected, structure, outputs, strides)
+    if wrong is not None:
+        return Match(case.name, Verdict.WRONG, wrong, distance)
+    if planned is None:
+        return Match(case.name, max_error=distance, budget=expected.rms_budget)
+    again = functools.partial(oracle.make_inputs, task, case, key, device=device)
+    first = planned(again())
+    if _equal(first, outputs):
+        return Match(case.name, max_error=distance, bitwise=True)
+    if task.reference is None and _equal_where_defined(outputs, first, planned(again(), fill=0)):
+        return Match(case.name, max_error=distance, budget=expected.rms_budget)
+    message = "other results than those of the recorded plan on the same inputs"
+    return Match(case.name, Verdict.WRONG, message, distance)
+
+
+def raised(case: str, error: Any) -> Match:
+    """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
+    try:
+        failure = told(error)
+    except ValueError as why:
+        return Match(case, Verdict.RUNTIME_ERROR, short(f"its process told of a failure that makes no sense: {why}"))
+    message = f"line {failure.line}: {failure.message}" if failure.line else failure.message
+    return Match(case, failure.verdict, short(message))
+
+
+def _equal_where_defined(
+    outputs: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
+) -> bool:
+    """Whether the outputs are to the bit those of the plan, but where these depend on what was in the memory.
+
+    A kernel that is its own reference may leave parts of its outputs unwritten.  `first`, `second`: of the plan, in
+    memory with different contents.  Where a plan that was verified gives NaN, the reference does too.
+    """
+    if not _alike(outputs, first):
+        return False
+    for output, one, other in zip(outputs, first, second, strict=True):
+        free = bits(one) != bits(other)
+        if one.is_floating_point():
+            free |= one.isnan()
+        if not bool(((bits(output) == bits(one)) | free).all()):
+            return False
+    return True
+
+
+def _alike(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    pairs = zip(first, second, strict=False)
+    return len(first) == len(second) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+
+
+def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    return _alike(first, second) and all(map(same_bits, first, second))

@@ -1,0 +1,339 @@
+"""From a source to launch plans and machine code: recorded and compiled in sandboxed children."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from evo.core.records import Build, Verdict
+from evo.core.text import short
+from fitness.frontend.build_cache import KnownBuilds, build_key, cubin_of
+from fitness.frontend.kernels import Closure, closures
+from fitness.frontend.plan import MOST_TUNED, Launch, LaunchPlan, from_json, to_json, too_many_tuned
+from fitness.frontend.result_validation import checked
+from fitness.frontend.screen import out_of_resources
+from fitness.frontend.stages import Stop, at_line, expect_ok
+from fitness.frontend.target import Target, from_spec
+from fitness.gpu.runner import Work
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.scratch import scratch_folder
+from fitness.sandbox.zygote import Zygote
+from fitness.tasks.task import Task
+
+# Of one candidate; as many at once as there are CPUs.  Where CPUs are fewer there are as many jobs: what shares a time
+# limit, and which of two errors is told, would depend on the machine.  More gain little: others are compiled too.
+COMPILE_JOBS = 8
+CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
+# But where compiling one takes this many seconds it has a job of its own, and a candidate may fill a machine.
+SLOW_S, SLOW_JOBS = 2.0, 32
+
+# case -> launch -> configuration: items of `fitness.frontend.compile.job`
+Builds = dict[str, list[list[dict[str, Any]]]]
+
+# A kernel, the number of its configurations and which of them: what is chosen as one over all launches and cases.
+Way = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What can be launched of some plans."""
+
+    plans: dict[str, LaunchPlan]  # without the configurations that cannot be compiled
+    builds: Builds
+    left_out: tuple[str, ...]  # those configurations, and why
+
+
+class Unbuildable(Stop):
+    """A kernel of which no configuration can be compiled and launched, each for a reason that Triton's autotuner goes
+    on after.
+    """
+
+    def __init__(self, kernel: str, problem: str, line: int, *, compiled: bool) -> None:
+        if compiled:
+            super().__init__("screen", Verdict.OUT_OF_MEMORY, f"kernel {kernel}: {problem}")
+        else:
+            super().__init__("compile", Verdict.COMPILE_ERROR, *at_line("compile", problem, line))
+        self.kernel = kernel
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one run of the host code gave: a plan for each call, globals the kernels use, sandbox layers."""
+
+    plans: dict[str, LaunchPlan]
+    constants: dict[str, Any]
+    layers: tuple[str, ...]
+
+
+def record(
+    source: str,
+    task: Task,
+    calls: Sequence[Mapping[str, Any]],
+    *,
+    zygote: Zygote,
+    target: str,
+    scratch: Path,
+    limits: Limits,
+    added: Collection[str] = (),
+) -> Recorded:
+    """The plans of `source` for `calls` (name and described arguments, as `record.job` takes them).
+
+    added: names of calls at sizes that the task does not have, for which a plan may be empty: it is wrong there then.
+
+    Raises Stop with the verdict, also where a plan leaves the work to others than the candidate's own kernels.  The job
+    has a folder of its own in `scratch`: the candidate's host code may leave anything there.
+    """
+    payload = {"source": source, "entry": task.entry, "target": target, "calls": list(calls)}
+    with scratch_folder(scratch) as own:
+        result = zygote.run("record", payload, scratch=own, limits=limits)
+    value = expect_ok("record", result)
+    try:
+        plans = {name: from_json(raw) for name, raw in value["plans"].items()}
+        constants = dict(value["constants"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Stop("record", Verdict.RUNTIME_ERROR, f"the recorded plan does not hold together: {error}") from error
+    missing = {call["name"] for call in calls} - set(plans)
+    if missing:
+        raise Stop("record", Verdict.RUNTIME_ERROR, f"no plan was recorded for {', '.join(sorted(missing))}")
+    for name, plan in plans.items():
+        if plan.steps or name not in added:
+            _check_work(task, name, plan)
+    return Recorded(plans, constants, result.layers)
+
+
+def _check_work(task: Task, name: str, plan: LaunchPlan) -> None:
+    if plan.delegated and not task.allow_delegation:
+        ops = sorted({f"{op.name} (line {op.line})" for op in plan.delegated})
+        message = f"work delegated to {', '.join(ops)}; compute it in the Triton kernel"
+        raise Stop("record", Verdict.REJECTED, message)
+    if plan.tuned > MOST_TUNED:  # the recorder, which is not trusted, ends before
+        raise Stop("record", Verdict.UNSUPPORTED, f"case {name}: {too_many_tuned(plan.tuned)}")
+    if not plan.launches:
+        raise Stop("record", Verdict.REJECTED, f"case {name}: the entry launches no Triton kernel")
+
+
+def build(
+    source: str,
+    plans: Mapping[str, LaunchPlan],
+    constants: Mapping[str, Any],
+    *,
+    zygote: Zygote,
+    target: str,
+    scratch: Path,
+    limits: Limits,
+    known: KnownBuilds | None = None,
+    cases: Collection[str] | None = None,
+    build_s: float | None = None,
+    slow: bool = False,
+    label: str = "build",
+) -> Built:
+    """Every configuration of every launch of `plans`, or of those `cases`; the cubins are left in `scratch`.
+
+    build_s: CPU seconds that one build may take, if less than `limits` say; slow: whether one takes long; label: what
+    names of cubins begin with.
+
+    Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
+    candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards; of
+    launches that are the same one is compiled.
+
+    A configuration that Triton's autotuner would take for infinitely slow is left out of all plans: one that cannot be
+    compiled, or needs more than the target has, at any launch.  Raises Stop: Unbuildable where that leaves a kernel
+    without any.
+    """
+    compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
+    kernels = closures(source)
+    launches, ways = _launches(compiled)
+    known = known or KnownBuilds()
+    keys = [build_key(kernels, constants, target, launch) for launch in launches]
+    firsts = _firsts(keys)
+    different = sorted(set(firsts))
+    left = known.left_in(scratch, [keys[i] for i in different])
+    built = {different[place]: build for place, build in left.items()}
+    unknown = [i for i in different if i not in built]
+
+    def job(folder: Path, parts: Sequence[Sequence[int]]) -> list[tuple[int, dict[str, Any]]]:
+        folder.mkdir()
+        wanted = [i for part in parts for i in part]
+        chosen = [launches[i] for i in wanted]
+        payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
+        within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
+        value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
+        with _sound():
+            return [(i, _from(folder, b, launches[i], target)) for i, b in zip(wanted, value["builds"], strict=True)]
+
+    if unknown:
+        a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
+        jobs = _dealt(_parts(launches, kernels, unknown), a_job, most)
+        taken = len(list(scratch.glob(f"{label}*")))  # by what was built before
+        folders = [scratch / f"{label}{taken + number}" for number in range(len(jobs))]
+        with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
+            new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
+        with _sound():
+            known.add(scratch, {keys[i]: b for i, b in new.items()})
+        built |= new
+    built = {i: built[first] for i, first in enumerate(firsts)}
+    problems = {i: why for i, b in built.items() if (why := _problem(b, from_spec(target)))}
+    left_out = _left_out(launches, ways, built, problems, kernels)
+    fewer = {name: _without(plan, left_out) for name, plan in plans.items()}
+    in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
+    builds = {name: [[next(in_order) for _ in launch.configs] for launch in fewer[name].launches] for name in compiled}
+    return Built(fewer, builds, tuple(left_out.values()))
+
+
+@contextmanager
+def _sound() -> Iterator[None]:
+    """What a compile job answered and left is looked at: kernels are Python there, so it may be anything."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
+
+
+def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `told.checked`."""
+    build = checked(told, launch["kernel"], from_spec(target))
+    return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
+
+
+def as_record(build: Mapping[str, Any]) -> Build:
+    """What is kept of a build."""
+    kept = {field.name for field in fields(Build)}
+    return Build(**{name: value for name, value in build.items() if name in kept})
+
+
+def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[Way]]:
+    """All launches as a compile job takes them (and more), and the way of each."""
+    launches: list[dict[str, Any]] = []
+    ways: list[Way] = []
+    for plan in plans.values():
+        for step in to_json(plan)["steps"]:
+            configs = step["configs"] if "launch" in step else ()
+            for number, config in enumerate(configs):
+                launches.append({"kernel": step["launch"], "line": step["line"], **config})
+                ways.append((step["launch"], len(configs), number))
+    return launches, ways
+
+
+def _firsts(keys: Sequence[str]) -> list[int]:
+    """Of each launch the place of the first one with the same build; one whose build cannot be known is its own."""
+    first: dict[str, int] = {}
+    return [first.setdefault(key, i) if key else i for i, key in enumerate(keys)]
+
+
+# --- what differs ----------------------------------------------------------------------------------------------------
+
+
+def _parts(
+    launches: Sequence[Mapping[str, Any]], kernels: Mapping[str, Closure], chosen: Iterable[int]
+) -> list[list[int]]:
+    """The chosen launches by what should be one job's: those that may share a build, which a job compiles once.
+
+    Launches of a kernel do not where values of its constexpr parameters differ, such as sizes, or options.
+    """
+    parts: dict[tuple, list[int]] = {}
+    for i in chosen:
+        kernel, args, options = (launches[i][key] for key in ("kernel", "args", "options"))
+        fixed = kernels[kernel].constexprs if kernel in kernels else ()
+        values = {name: value for name, value in args.items() if name in fixed}
+        parts.setdefault((kernel, json.dumps([values, options], sort_keys=True)), []).append(i)
+    return list(parts.values())
+
+
+def _dealt(parts: Sequence[Sequence[int]], a_job: int, most: int) -> list[list[Sequence[int]]]:
+    """The parts as the work of `most` jobs, of `a_job` or more: in turns, as neighbours among configurations are alike.
+
+    Each round begins with another job, since what is as far apart as there are jobs may be alike too: the same
+    configuration of other cases.
+    """
+    count = min(-(-len(parts) // a_job), most)
+    jobs: list[list[Sequence[int]]] = [[] for _ in range(count)]
+    for number, part in enumerate(parts):
+        jobs[(number + number // count) % count].append(part)
+    return jobs
+
+
+# --- what cannot be had ----------------------------------------------------------------------------------------------
+
+
+def _problem(build: Mapping[str, Any], target: Target) -> str | None:
+    return build["problem"] if "problem" in build else out_of_resources(build, target)
+
+
+def _left_out(
+    launches: Sequence[Mapping[str, Any]],
+    ways: Sequence[Way],
+    built: Mapping[int, Mapping[str, Any]],
+    problems: Mapping[int, str],
+    kernels: Mapping[str, Closure],
+) -> dict[Way, str]:
+    """The ways of which a launch has a problem, and which.  Raises Unbuildable where a kernel has no other way."""
+    found: dict[Way, int] = {}
+    for i, way in enumerate(ways):
+        if i in problems:
+            found.setdefault(way, i)
+    for (kernel, count, _), i in found.items():
+        if all((kernel, count, number) in found for number in range(count)):
+            own = built[i].get("line", 0)
+            line = kernels[kernel].line + own - 1 if own else 0
+            raise Unbuildable(kernel, problems[i], line, compiled="problem" not in built[i])
+    return {way: short(f"{launches[i]['label']}: {problems[i].splitlines()[0]}") for way, i in found.items()}
+
+
+def _without(plan: LaunchPlan, left_out: Collection[Way]) -> LaunchPlan:
+    steps = (_fewer(step, left_out) if isinstance(step, Launch) else step for step in plan.steps)
+    return replace(plan, steps=tuple(steps)) if left_out else plan
+
+
+def _fewer(launch: Launch, left_out: Collection[Way]) -> Launch:
+    count = len(launch.configs)
+    left = (c for number, c in enumerate(launch.configs) if (launch.kernel, count, number) not in left_out)
+    return replace(launch, configs=tuple(left))
+
+
+def kept(builds: Builds, before: Mapping[str, LaunchPlan], after: Mapping[str, LaunchPlan]) -> Builds:
+    """The builds of plans `before` whose configurations are still in them `after` others were left out by `build`."""
+    found: Builds = {}
+    for name, by_launch in builds.items():
+        launches = zip(before[name].launches, after[name].launches, by_launch, strict=True)
+        found[name] = [
+            [b for config, b in zip(old.configs, by_config, strict=True) if any(config is c for c in new.configs)]
+            for old, new, by_config in launches
+        ]
+    return found
+
+
+def slowest(builds: Builds) -> float:
+    """Seconds that compiling the slowest of them took."""
+    return max(b["compile_s"] for case in builds.values() for launch in case for b in launch)
+
+
+def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:
+    """The machine code that `build` left in `scratch`, by the "cubin" of the builds."""
+    found = {b["cubin"]: b for case in builds.values() for launch in case for b in launch}
+    with _sound():
+        return {name: cubin_of(scratch, b) for name, b in found.items()}
+
+
+def make_work(
+    source: str,
+    task: Task,
+    calls: Sequence[Mapping[str, Any]],
+    *,
+    zygote: Zygote,
+    target: str,
+    scratch: Path,
+    limits: Limits,
+) -> Work:
+    """Work for the GPU of `source` on `calls`, with every configuration left to choose from.  Raises Stop."""
+    recorded = record(source, task, calls, zygote=zygote, target=target, scratch=scratch, limits=limits)
+    built = build(
+        source, recorded.plans, recorded.constants, zygote=zygote, target=target, scratch=scratch, limits=limits
+    )
+    return Work(built.plans, built.builds, cubins(built.builds, scratch))

@@ -1,0 +1,212 @@
+"""What was verified, timed beside the seed kernel, and held to what it did there.
+
+The graph is timed in pairs of alternating order, from cold caches and poisoned outputs.  What is too short to be timed
+alone is timed as several copies, each on inputs of its own, which must all do what the verified graph does there.
+
+While a kernel is timed its results do not lie in memory of evo's: inputs are new again, what the verified graph and the
+seed kernel make of them is poisoned as soon as it was looked at, and the expectation is computed when all is timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evo.core.records import Case, Verdict
+from fitness.frontend.stages import Stop
+from fitness.gpu.program import Late, Program
+from fitness.gpu.timer import Comparison, Stopwatch
+from fitness.gpu.timing import Alone
+from fitness.gpu.verification import UNSTEADY, Verifier
+from fitness.gpu.verification_summary import FRESH, Tally
+from fitness.verify import oracle
+
+OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
+NOT_ALONE = "a launch did not do the work of its own copy alone"
+
+LATES = 4  # copies that may be given other arguments when their turn comes
+
+# Where it takes that much longer than it was timed, each time, on inputs that it was not executed on before.
+NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
+NEW_US = 5.0  # of a sample, and so much at least: what comes before it may add a constant to a first one
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A program beside the seed's, on the same inputs: those of `keys`, one for each copy.
+
+    verified: the program of a single copy that was verified, which is the timed one where that has no more.
+    """
+
+    verifier: Verifier
+    stopwatch: Stopwatch
+    tally: Tally
+    case: Case
+    program: Program
+    verified: Program
+    baseline: Program
+    keys: Sequence[int]
+
+    def decide(self, alone: Alone, harder: Callable[[], float]) -> Comparison:
+        """Times both; `alone`, `harder`: as of `Stopwatch.compare`.  Raises Stop where what was timed is not right."""
+        for given in (self.baseline, self.program):
+            given.remember_inputs()
+        first_us = self._first_us()
+        self._take_outputs()
+        if self.program is not self.verified:
+            self.program.lates = [self._late(copy) for copy in _drawn(self.program, LATES)]
+        found = self.stopwatch.compare(self.program, self.baseline, alone, harder)
+        meddled = self.baseline.broken_guards() or self.baseline.differing_inputs()
+        self._check_timed()
+        if meddled:
+            message = f"case {self.case.name}: stored into the memory of the kernel timed beside it"
+            raise Stop("time", Verdict.WRONG, message)
+        self._check_new(found, first_us)
+        return found
+
+    def _first_us(self) -> tuple[float, float]:
+        """Microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
+        # One disturbed sample of the seed would excuse the candidate.
+        baseline_us = min(self.stopwatch.alone(self.baseline, SEED_SAMPLES))
+        self.baseline.reset()
+        (own_us,) = self.stopwatch.alone(self.program, 1)
+        return own_us, baseline_us
+
+    def _take_outputs(self) -> None:
+        """The outputs of its first replay on these inputs are those that it must have from now on.
+
+        Raises Stop(WRONG) where they are not those of the verified graph on the inputs of each copy.
+        """
+        program, verified, task = self.program, self.verified, self.verifier.task
+        program.remember_outputs()
+        program.look_around()
+        if not task.deterministic:
+            program.keep_outputs()
+        if program is verified:
+            return
+        program.reset()
+        inputs = (self._inputs(key) for key in self.keys)
+        right = torch.stack([verified.fingerprints_on(arguments) for arguments in inputs], dim=1)
+        verified.reset()  # the results do not stay where a kernel might find them
+        if task.deterministic and not program.remembers(right):
+            raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
+
+    # --- what was timed is right -------------------------------------------------------------------------------------
+
+    def _check_timed(self) -> None:
+        """What was timed computed right results, every time, and nothing else was written.
+
+        Of many copies some are compared with what is expected, nobody knows which; all did what the verified graph did.
+        """
+        program, where = self.program, f"case {self.case.name}: a timed replay"
+        self.stopwatch.evict()
+        program.replay()
+        program.look()
+        if program.broken_guards():
+            raise Stop("time", Verdict.WRONG, f"{where} stored out of bounds")
+        if modified := program.differing_inputs():
+            raise Stop("time", Verdict.WRONG, f"{where} modified argument {modified[0]}; copy it instead")
+        chosen: Sequence[int] = range(program.copies)
+        if self.verifier.task.deterministic:
+            if program.differing_outputs():
+                raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
+            chosen = _drawn(program, FRESH)
+        self._compare_copies(chosen)
+        self._check_late()
+
+    def _compare_copies(self, chosen: Sequence[int]) -> None:
+        """What is in the outputs of these copies, and was when they were kept, with what is expected."""
+        where = f"{self.case.name} ({self.case.role}), timed inputs"
+        for copy in chosen:
+            expected = self.verifier.expect_again(self.case, self.keys[copy])
+            if expected is None:
+                continue
+            for outputs in (self.program.outputs(copy), *self.program.kept(copy)):
+                self.verifier.compare(self.program, expected, where, self.tally, outputs)
+
+    def _inputs(self, key: int) -> tuple[Any, ...]:
+        return self.verifier.programs.inputs(self.case, key)
+
+    # --- each launch does the work of its own copy -------------------------------------------------------------------
+
+    def _late(self, copy: int) -> Late:
+        """Arguments that a copy is given when its turn comes, on which the verified graph is right."""
+        number = secrets.randbits(48)
+        arguments = self._late_arguments(copy, number)
+        right = self.verified.fingerprints_on(arguments)[: len(self.verified.outputs_of_plan), None]
+        where = f"{self.case.name} ({self.case.role}), inputs of one copy"
+        self._compare_late(copy, number, [self.verified.outputs()], where)
+        self.verified.reset()
+        usual = self._inputs(self.keys[copy])
+        return Late(copy, number, arguments, usual, right if self.verifier.task.deterministic else None)
+
+    def _late_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
+        """Those of a copy with few elements changed, where they may be: who looks at some of them does not see it."""
+        programs = self.verifier.programs
+        generator = torch.Generator(programs.device).manual_seed(number)
+        changed = oracle.with_few_changed(self.verifier.task, self._inputs(self.keys[copy]), generator)
+        return self._inputs(number) if changed is None else changed
+
+    def _check_late(self) -> None:
+        """Whatever was executed on late arguments was right: nobody else could have done it."""
+        where = f"case {self.case.name}: {NOT_ALONE}"
+        if self.program.differing_late():
+            raise Stop("time", Verdict.WRONG, where)
+        for late in self.program.lates:
+            self._compare_late(late.copy, late.number, self.program.kept_late(late), where)
+
+    def _compare_late(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
+        """each: the outputs, as they were one time or several."""
+        if not each:
+            return
+        arguments = self._late_arguments(copy, number)
+        expected = self.verifier.expect(self.case, self.keys[copy], "normal", arguments)
+        if expected is None:
+            return
+        for outputs in each:
+            self.verifier.compare(self.verified, expected, where, self.tally, outputs)
+
+    # --- nothing is kept from one replay for the next ----------------------------------------------------------------
+
+    def _check_new(self, found: Comparison, first_us: tuple[float, float]) -> None:
+        """What was timed took no longer on inputs that it was not executed on before, else it kept results somewhere.
+
+        One sample may be disturbed, and so is taken again, on other inputs; each is held against the baseline's.
+        Raises Stop(REJECTED).
+        """
+        seed_us = statistics.median(found.baseline_us) * found.drift
+        contest, quotient = self, math.inf
+        for sample in range(NEW_SAMPLES):
+            if sample:
+                contest = contest._anew()
+                first_us = contest._first_us()
+                contest._compare_copies(range(self.program.copies))
+            usual_us = statistics.median(found.own_us) * max(first_us[1] / seed_us, 1.0)
+            quotient = min(quotient, first_us[0] / usual_us)
+            if quotient <= NEW or (first_us[0] - usual_us) * self.program.copies <= NEW_US:
+                return
+        why = "results are kept from one replay for the next"
+        message = (
+            f"case {self.case.name}: {quotient:.2f} times as long on inputs that it was not timed on before: {why}"
+        )
+        raise Stop("time", Verdict.REJECTED, message)
+
+    def _anew(self) -> Contest:
+        """The same two on other inputs."""
+        keys = [key + len(self.keys) for key in self.keys]
+        for given in (self.baseline, self.program):
+            self.verifier.programs.write(self.case, given, keys)
+        self.program.drop_outputs()
+        return dataclasses.replace(self, keys=keys)
+
+
+def _drawn(program: Program, most: int) -> list[int]:
+    """Some of its copies: nobody can know which."""
+    return secrets.SystemRandom().sample(range(program.copies), min(program.copies, most))

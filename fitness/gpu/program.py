@@ -1,0 +1,389 @@
+"""A plan on a GPU: its memory, its steps, and the CUDA graph that is verified and timed.
+
+A Program owns one or several copies of a plan's memory, each with inputs of its own.  Its graph executes all steps once
+on each copy, one after the other: a kernel of a few microseconds is timed by many launches on memory that no earlier
+launch has touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evo.core.records import Verdict
+from fitness.cuda.launcher import Kernel
+from fitness.frontend import aten
+from fitness.frontend.memory import POISONS, Poison, assign
+from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
+from fitness.gpu.bits import same_bits
+from fitness.gpu.buffers import DeviceMemory, fill_bytes
+from fitness.gpu.cache import LINE, demote
+from fitness.gpu.fingerprint import fingerprint
+from fitness.interpreter.delegation import Authors
+from fitness.sandbox.jobs import JobError
+
+Graph = torch.cuda.CUDAGraph
+
+
+@dataclass(frozen=True)
+class Late:
+    """Arguments that one copy is given just before it is executed, while the others have their usual ones.
+
+    number: what they were drawn with; usual: those that it has otherwise; right: fingerprints of the outputs on
+    `arguments`, (outputs, 1), None where outputs may differ.
+    """
+
+    copy: int
+    number: int
+    arguments: Sequence[Any]
+    usual: Sequence[Any]
+    right: torch.Tensor | None
+
+
+class Program:
+    """A plan with one configuration of each launch, captured as a CUDA graph.
+
+    choice: index of the configuration of each launch; kernels: the loaded kernel of each launch for that choice;
+    copies: how often the graph executes the plan, each time on memory of its own; written: positions of the arguments
+    that the task declares as written; memory: how the buffers lie.  Everything runs on the current stream, which must
+    not be the default one.  Inputs must be written before `build`: it executes the plan.
+
+    Raises DeviceError where the driver refuses, JobError where a step cannot be executed.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        choice: Sequence[int],
+        kernels: Sequence[Kernel],
+        *,
+        device: torch.device,
+        copies: int = 1,
+        written: Sequence[int] = (),
+        memory: type[DeviceMemory] = DeviceMemory,
+    ) -> None:
+        self.plan, self._choice, self._kernels = plan, choice, kernels
+        written = plan.tensors_among(written)
+        self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
+        self._device = device
+        self.copies, self.memory = copies, memory(plan, device, copies)
+        # (launch, which) -> memory that Triton's parameters ask for, (copies, bytes)
+        self._scratch: dict[tuple[int, int], torch.Tensor] = {}
+        self._pristine = {i: self.memory.windows(plan.inputs[i]).clone() for i in written}
+        self._outputs = [self.memory.windows(ref) for ref in self.outputs_of_plan]
+        refs = ((i, ref) for i, ref in enumerate(plan.inputs) if isinstance(ref, TensorRef))
+        self._read = {i: self.memory.windows(ref) for i, ref in refs if i not in self._pristine}
+        others = any(isinstance(step, Op) for step in plan.steps)  # whose kernels are not known
+        self._sets_priorities = others or any(kernel.sets_priorities for kernel in kernels)
+        # Fingerprints of each copy of each output, then of each argument that is only read.
+        watched = len(self._outputs) + len(self._read)
+        self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
+        self._kept: list[list[torch.Tensor]] = []
+        self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
+        self.lates: Sequence[Late] = ()  # of which some are executed, nobody knows when
+        self._kept_late: list[tuple[Late, list[torch.Tensor]]] = []
+        self._differs_late = torch.zeros((), dtype=torch.bool, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of one copy."""
+        return self.memory.total
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
+        """Writes the entry's arguments to one copy.  Raises PlanError where they are not those of the plan."""
+        self.memory.write(arguments, copy)
+        for i, kept in self._pristine.items():
+            kept[copy].copy_(arguments[i])
+
+    def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
+        """Writes the entry's arguments for each copy.  Raises PlanError as `write_inputs`."""
+        for copy, arguments in enumerate(inputs):
+            self.write_inputs(arguments, copy)
+
+    def outputs(self, copy: int = 0) -> list[torch.Tensor]:
+        """What is compared: returned tensors in order, then written arguments; windows on the memory."""
+        return [windows[copy] for windows in self._outputs]
+
+    def outputs_are(self, expected: Sequence[torch.Tensor]) -> bool:
+        """Whether the outputs of the first copy equal these to the bit."""
+        return all(same_bits(output, value) for output, value in zip(self.outputs(), expected, strict=True))
+
+    def modified_inputs(self, arguments: Sequence[Any]) -> list[int]:
+        """Positions of tensor arguments, not declared as written, that differ from `arguments` on the first copy."""
+        return [i for i, windows in self._read.items() if not same_bits(windows[0], arguments[i])]
+
+    def broken_guards(self) -> list[str]:
+        self._guard_graph.replay()
+        return self.memory.overwritten()
+
+    # --- graphs ------------------------------------------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Enqueues all steps on every copy, without a graph."""
+        self._steps(self._numbered(), range(self.copies))
+
+    def authors(self) -> Authors:
+        """Executes all steps on the first copy, one by one; who wrote what."""
+        arena = self.memory.arenas[0]
+        found = Authors(self.memory, arena, torch.zeros_like(arena))
+        self._reset()
+        stream = torch.cuda.current_stream().cuda_stream
+        for number, step in self._numbered():
+            found.follow(step, functools.partial(self._step, step, number, 0, stream))
+        return found
+
+    def parts(self) -> tuple[Graph, Graph]:
+        """Graphs of the launches alone and of all other steps alone.  To be replayed on what a replay left."""
+        own, others = (
+            [(n, s) for n, s in self._numbered() if isinstance(s, Launch) is launches] for launches in (True, False)
+        )
+        every = range(self.copies)
+        return captured(lambda: self._steps(own, every)), captured(lambda: self._steps(others, every))
+
+    def build(self) -> None:
+        """Executes the plan once, which finds what cannot be launched, then captures the graphs."""
+        self._reset()
+        self.execute()
+        torch.cuda.current_stream().synchronize()
+        self._reset_graph = captured(self._reset)
+        self._graph = captured(self.execute)
+
+    @functools.cached_property
+    def _guard_graph(self) -> Graph:
+        return captured(self.memory.look_at_guards)
+
+    @functools.cached_property
+    def _output_graph(self) -> Graph:
+        return captured(lambda: self._look(self._outputs, 0))
+
+    @functools.cached_property
+    def _input_graph(self) -> Graph | None:
+        return captured(lambda: self._look([*self._read.values()], len(self._outputs))) if self._read else None
+
+    def reset(self, poison: Poison = POISONS[0]) -> None:
+        """Enqueues: the plan's own memory poisoned, written arguments restored, no priorities left in the cache."""
+        if poison == POISONS[0]:
+            self._reset_graph.replay()
+        else:
+            self._reset(poison)
+
+    def replay(self) -> None:
+        """Enqueues the graph: all steps, on every copy."""
+        self._graph.replay()
+
+    # --- what was timed is what was verified -------------------------------------------------------------------------
+
+    def fingerprints_on(self, arguments: Sequence[Any]) -> torch.Tensor:
+        """Of the outputs that the first copy gives on `arguments`, and of those of them that are only read."""
+        self.write_inputs(arguments)
+        self._look_at_inputs()
+        self.reset()
+        self.replay()
+        self._output_graph.replay()
+        return self._found[:, 0].clone()
+
+    def remember_inputs(self) -> None:
+        """Takes the read arguments as they are for the right ones, and forgets what was seen with others."""
+        self._look_at_inputs()
+        self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
+        self._differing.zero_()
+        self._kept, self.lates, self._kept_late = [], (), []
+        self._differs_late.zero_()
+
+    def remember_outputs(self) -> None:
+        """Takes the outputs as they are for the right ones."""
+        self._output_graph.replay()
+        self._known[: len(self._outputs)] = self._found[: len(self._outputs)]
+        self._differing[: len(self._outputs)].zero_()
+
+    def remembers(self, fingerprints: torch.Tensor) -> bool:
+        """Whether these, (outputs and read arguments, copies), are remembered."""
+        return torch.equal(self._known, fingerprints)
+
+    def inputs_are_equal(self) -> bool:
+        """Whether two copies have the same arguments, as far as they were not executed since they were written."""
+        self.look()
+        self._look_at_inputs()
+        given = self._found[len(self.plan.outputs) :]
+        self._differing.zero_()
+        return len(given) == 0 or given.unique(dim=1).shape[1] < self.copies
+
+    def look(self) -> None:
+        """Enqueues a comparison of the outputs with what is remembered."""
+        self._output_graph.replay()
+
+    def look_around(self) -> None:
+        """Enqueues a comparison of read arguments and guard zones: what one replay leaves there for the next is seen
+        now, and might be gone at the end.
+        """
+        self._look_at_inputs()
+        self._guard_graph.replay()
+
+    def keep_outputs(self) -> None:
+        """Copies the outputs of all copies as they are: `kept`."""
+        self._kept.append([windows.clone() for windows in self._outputs])
+
+    @property
+    def times_kept(self) -> tuple[int, int]:
+        """How often the outputs of all copies were kept, and how many of copies with late arguments."""
+        return len(self._kept), len(self._kept_late)
+
+    def drop_outputs(self, since: tuple[int, int] = (0, 0)) -> None:
+        """Forgets what was kept, but for the first `since` times."""
+        del self._kept[since[0] :], self._kept_late[since[1] :]
+
+    def kept(self, copy: int) -> list[list[torch.Tensor]]:
+        """The outputs of a copy, of each time they were kept."""
+        return [[windows[copy] for windows in outputs] for outputs in self._kept]
+
+    def execute_late(self, lates: Iterable[Late]) -> None:
+        """Enqueues all steps, copy after copy, as a replay does; some copies are given their arguments just before
+        their turn, and their outputs are looked at just after.
+
+        So no other launch can do their work: neither an earlier one, which knows other arguments, nor a later one.
+        """
+        steps, by_copy = self._numbered(), {late.copy: late for late in lates}
+        for copy in range(self.copies):
+            late = by_copy.get(copy)
+            if late is None:
+                self._steps(steps, [copy])
+                continue
+            # Nothing else comes before its turn: what leaves traces in memory would tell a kernel where it is.
+            self.write_inputs(late.arguments, copy)
+            self._steps(steps, [copy])
+            if late.right is None:
+                self._kept_late.append((late, [output.clone() for output in self.outputs(copy)]))
+            else:
+                found = torch.zeros_like(late.right)
+                for windows, number in zip(self._outputs, found, strict=True):
+                    fingerprint(windows[copy : copy + 1], number)
+                self._differs_late |= (found != late.right).any()
+            self.write_inputs(late.usual, copy)
+            self.look_around()
+
+    def kept_late(self, late: Late) -> list[list[torch.Tensor]]:
+        """The outputs of a copy on late arguments, of each time they were kept: where they may differ."""
+        return [outputs for of, outputs in self._kept_late if of is late]
+
+    def differing_late(self) -> bool:
+        """Whether an output was another one than that of arguments that came late."""
+        return bool(self._differs_late)
+
+    def differing_outputs(self) -> bool:
+        """Whether an output of any copy was another one at any look."""
+        return bool(self._differing[: len(self._outputs)].any())
+
+    def differing_inputs(self) -> list[int]:
+        """Positions of arguments, not declared as written, that are others than remembered, or were at some look."""
+        self._look_at_inputs()
+        counts = self._differing[len(self._outputs) :].tolist()
+        return [i for i, count in zip(self._read, counts, strict=True) if count]
+
+    def _look_at_inputs(self) -> None:
+        if self._input_graph is not None:
+            self._input_graph.replay()
+
+    def _look(self, watched: Sequence[torch.Tensor], first: int) -> None:
+        chosen = slice(first, first + len(watched))
+        for windows, found in zip(watched, self._found[chosen], strict=True):
+            fingerprint(windows, found)
+        self._differing[chosen].add_((self._found[chosen] != self._known[chosen]).sum(1))
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _reset(self, poison: Poison = POISONS[0]) -> None:
+        if self._sets_priorities:
+            for rows in (self.memory.arenas, *self._scratch.values()):
+                demote(rows)
+        self.memory.poison_owned(poison)
+        for i, kept in self._pristine.items():
+            assign(self.memory.windows(self.plan.inputs[i]), kept)
+        for rows in self._scratch.values():
+            fill_bytes(rows, POISONS[0].floating)
+
+    def _numbered(self) -> list[tuple[int, Step]]:
+        """The steps, launches with their number."""
+        count = itertools.count()
+        return [(next(count) if isinstance(step, Launch) else -1, step) for step in self.plan.steps]
+
+    def _steps(self, steps: Sequence[tuple[int, Step]], copies: Iterable[int]) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for copy in copies:
+            for number, step in steps:
+                self._step(step, number, copy, stream)
+
+    def _step(self, step: Step, number: int, copy: int, stream: int) -> None:
+        window = functools.partial(self.memory.window, copy=copy)
+        match step:
+            case Fill():
+                window(step.dst).fill_(step.value)
+            case Copy():
+                window(step.dst).copy_(window(step.src))
+            case Op():
+                aten.execute(step, window, self._device)
+            case Launch():
+                self._launch(step, number, copy, stream)
+
+    def _launch(self, launch: Launch, number: int, copy: int, stream: int) -> None:
+        config, kernel = launch.configs[self._choice[number]], self._kernels[number]
+        addresses = []
+        for which, needed in enumerate(kernel.scratch(config.grid)):
+            key = (number, which)
+            if needed.nbytes and key not in self._scratch:
+                self._scratch[key] = _rows(self.copies, needed.nbytes, needed.alignment, self._device)
+            addresses.append(self._scratch[key][copy].data_ptr() if needed.nbytes else 0)
+        args = {name: _address(value, self.memory, copy) for name, value in config.args.items()}
+        try:
+            kernel.launch(config.grid, args, addresses, stream)
+        except (KeyError, ValueError) as error:  # the plan's arguments do not fit the compiled signature
+            raise JobError(Verdict.RUNTIME_ERROR, f"kernel {launch.kernel}: {error}", launch.line) from error
+
+
+def _rows(rows: int, nbytes: int, alignment: int, device: torch.device) -> torch.Tensor:
+    """New memory, (rows, bytes), each row of at least as many bytes, aligned so and to lines of the cache."""
+    unit = max(alignment, LINE)
+    pitch = -(-nbytes // unit) * unit
+    whole = torch.empty(rows * pitch + unit, dtype=torch.uint8, device=device)
+    return whole[-whole.data_ptr() % unit :][: rows * pitch].view(rows, pitch)
+
+
+def _address(value: Any, memory: DeviceMemory, copy: int) -> Any:
+    if isinstance(value, TensorRef):
+        return memory.address(value, copy)
+    if isinstance(value, tuple):
+        return tuple(_address(v, memory, copy) for v in value)
+    return value
+
+
+@functools.cache
+def _pool() -> Any:
+    """Memory for temporaries of all graphs of the process.  They may share it: graphs run one after the other."""
+    handle = torch.cuda.graph_pool_handle()
+    # PyTorch refuses a pool whose graphs are all gone, so one graph stays.
+    keeper = torch.cuda.CUDAGraph()
+    keeper.capture_begin(pool=handle, capture_error_mode="thread_local")
+    torch.zeros(1, device="cuda")
+    keeper.capture_end()
+    _keepers.append(keeper)
+    return handle
+
+
+_keepers: list[torch.cuda.CUDAGraph] = []
+
+
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """`work` as a graph.  (`torch.cuda.graph` would empty PyTorch's cache of memory each time: milliseconds.)"""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph

@@ -1,0 +1,223 @@
+"""How long graphs take, from cold caches: alone, or in pairs of alternating order.
+
+What is timed is looked at every time: outputs after each replay, inputs and guard zones after some that nobody can
+foresee.  Memory of both programs of a pair is poisoned as soon as they are done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from fitness.cuda.device import Watch, disturbance
+from fitness.frontend.memory import POISONS, Poison
+from fitness.gpu.baselines import Call
+from fitness.gpu.program import Graph, Program
+from fitness.gpu.timing import Alone, Ratio, Stopping
+from fitness.interpreter.delegation import needs_proof
+from fitness.tasks.task import Task
+from fitness.verify import seed_oracle
+
+SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
+KEPT_LATE = 2  # late executions in a block of pairs, and copies in each, where outputs may differ and so are kept
+RETAKES = 2  # of a block of pairs that was disturbed
+PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some pairs: microseconds of one execution of the plan.  retaken: how often they were thrown away before."""
+
+    own_us: list[float]
+    baseline_us: list[float]
+    retaken: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison(Block):
+    """As many pairs as decide it.
+
+    ratio: baseline over candidate; drift: how many times as long as beside itself the baseline took, which is taken
+    out of its times.
+    """
+
+    ratio: Ratio = dataclasses.field(kw_only=True)
+    drift: float = dataclasses.field(kw_only=True)
+
+
+class Stopwatch:
+    """Times programs of one task on one GPU.  Use it within its stream.  rule: when enough pairs were taken."""
+
+    def __init__(self, task: Task, stream: torch.cuda.Stream, watch: Watch, l2_bytes: int, rule: Stopping) -> None:
+        self._task, self._stream, self._watch, self._rule = task, stream, watch, rule
+        # Read, not written: what a read evicts needs no write-back while the next kernel runs.
+        self._filler = torch.zeros(2 * l2_bytes // 8, dtype=torch.int64, device=stream.device)
+        self._sum = torch.zeros((), dtype=torch.int64, device=stream.device)
+
+    def evict(self) -> None:
+        """Enqueues: the caches are full of something else."""
+        torch.sum(self._filler, dim=0, dtype=torch.int64, out=self._sum)
+
+    def cold(self, program: Program | Call) -> None:
+        """Enqueues: the program's memory as before its first replay, the caches full of something else."""
+        program.reset()
+        self.evict()
+
+    def poison(self, program: Program) -> Poison:
+        """What a timed replay begins from says nothing about what it is for.
+
+        It is always the same beside other copies and what is no own kernel: it is proven from that one who does what.
+        """
+        if program.copies > 1 or needs_proof(program.plan):
+            return POISONS[0]
+        return seed_oracle.poison(self._task, secrets.randbelow(len(POISONS)))
+
+    def least(self, program: Program, samples: int) -> float:
+        """Microseconds of one execution of the plan."""
+        return max(min(self.alone(program, samples)), 1e-3)
+
+    def alone(self, program: Program | Call, samples: int) -> list[float]:
+        """Microseconds of one execution each time, with nothing else in between."""
+
+        def before() -> None:
+            self.cold(program)
+            self.evict()  # once more: meanwhile the host gets ahead of the device, as it is where pairs are timed
+
+        return [self.once(program, before) / program.copies for _ in range(samples)]
+
+    def once(self, graph: Program | Call | Graph, before: Callable[[], None]) -> float:
+        """Microseconds of a replay, after `before`."""
+        before()
+        begin, end = _events()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return 1e3 * float(begin.elapsed_time(end))
+
+    def _some(self, items: Sequence[T]) -> list[T]:
+        """Each as likely as not, but not none; few where each costs memory and a reference."""
+        if not self._task.deterministic:
+            return secrets.SystemRandom().sample(items, min(len(items), KEPT_LATE))
+        chosen = secrets.randbelow((1 << len(items)) - 1) + 1
+        return [item for i, item in enumerate(items) if chosen >> i & 1]
+
+    def own_share(self, program: Program) -> float:
+        """The share of own kernels in the time of all steps."""
+
+        def before() -> None:
+            self.cold(program)
+            program.replay()  # a part alone needs what the others leave it
+
+        own_us, others_us = (
+            statistics.median(self.once(part, before) for _ in range(SHARE_SAMPLES)) for part in program.parts()
+        )
+        return own_us / (own_us + others_us)
+
+    def compare(
+        self,
+        program: Program,
+        baseline: Program | Call,
+        alone: Alone | None = None,
+        harder: Callable[[], float] = lambda: 1.0,
+    ) -> Comparison:
+        """alone: the baseline beside itself, on other inputs; harder: how many times as long it takes on these, asked
+        where it does.  What it drifted beyond that is taken out of its times.
+        """
+        harder = functools.cache(harder)
+
+        def drift(baseline_us: Sequence[float]) -> float:
+            if alone is None or alone.drift(baseline_us) == 1:
+                return 1.0
+            return dataclasses.replace(alone, us=alone.us * max(harder(), 1.0)).drift(baseline_us)
+
+        program.reset(self.poison(program))
+        baseline.reset()
+        own_us: list[float] = []
+        baseline_us: list[float] = []
+        retaken = 0
+        for look in self._rule.looks:
+            block = self.block(program, baseline, look - len(own_us), drift)
+            own_us += block.own_us
+            baseline_us += block.baseline_us
+            retaken += block.retaken
+            if self._rule.decided(self._rule.ratio(own_us, baseline_us)):
+                break
+        drifted = drift(baseline_us)
+        baseline_us = [us / drifted for us in baseline_us]
+        ratio = self._rule.ratio(own_us, baseline_us)
+        return Comparison(own_us, baseline_us, retaken, ratio=ratio, drift=drifted)
+
+    def block(
+        self,
+        program: Program,
+        baseline: Program | Call,
+        pairs: int,
+        drift: Callable[[Sequence[float]], float] = lambda baseline_us: 1.0,
+    ) -> Block:
+        """Pairs taken between equal states of the clocks, and without drift if they can be had."""
+        retaken, kept = 0, program.times_kept
+        while True:
+            before = self._watch.read()
+            own_us, baseline_us = self.pairs(program, baseline, pairs)
+            disturbed = disturbance(before, self._watch.read()) is not None
+            drifted = drift(baseline_us) > 1
+            if retaken == RETAKES or not (drifted or disturbed):
+                return Block(own_us, baseline_us, retaken)
+            retaken += 1
+            program.drop_outputs(kept)
+            if drifted:
+                time.sleep(PAUSE_S)
+
+    def pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
+        """Microseconds of the candidate and of the baseline.
+
+        Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at,
+        which outputs of a task with several right ones are kept, and where copies are given their arguments late, is
+        decided when they are done; beside other copies a kernel can tell that it is timed, and is looked at always.
+        """
+        events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
+        kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
+        late = self._some(range(pairs)) if program.lates else ()
+        for pair in range(pairs):
+            for is_candidate in (True, False) if pair % 2 else (False, True):
+                chosen: Program | Call = program if is_candidate else baseline
+                begin, end = _events()
+                self.evict()
+                begin.record()
+                chosen.replay()
+                end.record()
+                if is_candidate:
+                    program.look()
+                    if program.copies > 1 or secrets.randbits(1):
+                        program.look_around()
+                    if pair == kept:
+                        program.keep_outputs()
+                    if pair in late:
+                        self.cold(program)
+                        program.execute_late(self._some(program.lates))
+                        self.evict()  # meanwhile the host gets ahead of the device again
+                    program.reset(self.poison(program))
+                else:
+                    baseline.reset()  # now, not later: the candidate will not find its results
+                events[is_candidate].append((begin, end))
+        self._stream.synchronize()
+        own_us, baseline_us = (
+            [1e3 * begin.elapsed_time(end) / program.copies for begin, end in events[kind]] for kind in (True, False)
+        )
+        return own_us, baseline_us
+
+
+def _events() -> tuple[Any, Any]:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    return begin, end

@@ -1,0 +1,132 @@
+"""Whether a plan's CUDA graph computes what it should, on inputs that nobody could know.
+
+For each case: inputs never seen before are written into new, poisoned memory, the graph is replayed, and only then is
+the expectation computed, by the reference in float64, from inputs drawn once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from evo.core.records import Case, Verdict
+from fitness.frontend.stages import Stop
+from fitness.gpu import bits
+from fitness.gpu.program import Program
+from fitness.gpu.programs import Loaded, Programs
+from fitness.gpu.verification_summary import FRESH, Tally, replays
+from fitness.interpreter.delegation import Share, check_share, needs_proof
+from fitness.verify import oracle, seed_oracle
+
+SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
+UNSTEADY = (
+    "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
+)
+
+
+class Verifier:
+    """Verifies programs of one task on one GPU, and compares outputs with what is expected."""
+
+    def __init__(self, programs: Programs) -> None:
+        self.task, self.programs = programs.task, programs
+
+    def verified(
+        self, loaded: Loaded, case: Case, key: int, tally: Tally, fresh: int = FRESH, *, prove: bool = True
+    ) -> Program:
+        """The program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
+
+        prove: whether it is asked who wrote the outputs.
+        """
+        program = self.programs.build(loaded, case, [self.programs.inputs(case, key)])
+        share = Share(program.plan, program.outputs_of_plan) if prove and needs_proof(program.plan) else None
+        inputs = replays(self.task, case, key, fresh)
+        for done, (variant, number) in enumerate(inputs, 1):
+            left = len(inputs) - done + FRESH - fresh
+            self._verify(program, case, variant, key + number, tally, poison=left)
+            if share is not None:
+                share.add(program.authors())
+        if share is not None:
+            check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
+            tally.own_share = min(tally.own_share, share.own)
+        return program
+
+    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: Tally, *, poison: int) -> None:
+        """One replay on fresh inputs, beginning from the poison of that number; the first plain one several times."""
+        where = f"{case.name} ({case.role}), inputs {variant!r}"
+        program.write_inputs(self.programs.inputs(case, key, variant))
+        program.memory.renew_guards(poison)
+        repeats = SAME if variant == "normal" and not tally.knows(case) else 1
+        self._replay(program, repeats, poison, where)
+        broken = program.broken_guards()
+        if broken:
+            raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
+        # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
+        again = self.programs.inputs(case, key, variant)
+        changed = program.modified_inputs(again) or (program.differing_inputs() if repeats > 1 else [])
+        if changed:
+            raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
+        expected = self.expect(case, key, variant, again)
+        if expected is not None:
+            self.compare(program, expected, where, tally)
+            if expected.infinite:
+                tally.infinite.add(case.name)
+        if variant == "normal":
+            tally.seen.add(case.name)
+
+    def _replay(self, program: Program, repeats: int, poison: int, where: str) -> None:
+        """Raises Stop(WRONG) where outputs differ from one time to the next."""
+        if repeats > 1:
+            program.remember_inputs()
+        first: list[torch.Tensor] = []
+        for repeat in range(repeats):
+            program.reset(seed_oracle.poison(self.task, poison + repeat))
+            program.replay()
+            if repeats > 1:
+                program.look_around()
+            if not self.task.deterministic:
+                continue
+            if repeat == 0:
+                first = [output.clone() for output in program.outputs()] if repeats > 1 else []
+            elif not program.outputs_are(first):
+                raise Stop("verify", Verdict.WRONG, f"{where}: replays on the same inputs differ: {UNSTEADY}")
+
+    def expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
+        """What to compare with for `arguments`, which are used up: as the reference says, or the seed kernel."""
+        if self.task.reference is not None:
+            return oracle.expect_for(self.task, case, variant, arguments)
+        seed = self.programs.of_seed(case, [arguments])
+        found = []
+        for given in (seed_oracle.moved(self.task, arguments, key), arguments):
+            seed.write_inputs(given)
+            seed.reset()
+            seed.replay()
+            found.append([output.clone() for output in seed.outputs()])
+        seed.reset()  # what was expected does not stay where a kernel might find it
+        after_move, own = found
+        return seed_oracle.expect(self.task, arguments, seed.plan.structure, seed.outputs_of_plan, own, after_move)
+
+    def expect_again(self, case: Case, key: int) -> oracle.Expected | None:
+        return self.expect(case, key, "normal", self.programs.inputs(case, key))
+
+    def compare(
+        self,
+        program: Program,
+        expected: oracle.Expected,
+        where: str,
+        tally: Tally,
+        outputs: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`outputs`: others than those of the first copy as they are.  Raises Stop(WRONG)."""
+        strides = [ref.strides for ref in program.outputs_of_plan]
+        outputs = program.outputs() if outputs is None else outputs
+        for output in outputs:
+            if output.dtype == torch.bool and output.numel() and int(bits.bits(output).max()) > 1:
+                raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
+        ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
+        if message is not None:
+            is_reference = self.task.reference is None and self.programs.is_of_seed(program)
+            why = seed_oracle.UNLIKE_ITSELF if is_reference else ""
+            raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
+        tally.add(where, ratio, expected.rms_budget)

@@ -1,0 +1,236 @@
+"""Judges candidates on a GPU: verified and timed by the runner, beside the seed kernel."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from evo.core.errors import EvoError
+from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Timing, Verdict
+from fitness.candidate import Facts, Recorder
+from fitness.certify.certify import Certifier
+from fitness.cuda.gpus import find_gpus, measuring
+from fitness.eager.host import Host, builds_of
+from fitness.evaluator import Evaluator, Judged, chosen_configs
+from fitness.frontend.freeze import freeze
+from fitness.frontend.stages import Stop
+from fitness.frontend.target import Target
+from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.sharing import SharedGpu
+from fitness.gpu.timing import Ratio, counts
+from fitness.profile.ncu import Counters, NoCounters, counters
+from fitness.sandbox.jobs import Limits
+from fitness.sandbox.zygote import Zygote
+from fitness.score import fitness_of
+from fitness.tasks.task import Task
+
+# Of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
+_FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
+
+# Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by where
+# their memory lies, and by what the host does (0.89 and 1.22 were seen on an H200).
+LEAST_FLOOR = 1.4
+# How much slower the seed may be beside a candidate than it was beside itself; beyond, somebody disturbed it.
+DISTURBED = 1.5
+
+
+class GpuJudge:
+    """Measures all cases at the target's sizes on one GPU."""
+
+    stage = "time"
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: int = 0,
+        limits: Limits | None = None,
+        gpu: SharedGpu | None = None,
+    ) -> None:
+        """`device`: CUDA index of the GPU; or `gpu`, where others use it too, which is not closed here."""
+        self._own_gpu = gpu is None
+        self._gpu = gpu or SharedGpu(device)
+        self._task, self._wall_s = task, (limits or Limits()).wall_s
+        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s)
+        self._facts: Mapping[str, Any] = {}
+        self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
+        self._champion = 1.0  # the best certified speedup so far, the seed's at first
+        self._crowning = threading.Lock()  # one certificate at a time: the next may not be wanted any more
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Which GPU it is and its ceilings; empty before `prepare`."""
+        return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
+
+    def prepare(self, seed: str, facts: Facts) -> Judged:
+        """As of every judge."""
+        self._begin()
+        return _judged(self._runner.prepare(_work(facts)))
+
+    def _begin(self) -> None:
+        """Starts the processes, and finds out which GPU it is."""
+        self._facts = self._gpu.start(self._runner)
+        if self._certifier is None:
+            self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
+
+    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+        """As of every judge.  A new champion must also do eagerly what it was measured for."""
+        judged = _judged(self._runner.evaluate(_work(facts), seed=key))
+        judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
+        fitness = fitness_of(judged.timings)
+        return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
+
+    def _wins(self, fitness: Fitness) -> bool:
+        """Whether it is faster than what is certified: beyond its interval, for a difference within it is none."""
+        return fitness.ci95[0] > self._champion
+
+    def _certified(self, source: str, facts: Facts, judged: Judged, fitness: Fitness, key: str) -> Judged:
+        """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
+        frozen = freeze(source, chosen_configs(facts, judged.choices)) or source
+        work = replace(_work(facts), choices=judged.choices)
+        with self._crowning:
+            if not self._wins(fitness):  # any more: a better one was certified before its turn came
+                return judged
+            begin = time.perf_counter()
+            certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
+            spent = time.perf_counter() - begin
+            if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE):
+                self._champion = fitness.speedup
+        seconds = {**judged.seconds, "certify": spent}
+        if certificate.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE):
+            message = f"run eagerly, {certificate.message}"
+            raise Stop("certify", certificate.verdict, message, seconds=seconds)
+        said = PASSED if certificate.verdict is Verdict.OK else f"not run: {certificate.message}"
+        environment = {**judged.environment, CERTIFICATE: said, "certificate_s": round(spent, 3)}
+        return replace(judged, environment=environment, seconds=seconds)
+
+    def certify(self, source: str, key: str) -> Certificate:
+        """As of every judge: the full certificate."""
+        with self._runner.idle():
+            return self._prepared().full(source, seed=key)
+
+    def _prepared(self) -> Certifier:
+        if self._certifier is None:
+            raise EvoError("the judge knows no GPU yet: call prepare() first")
+        return self._certifier
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """As of every judge: read while nothing else is judged."""
+        with self._runner.idle():
+            return counters(self._task.folder, work, case, device=self._gpu.device)
+
+    def close(self) -> None:
+        self._runner.close()
+        if self._certifier is not None:
+            self._certifier.close()
+        if self._own_gpu:
+            self._gpu.close()
+
+
+class EagerJudge(GpuJudge):
+    """The weaker tier, of tasks that allow it: calls the Python of candidates, of which there are no plans.
+
+    The seed is called like them, so all speedups of a run are of one kind.
+    """
+
+    def prepare(self, seed: str, facts: Facts) -> Judged:
+        """As of every judge: the seed is compared with itself, which also tells how much is noise."""
+        self._begin()
+        with self._runner.idle():
+            self._host = Host(self._task, self._runner, wall_s=self._wall_s)
+            self._target = self._host.target
+        self._alone: Mapping[str, Timing] = {}
+        judged = self._compared(seed, "seed")
+        self._alone = {t.case: t for t in judged.timings}
+        return judged
+
+    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+        """As of every judge.  There is nothing more to certify: what is judged is the Python itself."""
+        self._prepared()
+        return self._compared(source, key)
+
+    def counters(self, work: Work, case: str) -> Counters:
+        """As of every judge."""
+        raise NoCounters("no counters: candidates of the eager tier have no plans that could be replayed")
+
+    def _compared(self, source: str, key: str) -> Judged:
+        with self._runner.idle():
+            report, layers = self._host.compare(source, key=key)
+        judged = _judged(report)
+        try:
+            builds = builds_of(report.compiled, self._target)
+            timings = tuple(with_floor(t, self._alone.get(t.case, t)) for t in judged.timings)
+            if not builds:
+                raise Stop("verify", Verdict.REJECTED, "the entry launches no Triton kernel")
+        except Stop as stop:
+            stop.seconds = judged.seconds
+            raise
+        environment = {"uuid": self._facts["uuid"], "sandbox": list(layers)}
+        return replace(judged, timings=timings, environment=environment, eager=True, builds=builds)
+
+    def close(self) -> None:
+        if self._certifier is not None:
+            self._host.close()
+        super().close()
+
+
+def with_floor(timing: Timing, alone: Timing) -> Timing:
+    """`timing` with what says whether it counts.  alone: the seed beside itself.
+
+    Raises Stop(INFRASTRUCTURE) where the seed was slower beside this candidate.
+    """
+    beside, before = statistics.median(timing.baseline_us), statistics.median(alone.baseline_us)
+    if beside > DISTURBED * before:
+        message = f"case {timing.case}: the seed took {beside:.1f} us, {before:.1f} us beside itself"
+        raise Stop("time", Verdict.INFRASTRUCTURE, f"{message}: beside this candidate no times can be compared")
+    low, high = alone.ci95
+    floor = max(high, 1 / low, LEAST_FLOOR)
+    counted = counts(Ratio(timing.ratio, *timing.ci95, len(timing.samples_us)), floor)
+    return replace(timing, terms={**timing.terms, "noise_floor": floor, "counts": float(counted)})
+
+
+def gpu_judge(task: Task, **options: Any) -> GpuJudge:
+    """The judge that a task asks for."""
+    return EagerJudge(task, **options) if task.eager else GpuJudge(task, **options)
+
+
+class GpuEvaluator(Evaluator):
+    """Measures all cases at the target's sizes on one GPU.  The estimate serves `screen` alone."""
+
+    def __init__(
+        self,
+        task: Task,
+        target: Target,
+        *,
+        device: int = 0,
+        limits: Limits | None = None,
+        recording: Limits | None = None,
+        zygote: Zygote | None = None,
+        gpu: SharedGpu | None = None,
+    ) -> None:
+        """`target` gets the facts of that GPU, if there is one; `prepare` says if there is none.
+
+        `device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done before a candidate is on the GPU, if they
+        are others; a `zygote` that is given is shared with others and not closed here.
+        """
+        if not find_gpus(target).problem:
+            target = measuring(target, gpu.device if gpu else device)
+        recorder = Recorder(task, target, measured=True, limits=recording or limits, zygote=zygote)
+        super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, gpu=gpu))
+
+
+def _work(facts: Facts) -> Work:
+    return Work(facts.plans, facts.builds, facts.cubins)
+
+
+def _judged(report: Report) -> Judged:
+    """Raises Stop unless the report says ok."""
+    seconds = {GpuJudge.stage: report.seconds}
+    if report.verdict is not Verdict.OK:
+        raise Stop(report.stage, report.verdict, report.message, seconds=seconds)
+    assert report.check is not None  # OK reports have one
+    return Judged(report.check, report.timings, report.choices, report.note, seconds=seconds)

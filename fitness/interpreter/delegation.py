@@ -1,0 +1,111 @@
+"""Who does the work of a plan: the candidate's own kernels, or operators it was delegated to.
+
+Beside the memory of a plan lies a second one of the same layout that says of each byte who gave it its value: an own
+kernel, an operator, or neither (inputs and fills).  Copies take the author along.  A kernel is the author of what it
+changes: one that writes nothing, that writes where nobody reads, or that writes back what was there, is the author of
+nothing.  The proof is the share of the outputs' bytes with an own author, among those with one at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from evo.core.records import Verdict
+from fitness.frontend.aten import written
+from fitness.frontend.memory import Layout
+from fitness.frontend.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
+from fitness.frontend.stages import Stop
+from fitness.tasks.task import Task
+
+NEITHER, OPERATOR, OWN = 0, 1, 2
+
+
+def needs_proof(plan: LaunchPlan) -> bool:
+    """Whether anything but own kernels could have written the outputs."""
+    return any(not isinstance(step, Launch) for step in plan.steps)
+
+
+class Authors:
+    """The authors of every byte of a plan's memory, kept while the plan is executed step by step.
+
+    data, authors: the memory and its twin, uint8, of `layout.total` bytes each; the twin starts as zeros.
+    """
+
+    def __init__(self, layout: Layout, data: torch.Tensor, authors: torch.Tensor) -> None:
+        self._layout, self._data, self._authors = layout, data, authors
+
+    def follow(self, step: Step, execute: Callable[[], object]) -> None:
+        """Executes `step`, and notes what it changed."""
+        match step:
+            case Launch():
+                before = self._data.clone()
+                execute()
+                self._authors.masked_fill_(self._data != before, OWN)
+            case Copy():
+                source = self.of(step.src)
+                execute()
+                self._bytes(step.dst).copy_(source.unsqueeze(-1))
+            case Fill():
+                execute()
+                self._bytes(step.dst).fill_(NEITHER)
+            case Op():
+                execute()
+                for ref in written(step):
+                    self._bytes(ref).fill_(OPERATOR)
+
+    def of(self, ref: TensorRef) -> torch.Tensor:
+        """The author of each element of `ref`, uint8 of its shape; own for those with a byte of an own kernel."""
+        return self._bytes(ref).amax(-1)
+
+    def _bytes(self, ref: TensorRef) -> torch.Tensor:
+        """The authors of a window: its shape, and the bytes of an element last."""
+        size = ITEMSIZE[ref.dtype]
+        shape, strides = (*ref.shape, size), (*(s * size for s in ref.strides), 1)
+        start = self._authors.storage_offset() + self._layout.offsets[ref.buffer] + ref.offset * size
+        return self._authors.as_strided(shape, strides, start)
+
+
+@dataclass
+class Share:
+    """What the outputs of a plan owe to whom, over all inputs that were tried.
+
+    What is an own kernel's on some inputs is its own: a kernel that clamps in place changes half of what it writes.
+    """
+
+    plan: LaunchPlan
+    outputs: Sequence[TensorRef]
+    authors: list[torch.Tensor] = field(default_factory=list)  # of each output, once there was a first input
+
+    def add(self, found: Authors) -> None:
+        new = [found.of(ref).clone() for ref in self.outputs]
+        self.authors = [torch.maximum(a, b) for a, b in zip(self.authors or new, new, strict=True)]
+
+    @property
+    def own(self) -> float:
+        """1 where no operator is the author of anything, 0 where own kernels are not."""
+        if not any(ref.numel for ref in self.outputs):
+            return 1.0
+        own, operators = self._bytes(OWN), self._bytes(OPERATOR)
+        return own / (own + operators) if own else 0.0
+
+    def _bytes(self, who: int) -> int:
+        found = zip(self.authors, self.outputs, strict=True)
+        return sum(int((authors == who).sum()) * ITEMSIZE[ref.dtype] for authors, ref in found)
+
+
+def check_share(task: Task, case: str, plan: LaunchPlan, own: float, what: str, stage: str) -> None:
+    """Raises Stop(REJECTED) where own kernels do less than the task's share.  what: "the bytes of the outputs", ..."""
+    least = task.min_own_share if plan.delegated else 0.0
+    anything_goes = bool(plan.delegated) and task.min_own_share == 0
+    if anything_goes or (own > 0 and own >= least):
+        return
+    wanted = f"the task asks for {least:.0%}" if plan.delegated else "they must do something"
+    others = ", ".join(sorted({f"{op.name} (line {op.line})" for op in plan.delegated})) or "copies and fills"
+    message = (
+        f"case {case}: own kernels have a share of {own:.0%} in {what}, {wanted}; the rest is left to {others}: "
+        "compute it in the Triton kernel"
+    )
+    raise Stop(stage, Verdict.REJECTED, message)

@@ -1,0 +1,176 @@
+"""Hardware counters of a plan's launches, by NVIDIA Nsight Compute (`ncu`) over `fitness/profile/ncu_replay.py`.
+
+Whole sections are asked for instead of single metrics: which metrics a section holds differs between chips, and one
+that a chip lacks would end the measurement.  `READINGS` takes of each section what a profile uses.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fitness.cuda.nvidia import find_tool
+from fitness.gpu.runner import Work
+
+SECTIONS = (
+    "SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables",
+)  # fmt: skip
+WALL_S = 300.0  # torch starts slowly under ncu, and each launch is replayed for each group of counters
+
+# reading of `fitness.profile.profile` -> metrics that give it, any of which a chip may lack; the largest one counts.
+READINGS: Mapping[str, tuple[str, ...]] = {
+    "time": (r"gpu__time_duration\.sum",),
+    "dram": (r"(gpu__)?dram__?throughput\.avg\.pct_of_peak_sustained_elapsed",),
+    "l2": (r"lts__throughput\.avg\.pct_of_peak_sustained_elapsed",),
+    "l1": (r"l1tex__throughput\.avg\.pct_of_peak_sustained_(active|elapsed)",),
+    "sm": (r"sm__throughput\.avg\.pct_of_peak_sustained_elapsed",),
+    "tensor": (r"sm__(inst_executed_)?pipe_tensor\w*\.avg\.pct_of_peak_sustained_(active|elapsed)",),
+    "special": (r"sm__(inst_executed_)?pipe_xu\w*\.avg\.pct_of_peak_sustained_(active|elapsed)",),
+    "issue": (r"sm__inst_issued\.avg\.pct_of_peak_sustained_(active|elapsed)",
+              r"smsp__issue_active\.avg\.pct_of_peak_sustained_active"),
+    "occupancy": (r"sm__maximum_warps_per_active_cycle_pct",),
+    "active": (r"sm__warps_active\.avg\.pct_of_peak_sustained_active",),
+    "registers": (r"launch__registers_per_thread",),
+    "l1_hit": (r"l1tex__t_sector_hit_rate\.pct",),
+    "l2_hit": (r"lts__t_sector_hit_rate\.pct",),
+    "sector": (r"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld\.pct",),
+}  # fmt: skip
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+_PROGRESS = ("selected", "not_selected")  # states of a warp that are no stall
+_SECTOR_BYTES = re.compile(r"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld\.ratio")
+# Without these a profile would be a guess: better the next tier, which says what it is.
+_NEEDED = ("time", "dram", "sm", "active")
+_DRAM_BYTES = re.compile(r"dram__bytes_(read|write)\.sum")
+_CONFLICTS = re.compile(r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(_op_(ld|st))?\.sum")
+_SHARED_ACCESSES = re.compile(r"(smsp|sm)__(sass_)?inst_executed_op_shared(_(ld|st))?\.sum")
+
+# How ncu says that it may not, or cannot, read counters.
+_DENIED = ("ERR_NVGPUCTRPERM", "LibraryNotLoaded", "==ERROR==")
+
+
+class NoCounters(Exception):
+    """Counters cannot be read here; the message says why."""
+
+
+Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each launch, in order
+
+
+def counters(task: str | os.PathLike[str], work: Work, case: str, *, device: int = 0) -> Counters:
+    """Readings of each launch of one case of `work`, which must have its choices.  Raises NoCounters.
+
+    Nothing else should run on the GPU meanwhile.
+    """
+    tool = find_tool("ncu")
+    if not tool:
+        raise NoCounters("ncu is not installed")
+    with tempfile.TemporaryDirectory(prefix="evo-ncu-") as folder:
+        path, log = Path(folder, "work.pickle"), Path(folder, "counters.csv")
+        path.write_bytes(pickle.dumps(work))
+        command = command_line(tool, log, [os.fspath(task), str(path), case, str(device)])
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=WALL_S, env=_env())
+        except subprocess.TimeoutExpired as error:
+            raise NoCounters(f"ncu did not finish within {WALL_S:g} s") from error
+        said = log.read_text(errors="replace") if log.exists() else ""
+    problem = failure(run.returncode, said + run.stdout + run.stderr)
+    if problem:
+        raise NoCounters(problem)
+    return parse(said)
+
+
+def command_line(tool: str, log: Path, arguments: Sequence[str]) -> list[str]:
+    """Clocks are left alone: times are then those of the runner, and fixing clocks needs rights of its own."""
+    sections = [word for section in SECTIONS for word in ("--section", section)]
+    replay = [sys.executable, "-m", "fitness.profile.ncu_replay", *arguments]
+    options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
+    return [tool, *options, "--profile-from-start", "off", "--kernel-name-base", "function", *sections, *replay]
+
+
+def failure(code: int, said: str) -> str:
+    """Why a run of ncu gave no counters, "" where it gave some."""
+    if "ERR_NVGPUCTRPERM" in said:
+        return "no permission to read the GPU's performance counters (ERR_NVGPUCTRPERM)"
+    errors = [line.strip() for line in said.splitlines() if any(sign in line for sign in _DENIED)]
+    if errors:
+        return f"ncu: {errors[0]}"
+    if code != 0:
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return f"ncu ended with exit code {code}: {(lines or ['it said nothing'])[-1]}"
+    return "" if '"Kernel Name"' in said else "ncu measured no kernel"
+
+
+def parse(text: str) -> Counters:
+    """The table of `ncu --csv --page raw`: a line of names, one of units, one for each launch.
+
+    Lines of the profiled program and of ncu itself may stand before it.  Raises NoCounters where there is no table.
+    """
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise NoCounters("ncu wrote no table")
+    rows = list(csv.reader(lines[start:]))
+    header, units = rows[0], rows[1]
+    found: Counters = []
+    for row in rows[2:]:
+        if len(row) != len(header):
+            continue
+        values = {name: number for name, text in zip(header, row, strict=True) if (number := _number(text)) is not None}
+        unit = dict(zip(header, units, strict=True))
+        taken = readings(values, unit)
+        missing = [name for name in _NEEDED if name not in taken]
+        if missing:
+            raise NoCounters(f"ncu's table lacks {', '.join(missing)}; it has {', '.join(header[11:])[:500]}")
+        found.append((row[header.index("Kernel Name")], taken))
+    if not found:
+        raise NoCounters("ncu measured no kernel")
+    return found
+
+
+def readings(values: Mapping[str, float], units: Mapping[str, str]) -> dict[str, float]:
+    """Raw metrics of one launch as readings: percentages, microseconds, bytes."""
+    found: dict[str, float] = {}
+    for reading, patterns in READINGS.items():
+        known = [(values[name], name) for name in values if any(re.fullmatch(p, name) for p in patterns)]
+        if known:
+            value, name = max(known)
+            found[reading] = value * _US.get(units.get(name, ""), 1e-3) if reading == "time" else value
+    for name in values:
+        if _SECTOR_BYTES.fullmatch(name):
+            found.setdefault("sector", 100 * values[name] / 32)
+    states = {m[1]: values[name] for name in values if (m := _STALL.fullmatch(name))}
+    # "x_not_issued" counts a part of x once more.
+    stalls = {k: v for k, v in states.items() if k not in _PROGRESS and not k.endswith("_not_issued")}
+    if sum(stalls.values()) > 0:
+        found |= {f"stall_{kind}": 100 * v / sum(stalls.values()) for kind, v in stalls.items()}
+    moved = [values[name] for name in values if _DRAM_BYTES.fullmatch(name)]
+    if len(moved) == 2:
+        found["dram_bytes"] = sum(moved)
+    conflicts = [values[name] for name in values if _CONFLICTS.fullmatch(name)]
+    accesses = [values[name] for name in values if _SHARED_ACCESSES.fullmatch(name)]
+    if conflicts and accesses and max(accesses) > 0:
+        found["conflicts"] = max(conflicts) / max(accesses)
+    return found
+
+
+_US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _env() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+    return {**os.environ, "PYTHONPATH": path}

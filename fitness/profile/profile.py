@@ -1,0 +1,291 @@
+"""What limits a kernel, digested from the best of three tiers: counters, measured times, or the model alone.
+
+Each tier fills the same readings (`NAMES`): percentages of what the GPU can do at most, resources, ratios.  From these
+come the bottleneck, the three or four numbers that show it, and the hints.  One case is looked at, the one in which the
+seed kernel takes the longest: the same for every candidate, so that numbers can be compared.
+
+The counters-free tier knows the time and the compiled code, but not what the GPU did meanwhile: how long each resource
+was busy is the model's (`fitness/estimate/time_model.py`), against the measured time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evo.core.records import Case, Evaluation, Profile, Timing
+from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY, Estimate
+from fitness.frontend import screen
+from fitness.frontend.plan import LaunchPlan
+from fitness.frontend.target import Target
+from fitness.profile.hints import hints
+from fitness.tasks.task import Task
+
+# reading -> its name in a profile
+NAMES: Mapping[str, str] = {
+    "time": "time, µs",
+    "dram": "DRAM busy, % of the time",
+    "l2": "L2 busy, % of the time",
+    "l1": "L1 busy, % of the time",
+    "sm": "multiprocessors busy, % of the time",
+    "issue": "issue slots used, %",
+    "tensor": "tensor cores busy, % of the time",
+    "special": "special function units busy, % of the time",
+    "shared": "shared memory busy, % of the time",
+    "scattered": "partly filled sectors stored, % of the time",
+    "atomics": "atomic operations, % of the time",
+    "waiting": "waiting with nothing busy, % of the time",
+    "launch": "starting kernels and programs, % of the time",
+    "occupancy": "warps that fit, % of the slots",
+    "active": "warps active, % of the slots",
+    "programs": "programs a multiprocessor",
+    "tail": "places empty in the last wave, % of all waves",
+    "registers": "registers a thread",
+    "spills": "bytes of registers spilled a thread",
+    "shared_bytes": "bytes of shared memory a program",
+    "warps": "warps a program",
+    "by_registers": "registers limit occupancy (1: yes)",
+    "by_shared": "shared memory limits occupancy (1: yes)",
+    "load_bytes": "widest load of a thread, bytes",
+    "tensor_instructions": "tensor core instructions in the code",
+    "mma_sync": "mma.sync instructions in the code",
+    "wgmma": "wgmma instructions in the code",
+    "intensity": "operations a byte, least possible traffic",
+    "moved": "DRAM traffic, times what the problem needs",
+    "l1_hit": "L1 hits, %",
+    "l2_hit": "L2 hits, %",
+    "sector": "bytes used of the sectors loaded, %",
+    "conflicts": "shared memory conflicts an access",
+    "stall_long_scoreboard": "stalled on global loads, % of stalls",
+    "stall_short_scoreboard": "stalled on shared memory or special functions, % of stalls",
+    "stall_barrier": "stalled at barriers, % of stalls",
+    "stall_wait": "stalled on fixed latencies, % of stalls",
+    "stall_math_pipe_throttle": "stalled on arithmetic units, % of stalls",
+    "stall_mio_throttle": "stalled on the queue of shared memory, % of stalls",
+    "stall_lg_throttle": "stalled on the queue of global accesses, % of stalls",
+    "stall_gmma": "stalled on wgmma, % of stalls",
+    "stall_drain": "stalled on stores at the end, % of stalls",
+    "stall_membar": "stalled at memory barriers, % of stalls",
+    "stall_branch_resolve": "stalled on branches, % of stalls",
+    "stall_no_instruction": "stalled on fetching instructions, % of stalls",
+    "stall_dispatch_stall": "stalled at dispatch, % of stalls",
+    "stall_imc_miss": "stalled on constants, % of stalls",
+}
+
+# Which resource belongs to which bottleneck.
+_RESOURCES = {
+    "memory": ("dram", "l2", "l1", "scattered", "atomics"),
+    "compute": ("sm", "tensor", "issue", "special", "shared"),
+    "overhead": ("launch",),
+}
+# What else is told of each, as far as it is known.
+_TELLING = {
+    "memory": ("moved", "l2_hit", "load_bytes"),
+    "compute": ("tensor", "issue", "active"),
+    "overhead": ("programs",),
+}
+# A resource is the limit where it is busy for this part of the time, percent: Nsight Compute's rule for its classes.
+BUSY = 60.0
+# In the model, whose terms overlap less than in the device, from here on.
+MODEL_BUSY = 40.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is profiled: the case, its plan with the chosen configuration of each launch, and the code of these."""
+
+    case: Case
+    plan: LaunchPlan
+    choice: Sequence[int]
+    builds: Sequence[Mapping[str, Any]]  # of the chosen configurations, in launch order
+    bytes: float | None  # that the problem has to move at least
+    flops: float | None
+
+
+def subject(task: Task, evaluation: Evaluation, plans: Mapping[str, Any], choices: Any, builds: Any) -> Subject:
+    """The case of an OK evaluation that profiles look at.  plans, choices, builds: by case, as in `Facts`."""
+    name = longest(evaluation.timings)
+    case = next(c for c in task.cases if c.name == name)
+    choice = choices.get(name) or [0] * len(builds[name])
+    return Subject(
+        case=case,
+        plan=plans[name],
+        choice=choice,
+        builds=[by_config[i] for by_config, i in zip(builds[name], choice, strict=True)],
+        bytes=task.bytes(case) if task.bytes else None,
+        flops=task.flops(case) if task.flops else None,
+    )
+
+
+def longest(timings: Sequence[Timing]) -> str:
+    """The case in which the seed takes the longest."""
+    return max(timings, key=lambda t: statistics.median(t.baseline_us)).case
+
+
+# --- tiers -----------------------------------------------------------------------------------------------------------
+
+
+def from_estimate(of: Subject, estimate: Estimate, target: Target, fallback: str = "") -> Profile:
+    """Tier "estimate": the model's time, and what the model says it consists of."""
+    readings = _modelled(estimate, estimate.total_us) | _static(of, _slowest(estimate, of), target)
+    readings |= _moved(of, estimate, target)
+    return _digest("estimate", of, readings, target, _slowest(estimate, of), fallback)
+
+
+def from_timing(
+    of: Subject, timing: Timing, estimate: Estimate | None, target: Target, gpu: Mapping[str, Any], fallback: str = ""
+) -> Profile:
+    """Tier "counters-free": the measured time, the compiled code, and the model's shares of that time.
+
+    `gpu` has the measured ceilings of `fitness.cuda.device.DeviceFacts`; `estimate` is None where the plan has none.
+    """
+    time_us = statistics.median(timing.samples_us)
+    kernel = _slowest(estimate, of)
+    readings = {"time": time_us} | _static(of, kernel, target)
+    if estimate is not None:
+        readings |= _modelled(estimate, time_us) | _moved(of, estimate, target)
+    if of.bytes:
+        least = 100 * of.bytes / gpu["copy_bytes_per_s"] * 1e6 / time_us
+        readings["dram"] = min(100.0, max(readings.get("dram", 0.0), least))
+    return _digest("counters-free", of, readings, target, kernel, fallback, gpu)
+
+
+def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]]], target: Target) -> Profile:
+    """Tier "ncu": (kernel, readings) of each launch in order, as `fitness.profile.ncu.counters` gives them."""
+    own = {launch.kernel for launch in of.plan.launches}
+    kernel, measured = max(counters, key=lambda pair: (pair[0] in own, pair[1]["time"]))
+    total = math.fsum(r["time"] for _, r in counters)
+    readings = {**_static(of, kernel, target), **measured, "time": total}
+    if of.bytes and all("dram_bytes" in r for _, r in counters):
+        readings["moved"] = math.fsum(r["dram_bytes"] for _, r in counters) / of.bytes
+    return _digest("ncu", of, readings, target, kernel, "")
+
+
+# --- readings --------------------------------------------------------------------------------------------------------
+
+
+def _modelled(estimate: Estimate, time_us: float) -> dict[str, float]:
+    """The terms of the model as parts of a time, in percent."""
+    terms = {name: min(100.0, 100 * us / time_us) for name, us in estimate.terms.items()}
+    starting = terms.pop("schedule", 0.0) + terms.pop("launch", 0.0)
+    readings = {name: terms[name] for name in NAMES if name in terms}
+    return readings | {"time": time_us, "launch": min(100.0, starting), "waiting": terms.get("latency", 0.0)}
+
+
+def _static(of: Subject, kernel: str, target: Target) -> dict[str, float]:
+    """What the compiled code and the launch of the slowest kernel say."""
+    at = next((i for i, launch in enumerate(of.plan.launches) if launch.kernel == kernel), 0)
+    build = of.builds[at]
+    programs = math.prod(of.plan.launches[at].configs[of.choice[at]].grid)
+    registers, shared, warps = build["registers"], build["shared_bytes"], build["num_warps"]
+    resident, share = screen.occupancy(registers, shared, warps, target)
+    places = max(1, resident * target.multiprocessors)
+    waves = programs / places
+    readings = {
+        "occupancy": 100 * share,
+        "programs": programs / target.multiprocessors,
+        "tail": 100 * (1 - waves / math.ceil(waves)) if waves > 1 else 0.0,
+        "registers": registers,
+        "spills": build["spill_bytes"],
+        "shared_bytes": shared,
+        "warps": warps,
+        "by_registers": screen.occupancy(16, shared, warps, target)[0] > resident,
+        "by_shared": screen.occupancy(registers, 0, warps, target)[0] > resident,
+    }
+    features = build.get("ptx_features")
+    if features:
+        readings |= {k: features[k] for k in ("mma_sync", "wgmma")}
+        readings["tensor_instructions"] = features["mma_sync"] + features["wgmma"]
+        if features["load_bytes"]:  # 0: all loads go through other instructions
+            readings["load_bytes"] = features["load_bytes"]
+    if of.bytes and of.flops:
+        readings["intensity"] = of.flops / of.bytes
+    return {name: float(value) for name, value in readings.items()}
+
+
+def _moved(of: Subject, estimate: Estimate, target: Target) -> dict[str, float]:
+    """Traffic against what is needed; without meaning where all of it stays in L2."""
+    if not of.bytes or of.bytes < target.l2_bytes or "dram" not in estimate.terms:
+        return {}
+    return {"moved": estimate.terms["dram"] * 1e-6 * DRAM_EFFICIENCY * target.dram_bytes_per_s / of.bytes}
+
+
+def _slowest(estimate: Estimate | None, of: Subject) -> str:
+    """The kernel that takes the most time; the first one where that is not known."""
+    kernels = {launch.kernel for launch in of.plan.launches}
+    steps = [s for s in estimate.per_launch if s.name in kernels] if estimate else []
+    return max(steps, key=lambda s: s.total_us).name if steps else of.plan.launches[0].kernel
+
+
+# --- digest ----------------------------------------------------------------------------------------------------------
+
+
+def _digest(
+    tier: str,
+    of: Subject,
+    readings: Mapping[str, float],
+    target: Target,
+    kernel: str,
+    fallback: str,
+    gpu: Mapping[str, Any] | None = None,
+) -> Profile:
+    bottleneck, shown, reason = _classified(tier, readings)
+    return Profile(
+        tier=tier,
+        bottleneck=bottleneck,
+        reason=f"{reason} (case {of.case.name})",
+        numbers={NAMES[name]: readings[name] for name in shown if name in readings},
+        roofline=roofline(of, readings["time"], target, gpu),
+        hints=hints(bottleneck, readings),
+        case=of.case.name,
+        kernel=kernel,
+        metrics={NAMES[name]: readings[name] for name in NAMES if name in readings},
+        fallback=fallback,
+    )
+
+
+def _classified(tier: str, readings: Mapping[str, float]) -> tuple[str, tuple[str, ...], str]:
+    """(bottleneck, readings that show it, one sentence)."""
+    busy = {name: (readings[name], kind) for kind, names in _RESOURCES.items() for name in names if readings.get(name)}
+    name = max(busy, key=lambda n: busy[n][0], default="")
+    share, kind = busy.get(name, (0.0, "latency"))
+    limit = BUSY if tier == "ncu" else MODEL_BUSY
+    resources = ("occupancy", "active", "programs")
+    waits = _most_stalled(readings)
+    # A kernel that fills less than one program a multiprocessor has no resource busy for lack of programs.
+    if readings.get("programs", math.inf) < 1 and share < BUSY:
+        few = f"{readings['programs']:.2g} programs for each multiprocessor: most of the GPU has nothing to do"
+        return "parallelism", ("programs", "time", name, "warps"), few
+    if share < limit or readings.get("waiting", 0.0) > share:
+        why = f"no resource is busy for long ({_lower(name)} {share:.0f}%), programs wait" if name else "programs wait"
+        return "latency", (waits or "waiting", name, *resources[: 1 + ("active" in readings)], "registers"), why
+    why = f"{_lower(name)} {share:.0f}%, more than anything else"
+    spills = ("spills",) if readings.get("spills") else ()
+    rest = [n for n in (*spills, *_TELLING[kind], "occupancy", "time") if n in readings and n != name]
+    return kind, (name, *rest[:3]), why
+
+
+def _most_stalled(readings: Mapping[str, float]) -> str:
+    stalls = [name for name in readings if name.startswith("stall_") and name in NAMES]
+    return max(stalls, key=readings.__getitem__) if stalls else ""
+
+
+def _lower(name: str) -> str:
+    return NAMES[name].partition(",")[0]
+
+
+def roofline(of: Subject, time_us: float, target: Target, gpu: Mapping[str, Any] | None = None) -> float | None:
+    """Least possible time over the time, at most 1: of what copies and matrix products reach on the GPU, not of data
+    sheets.  None where the task does not say how much work it is.
+    """
+    if of.bytes is None and of.flops is None:
+        return None
+    narrow = of.case.dtype in target.tensor_flops and of.case.dtype != "float32"
+    lanes = 2.0 * target.multiprocessors * target.fp32_lanes * target.clock_hz
+    peak = target.tensor_flops[of.case.dtype] * WGMMA_EFFICIENCY if narrow else lanes
+    rate = gpu["copy_bytes_per_s"] if gpu else DRAM_EFFICIENCY * target.dram_bytes_per_s
+    least_us = 1e6 * max((of.bytes or 0.0) / rate, (of.flops or 0.0) / peak)
+    return min(1.0, least_us / time_us)

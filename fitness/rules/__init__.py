@@ -1,1 +1,0 @@
-"""The gate: rules over a candidate's syntax tree."""

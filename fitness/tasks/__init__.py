@@ -1,0 +1,1 @@
+"""Tasks: the format, loading, scaffolding; `builtin/` holds the built-in ones."""

@@ -1,1 +1,0 @@
-"""What a plan computes, on the CPU: Triton's interpreter, against the oracle."""

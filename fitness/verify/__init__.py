@@ -1,0 +1,1 @@
+"""Compares what a plan computes with the float64 oracle."""

@@ -1,0 +1,244 @@
+"""The reference of a task on parts of its inputs, for outputs of which only some elements are compared.
+
+At full size the reference itself may take minutes: in float64, on a CPU.  Most references do the same along some axes,
+rows of a softmax or columns of a product of matrices, whatever the other elements along that axis are.  Such axes are
+found by trying them at the sizes for a CPU.  Of a full-size case the reference then computes the indices alone that are
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from evo.core.records import Case
+from fitness.cuda.norms import norms
+from fitness.tasks.task import Task, run_reference
+from fitness.verify import oracle
+from fitness.verify.long_loops import costs_little
+
+TRIES = 2  # inputs on which an axis must prove to be separable
+AGREE = 1e-9  # relative difference that the order of a float64 summation may make
+# Of one execution of the reference: elements of all tensors that are made, and floating-point operations.
+ELEMENTS, FLOPS = 1 << 28, 1 << 34
+LITTLE = 1 << 20  # elements of the arguments of a reference that decides by values, whose costs cannot be foreseen
+# Output elements a slice has at least, if its axes are that long: the error of a single one says little of a budget.
+LEAST = 256
+KEPT_BYTES = 256 << 20  # of slices that are kept, as candidates of one run ask for the same ones again
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a case along which an output may be computed in parts.
+
+    arguments: dimension of the axis in each argument that has it, by the argument's position; dim: the same in the
+    output.
+    """
+
+    name: str
+    arguments: Mapping[int, int]
+    dim: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Expected values of some elements of an output: `exact` (n,), in float64 unless the output holds integers."""
+
+    exact: torch.Tensor
+    budget: oracle.Budget | None
+
+
+class Slices:
+    """Expected values of chosen output elements.  Thread-safe."""
+
+    def __init__(self, task: Task) -> None:
+        """`task` must have a reference."""
+        self._task = task
+        self._kept: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def axes(self) -> tuple[tuple[Axis, ...], ...]:
+        """Of each output (returned tensors in order, then written arguments), the axes along which it is separable."""
+        return _separable(self._task)
+
+    def expected(
+        self,
+        case: Case,
+        inputs: str,
+        arguments: Sequence[Any],
+        output: int,
+        shape: Sequence[int],
+        at: np.ndarray,
+        random: np.random.Generator,
+    ) -> Part | None:
+        """What the output of this shape holds at the indices `at` (elements, dimensions), for these arguments.
+
+        inputs: names the arguments.  None if it takes the reference too long, or the reference is not finite there.
+        """
+        axes = self.axes[output] if output < len(self.axes) else ()
+        chosen = {axis.name: np.unique(at[:, axis.dim]) for axis in axes}
+        found = self._computed(case, inputs, arguments, output, axes, _padded(axes, shape, chosen, random))
+        if found is None:
+            return None
+        exact, own, indices = found
+        place = [at[:, dim] for dim in range(at.shape[1])]
+        for axis in axes:
+            place[axis.dim] = np.searchsorted(indices[axis.name], at[:, axis.dim])
+        index = tuple(torch.from_numpy(p) for p in place)
+        compared = exact[index].reshape(-1)
+        budgets = self._budget(exact, own), self._budget(compared, own[index].reshape(-1))
+        return Part(compared, _larger(*budgets))
+
+    def _budget(self, exact: torch.Tensor, own: torch.Tensor) -> oracle.Budget | None:
+        size = norms(exact, own) if own.is_floating_point() else None
+        return oracle.budget(size, own, self._task.tolerance)
+
+    def _computed(
+        self,
+        case: Case,
+        inputs: str,
+        arguments: Sequence[Any],
+        output: int,
+        axes: Sequence[Axis],
+        indices: Mapping[str, np.ndarray],
+    ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, np.ndarray]] | None:
+        """The slice of the output at these indices, in float64 and at the task's precision, and the indices."""
+        key = hashlib.sha256(f"{inputs}:{output}".encode())
+        for axis in axes:
+            key.update(indices[axis.name].tobytes() + b";")
+        with self._lock:  # one after the other: each takes all cores and much memory
+            name = key.hexdigest()
+            if name not in self._kept:
+                part = _narrowed(arguments, axes, indices)
+                reference = self._task.reference
+                assert reference is not None
+                little = sum(a.numel() for a in part if isinstance(a, torch.Tensor)) <= LITTLE
+                if not costs_little(lambda: reference(*part), elements=ELEMENTS, flops=FLOPS, by_values=little):
+                    return None
+                _, every, at_own_precision = oracle.computed(self._task, case, inputs, [_own(a) for a in part])
+                self._keep(name, every[output].clone(), at_own_precision[output].clone())
+            self._kept.move_to_end(name)
+            exact, own = self._kept[name]
+        if own.is_floating_point() and not oracle.usable(norms(exact, own), own.dtype):
+            return None
+        return exact, own, indices
+
+    def _keep(self, name: str, exact: torch.Tensor, own: torch.Tensor) -> None:
+        self._kept[name] = exact, own
+        while len(self._kept) > 1 and sum(a.nbytes + b.nbytes for a, b in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+
+def _larger(one: oracle.Budget | None, other: oracle.Budget | None) -> oracle.Budget | None:
+    """The larger budgets of a slice and of the elements compared, whose values may be larger than others in it."""
+    if one is None or other is None:
+        return one
+    return oracle.Budget(max(one.rms, other.rms), max(one.max, other.max))
+
+
+def _padded(
+    axes: Sequence[Axis], shape: Sequence[int], chosen: Mapping[str, np.ndarray], random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """`chosen` with more indices along the longest axes, until a slice of the output has LEAST elements."""
+    found = dict(chosen)
+    whole = math.prod(size for dim, size in enumerate(shape) if dim not in [axis.dim for axis in axes])
+    for axis in sorted(axes, key=lambda axis: -shape[axis.dim]):
+        elements = whole * math.prod(len(indices) for indices in found.values())
+        missing = (math.ceil(LEAST / max(1, elements)) - 1) * len(found[axis.name])
+        if missing > 0:
+            found[axis.name] = np.union1d(found[axis.name], random.integers(0, shape[axis.dim], missing))
+    return found
+
+
+def _own(argument: Any) -> Any:
+    """What a reference may write to."""
+    return argument.clone() if isinstance(argument, torch.Tensor) else argument
+
+
+def _narrowed(arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> list[Any]:
+    """The arguments at some indices of each axis."""
+    found = list(arguments)
+    for axis in axes:
+        chosen = torch.from_numpy(np.ascontiguousarray(indices[axis.name], np.int64))
+        for i, dim in axis.arguments.items():
+            found[i] = found[i].index_select(dim, chosen)
+    return found
+
+
+def _separable(task: Task) -> tuple[tuple[Axis, ...], ...]:
+    case = min((case.on_cpu() for case in task.cases), key=lambda c: math.prod(c.axes.values()))
+    arguments = oracle.make_inputs(task, case, 0)
+    _, outputs = run_reference(task, arguments)
+    found: list[list[Axis]] = [[] for _ in outputs]
+    for name in case.axes:
+        with suppress(Exception):  # task.py was not written for such a size: this axis is not cut
+            _try(task, case, name, found)
+    return tuple(tuple(axes) for axes in found)
+
+
+def _try(task: Task, case: Case, name: str, found: list[list[Axis]]) -> None:
+    """Adds the axis `name` to those of the outputs that are separable along it, together with those found before."""
+    size = case.axes[name]
+    longer = replace(case, axes={**case.axes, name: 2 * size})
+    some, more = (oracle.make_inputs(task, c, 0) for c in (case, longer))
+    dims = [_dimension(a, b, size) for a, b in zip(some, more, strict=True)]
+    arguments = {i: dim for i, dim in enumerate(dims) if dim is not None}
+    if not arguments:
+        return
+    _, short = run_reference(task, some)
+    _, long = run_reference(task, more)
+    for output, (a, b) in enumerate(zip(short, long, strict=True)):
+        dim = _dimension(a, b, size)
+        if dim is not None:
+            axes = [*found[output], Axis(name, arguments, dim)]
+            if all(_agrees(task, longer, output, axes, seed) for seed in range(TRIES)):
+                found[output] = axes
+
+
+def _dimension(a: Any, b: Any, size: int) -> int | None:
+    """The one dimension in which `b` is twice as long as `a`, None if they are alike.
+
+    Raises ValueError if they differ in another way.
+    """
+    if not isinstance(a, torch.Tensor):
+        if a != b:
+            raise ValueError("a number depends on the size of the axis")
+        return None
+    differ = [d for d, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+    if not differ:
+        return None
+    if len(differ) > 1 or a.shape[differ[0]] != size or b.shape[differ[0]] != 2 * size:
+        raise ValueError("the axis is not a dimension of its own")
+    return differ[0]
+
+
+def _agrees(task: Task, case: Case, output: int, axes: Sequence[Axis], seed: int) -> bool:
+    """Whether the output on some of the inputs is some of the output on all of them."""
+    arguments = oracle.make_inputs(task, case, seed)
+    random = np.random.Generator(np.random.PCG64(seed))
+    chosen = {}
+    for axis in axes:
+        size = case.axes[axis.name]
+        chosen[axis.name] = np.sort(random.choice(size, max(1, size // 2), replace=False))
+    _, whole = run_reference(task, arguments, double=True)
+    _, part = run_reference(task, _narrowed(arguments, axes, chosen), double=True)
+    expected = whole[output]
+    for axis in axes:
+        expected = expected.index_select(axis.dim, torch.from_numpy(chosen[axis.name]))
+    got = part[output]
+    if got.shape != expected.shape:
+        return False
+    if not got.is_floating_point():
+        return bool(torch.equal(got, expected))
+    return bool(torch.allclose(got, expected, rtol=AGREE, atol=AGREE * float(expected.abs().max()), equal_nan=True))

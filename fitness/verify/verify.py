@@ -1,0 +1,470 @@
+"""Verification without a GPU: the plan's launches under Triton's interpreter, against the float64 oracle.
+
+Inputs go into a file of poisoned buffers with guard zones, a sandboxed child executes the plan on that file, and
+what is left in the file is judged here.  Expected values never enter the file or the child.  Where the seed kernel is
+the reference, it is executed in a child of its own before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from evo.core.records import Case, Check, Verdict
+from fitness.frontend.memory import DTYPES, POISONS, Guards, Layout, Poison, contents
+from fitness.frontend.plan import LaunchPlan, PlanError, TensorRef, to_json
+from fitness.frontend.stages import NOTHING_COMPARED, Stop, at_line, expect_ok
+from fitness.interpreter.bounds import NO_HABITS, Habits
+from fitness.interpreter.delegation import Authors, Share, check_share, needs_proof
+from fitness.sandbox.jobs import JobError, Limits
+from fitness.sandbox.scratch import LeftError, scratch_folder
+from fitness.sandbox.zygote import Zygote
+from fitness.tasks.task import Task
+from fitness.verify import oracle, seed_oracle
+from fitness.verify.long_loops import Added
+
+# Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
+# buffers, in each file and in all files of a verification; but no more than MOST, or twice what arguments and outputs
+# take where that is more.
+TIMES_NEEDED = 8
+SPARE_BYTES, SPARE_TOGETHER = 128 << 20, 1 << 30
+MOST_BYTES, MOST_TOGETHER = 1 << 30, 8 << 30
+GUARDS_OF_SEED = (1 << 20) + 1  # the number of its guard zones; candidates have small ones
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One execution of a case's plan on one set of inputs.
+
+    order: in which order the programs of a grid run; poison: of memory that nothing has written yet; stretched: whether
+    the case is none of the task's own.
+    """
+
+    case: Case
+    variant: str
+    order: str = "forward"
+    poison: Poison = POISONS[0]
+    stretched: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, str]:
+        """Equal for replays on the same inputs."""
+        return self.case.name, self.variant
+
+    def __str__(self) -> str:
+        programs = "all programs at once" if self.order == "at once" else f"{self.order} program order"
+        return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
+
+
+def replays(task: Task, stretched: Sequence[Added] = ()) -> list[Replay]:
+    """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them.
+
+    Those that are `stretched` (or reduced) on their own variant alone.
+
+    A kernel whose programs depend on each other's results (a race on the device) differs between the orders, or when no
+    program sees what others store (unless they meet in atomics, or the seed kernel says what is right).  Where the
+    programs are seen to touch nothing that others store, the other orders are left out.
+    """
+    found = []
+    orders = ("forward", "reverse") if task.reference is None else ("forward", "reverse", "at once")
+    stress = [v for v in oracle.variants(task) if v != "normal"]
+    for number, case in enumerate(case.on_cpu() for case in task.cases):
+        poison = seed_oracle.poison(task, number)
+        found += [Replay(case, "normal", order, poison) for order in orders]
+        found += [
+            Replay(case, variant, poison=seed_oracle.poison(task, number + i)) for i, variant in enumerate(stress, 1)
+        ]
+    return found + [
+        Replay(case, case.variant, order, seed_oracle.poison(task, number), stretched=True)
+        for number, case in enumerate(stretched)
+        for order in orders
+    ]
+
+
+class Expectations(NamedTuple):
+    """What to compare each replay with, and what the seed kernel does that others may do too."""
+
+    replays: list[tuple[Replay, oracle.Expected]]
+    habits: Habits = NO_HABITS
+
+
+@dataclass(frozen=True)
+class Executable:
+    """What the interpreter executes: plans by case name at the CPU sizes, and the configuration of each launch."""
+
+    source: str
+    constants: Mapping[str, object]
+    plans: Mapping[str, LaunchPlan]
+    choices: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Where jobs are executed."""
+
+    zygote: Zygote
+    scratch: Path
+    limits: Limits
+
+    def interpret(self, what: Executable, runs: Sequence[_Run]) -> list[_Run]:
+        """Executes them; those that were, which lack only runs whose twin shows what they would.  Raises Stop."""
+        payload = {
+            "source": what.source,
+            "constants": dict(what.constants),
+            "runs": [run.payload() for run in runs],
+        }
+        value = expect_ok("verify", self.zygote.run("interpret", payload, scratch=self.scratch, limits=self.limits))
+        for run, notes, stored in zip(runs, value["notes"], value["stored"], strict=True):
+            run.notes = notes
+            run.stored.update(stored)
+        return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
+
+
+@dataclass(eq=False)
+class _Run:
+    """A replay with its memory."""
+
+    replay: Replay
+    plan: LaunchPlan
+    choice: list[int]
+    inputs: tuple
+    layout: Layout
+    file: str  # of buffers, in the scratch folder
+    authors: str = ""  # file of their authors, where operators might be among them
+    twin: int | None = None  # index of the run that differs in nothing but the order of programs
+    zeros: bool = False  # in lanes that are undefined
+    notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # as the job of `interpret` gives them
+    stored: set[int] = field(default_factory=set)  # arguments that something was stored to, once it was executed
+
+    def payload(self) -> dict:
+        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order}
+        found |= {"buffers": self.file, "zeros": self.zeros}
+        found |= {"authors": self.authors} if self.authors else {}
+        return found | ({} if self.twin is None else {"twin": self.twin})
+
+
+def verify(
+    task: Task,
+    candidate: Executable,
+    *,
+    seed: str,
+    jobs: Jobs,
+    kernel: Executable | None = None,
+    stretched: Sequence[Added] = (),
+    stretched_limits: Limits | None = None,
+    stored_by_seed: set[int] | None = None,
+    prove: bool = True,
+    expected: Expectations | None = None,
+) -> Check:
+    """Executes the candidate's plans and compares every output with the oracle.
+
+    `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
+    `replays`, where it is not, with limits of their own; `stored_by_seed`: arguments that the seed kernel stores to,
+    which a verification of the seed adds to it; `prove`: whether to ask who wrote the outputs; `expected`: what
+    `expectations` gave for the same.  Raises Stop with the verdict of the first replay that fails.
+    """
+    key = oracle.key_of(seed)
+    compared, habits = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, stretched=stretched)
+    guards = {inputs: n for n, inputs in enumerate(dict.fromkeys(r.inputs for r, _ in compared))}
+    runs = [  # whose the outputs are is asked at the task's own sizes
+        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.stretched, guards=guards[r.inputs])
+        for number, (r, _) in enumerate(compared)
+    ]
+    for run in runs:
+        run.zeros = habits.needs_zeros
+    for run, (_, expectation) in zip(runs, compared, strict=True):
+        _check_form(task, run, expectation)
+    _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, compared, strict=True)], jobs.scratch)
+    usual, long = ([run for run in runs if run.replay.stretched is stretch] for stretch in (False, True))
+    _pair(usual)
+    executed = jobs.interpret(candidate, usual)
+    if long:
+        _pair(long)
+        executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
+    worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
+    finals: dict[str, list[torch.Tensor]] = {}
+    for run, (_, expectation) in zip(runs, compared, strict=True):
+        if run not in executed:
+            continue
+        refs = output_refs(task, run.plan)
+        outputs = _outputs_after(task, run, refs, jobs.scratch)
+        check_accesses(run.replay, run.notes, habits)
+        if candidate.source != task.seed_source:
+            check_stores(task, run.replay, run.stored, stored_by_seed or set())
+        elif stored_by_seed is not None:
+            stored_by_seed |= run.stored
+        ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
+        if message is not None:
+            why = seed_oracle.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
+            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}{_undefined(run)}")
+        if ratio >= worst:
+            worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
+        if run.replay.variant == "normal" and task.deterministic:
+            _same_in_all_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
+    own = _own_share(task, executed, jobs.scratch)
+    return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
+
+
+def expectations(
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Added] = ()
+) -> Expectations:
+    """What `verify` compares with.  Raises Stop if there is nothing."""
+    key = oracle.key_of(seed)
+    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    if not expected.replays:
+        raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
+    return expected
+
+
+def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
+    """Raises Stop where the plan's outputs are of another form: then nothing has to be executed."""
+    refs = output_refs(task, run.plan)
+    strides = [ref.strides for ref in refs]
+    if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
+        raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
+
+
+def _pair(runs: Sequence[_Run]) -> None:
+    """Tells runs of one job in other orders which one does the same in forward order."""
+    forward = {r.replay.inputs: i for i, r in enumerate(runs) if r.replay.order == "forward"}
+    for run in runs:
+        if run.replay.order != "forward":
+            run.twin = forward.get(run.replay.inputs)
+
+
+def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
+    """The least share of own kernels in the outputs of a case.  Raises Stop where it is too little."""
+    shares: dict[str, Share] = {}
+    for run in runs:
+        if run.authors:
+            share = shares.setdefault(run.replay.case.name, Share(run.plan, output_refs(task, run.plan)))
+            authors = _authors(run, scratch)
+            share.add(Authors(run.layout, authors, authors))
+    for case, share in shares.items():
+        check_share(task, case, share.plan, share.own, "the bytes of the outputs", "verify")
+    return min((share.own for share in shares.values()), default=1.0)
+
+
+def _authors(run: _Run, scratch: Path) -> torch.Tensor:
+    """What the job noted in the run's file of authors.  Raises Stop where there is no such file any more."""
+    try:
+        return torch.from_numpy(contents(scratch / run.authors, run.layout.total))
+    except LeftError as error:
+        raise _foreign(run, error) from error
+
+
+def _memory(run: _Run, scratch: Path) -> np.ndarray:
+    """The run's memory as the job left it.  Raises Stop where its file is another."""
+    try:
+        return run.layout.left(scratch, run.file)
+    except LeftError as error:
+        raise _foreign(run, error) from error
+
+
+def _foreign(run: _Run, error: LeftError) -> Stop:
+    return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: its files were replaced: {error}")
+
+
+def _run(
+    task: Task,
+    what: Executable,
+    replay: Replay,
+    key: int,
+    name: str,
+    *,
+    moved: bool = False,
+    prove: bool = False,
+    guards: int = GUARDS_OF_SEED,
+) -> _Run:
+    """A replay of `what` on fresh inputs, in files called `name` that are yet to be made.
+
+    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them; guards:
+    number of the bytes of the guard zones.
+    """
+    plan = what.plans[replay.case.name]
+    inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
+    if moved:
+        inputs = seed_oracle.moved(task, inputs, key)
+    authors = f"{name}.authors" if prove and needs_proof(plan) else ""
+    choice = list(what.choices[replay.case.name])
+    return _Run(replay, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
+
+
+def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> None:
+    """Makes the files of runs whose cases need so many bytes; none where they are too large.  Raises Stop."""
+    for run, least in zip(runs, needed, strict=True):
+        _check_size(f"{run.replay}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
+    total = sum(run.layout.total for run in runs)
+    _check_size(f"the buffers of {len(runs)} executions", total, sum(needed), SPARE_TOGETHER, MOST_TOGETHER)
+    for run in runs:
+        try:
+            run.layout.write_inputs(run.layout.create(scratch, run.file, run.replay.poison), run.inputs)
+        except PlanError as error:
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: {error}") from error
+        if run.authors:
+            (scratch / run.authors).write_bytes(bytes(run.layout.total))
+
+
+def _check_size(what: str, size: int, needed: int, spare: int, most: int) -> None:
+    most = max(min(spare + TIMES_NEEDED * needed, most), spare + 2 * needed)
+    if size > most:
+        message = f"{what} take {size >> 20} MiB, at most {most >> 20} are allowed"
+        raise Stop("verify", Verdict.OUT_OF_MEMORY, message)
+
+
+def _needed(inputs: Sequence[object], expectation: oracle.Expected) -> int:
+    """Bytes of a case's arguments and outputs, whatever a plan says of them."""
+    arguments = sum(a.untyped_storage().nbytes() for a in inputs if isinstance(a, torch.Tensor))
+    outputs = zip(expectation.outputs, expectation.dtypes, expectation.strides, strict=True)
+    return arguments + sum(_reach(tuple(o.shape), strides) * dtype.itemsize for o, dtype, strides in outputs)
+
+
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last one of a window."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+
+
+def _planned(plan: LaunchPlan) -> int:
+    """Bytes of arguments and outputs as the plan says, where nobody else knows."""
+    buffers = {ref.buffer for ref in (*plan.inputs, *plan.outputs) if isinstance(ref, TensorRef)}
+    return sum(plan.buffers[b].nbytes for b in buffers)
+
+
+def _expectations(task: Task, stretched: Sequence[Added], key: int) -> Expectations:
+    """What to compare each replay with; without those where the float64 reference itself is not finite."""
+    every = replays(task, stretched)
+    firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
+    known = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
+    return Expectations([(r, expected) for r in every if (expected := known[r.inputs]) is not None])
+
+
+def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
+    """As `_seed_expectations`, of whose files none is left: the candidate's job could read them."""
+    with scratch_folder(jobs.scratch) as own:
+        return _seed_expectations(task, kernel, key, replace(jobs, scratch=own))
+
+
+def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
+    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones; and its habits.
+
+    Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
+    """
+    firsts = {replay.inputs: replay for replay in reversed(replays(task))}
+    pairs = {
+        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", moved=moved) for moved in (False, True)]
+        for n, (at, replay) in enumerate(firsts.items())
+    }
+    runs = [run for pair in pairs.values() for run in pair]
+    for run in runs:
+        run.zeros = True
+    _make_files(runs, [_planned(run.plan) for run in runs], jobs.scratch)
+    jobs.interpret(kernel, runs)
+    found = []
+    for replay in replays(task):
+        own, other = pairs[replay.inputs]
+        refs = output_refs(task, own.plan)
+        outputs, after_move = (_read(run, refs, _memory(run, jobs.scratch)) for run in (own, other))
+        expected = seed_oracle.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
+        if expected is not None:
+            found.append((replay, expected))
+    usual = [own for own, _ in pairs.values() if own.replay.variant == "normal" and "undefined" in own.notes]
+    habits = Habits(any("load" in run.notes for run in runs), _needs_zeros(task, kernel, usual, key, jobs))
+    return Expectations(found, habits)
+
+
+def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int, jobs: Jobs) -> bool:
+    """Whether these runs of the seed kernel end otherwise if what the language leaves undefined is not zero."""
+    again = [_run(task, kernel, run.replay, key, f"undefined{n}") for n, run in enumerate(runs)]
+    _make_files(again, [_planned(run.plan) for run in again], jobs.scratch)
+    try:
+        if again:
+            jobs.interpret(kernel, again)
+    except Stop as stop:
+        if stop.verdict is not Verdict.RUNTIME_ERROR:
+            raise
+        return True
+    for one, other in zip(runs, again, strict=True):
+        refs = output_refs(task, one.plan)
+        first, second = (_read(run, refs, _memory(run, jobs.scratch)) for run in (one, other))
+        if not all(map(_bitwise_equal, first, second)):
+            return True
+    return False
+
+
+def output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
+    """What is compared: returned tensors in order, then written arguments."""
+    return list(plan.outputs) + [plan.inputs[i] for i in plan.tensors_among(task.written)]
+
+
+def _formed(ref: TensorRef) -> torch.Tensor:
+    """Of the window's form, without memory: an expanded one may have more elements than the machine has bytes."""
+    return torch.empty(ref.shape, dtype=DTYPES[ref.dtype], device="meta")
+
+
+def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
+    """The outputs left in the run's memory; raises Stop where anything else was written."""
+    memory = _memory(run, scratch)
+    broken = run.layout.broken_guards(memory)
+    if broken:
+        raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+    try:
+        for i, value in enumerate(run.inputs):
+            if not isinstance(value, torch.Tensor) or i in task.written:
+                continue
+            if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
+                raise Stop(
+                    "verify", Verdict.WRONG, f"{run.replay}: input {task.parameters[i]!r} was modified; copy it instead"
+                )
+    except JobError as error:
+        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+    return _read(run, refs, memory)
+
+
+def check_accesses(where: object, notes: Mapping[str, tuple[str, int]], habits: Habits = NO_HABITS) -> None:
+    """Raises Stop if a run with these notes left its arrays.  where: what a message calls the run."""
+    for kind in ("store", "load"):
+        if kind in notes and not (kind == "load" and habits.loads_beyond):
+            text, line = notes[kind]
+            raise Stop("verify", Verdict.WRONG, *at_line("verify", f"{where}: {text}; mask it", line))
+
+
+def check_stores(task: Task, where: object, stored: set[int], stored_by_seed: set[int]) -> None:
+    """Raises Stop if something was stored to an input, even if it then held what it had held before."""
+    for i in sorted(stored - set(task.written) - stored_by_seed):
+        message = f"{where}: something was stored to input {task.parameters[i]!r}"
+        raise Stop("verify", Verdict.WRONG, f"{message}; store to memory of its own, torch.empty_like or the like")
+
+
+def _undefined(run: _Run) -> str:
+    """What may be the cause of a wrong result."""
+    if "undefined" not in run.notes or run.zeros:
+        return ""
+    text, line = run.notes["undefined"]
+    return f"; line {line}: {text}: if they reach the result, give the load an `other`"
+
+
+def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torch.Tensor]:
+    try:
+        return [run.layout.read(memory, ref) for ref in refs]
+    except JobError as error:
+        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+
+
+def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: Replay) -> None:
+    if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise Stop(
+            "verify",
+            Verdict.WRONG,
+            f"case {replay.case.name}: the result depends on the order in which the programs of the grid run (a race)",
+        )
+
+
+def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

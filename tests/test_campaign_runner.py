@@ -1,0 +1,144 @@
+"""Cells of tasks that become known one after the other, with the real engine on an instant evaluator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evo.campaign.runner import Done, counter, finished, run_cells, why_failed
+from evo.campaign.spec import Campaign, Cell, Spec
+from evo.cli.ablate import run_campaign
+from evo.cli.search import make_engine
+from evo.core.errors import StoreError
+from evo.core.records import Verdict
+from evo.storage.store import RunInfo, Store
+from fitness.evaluator import SeedError
+from tests.cli_support import BROKEN, CliEvaluator, install, load
+
+SPEC = Spec(
+    tasks=(), seeds=(0,), arms=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
+)  # fmt: skip
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[CliEvaluator]:
+    return install(monkeypatch.setattr)
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign.open(tmp_path / "out", SPEC, "cpu", {}, {"evo": "1"})
+
+
+def added(campaign: Campaign, name: str) -> Any:
+    campaign.add(name, name, "hash")
+    return load(name)
+
+
+def run(campaign: Campaign, tasks: Iterator[Any], stop: Any = lambda: False) -> list[Done]:
+    def make(store: Any, task: Any, first: Any, evaluator: Any, halted: Any) -> Any:
+        return make_engine(store, task, first, evaluator, stop=halted)
+
+    return list(run_cells(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), make, 2, stop))
+
+
+def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    def arriving() -> Iterator[Any]:
+        yield added(campaign, "softmax")
+        for _ in range(100):  # each waits a moment
+            if finished(campaign.folder, Cell("softmax", "full", 0)):
+                break
+            yield None
+        else:
+            pytest.fail("the first task was not searched")
+        yield added(campaign, "rotary")
+
+    done = run(campaign, arriving())
+    assert [(d.cell.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
+    assert counter(campaign.folder, campaign.cells())() == 2
+
+
+def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    ended = []
+
+    def arriving() -> Iterator[Any]:
+        for name in ("softmax", "rotary", "matmul", "scatter"):
+            ended.append(counter(campaign.folder, campaign.cells())())
+            yield added(campaign, name)
+
+    assert len(run(campaign, arriving())) == 4
+    assert all(n >= least for n, least in zip(ended, (0, 0, 1, 2), strict=True))  # of two workers
+
+
+def test_no_more_tasks_are_taken_once_it_is_to_stop(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    taken = []
+
+    def arriving() -> Iterator[Any]:
+        for name in ("softmax", "rotary"):
+            taken.append(name)
+            yield added(campaign, name)
+
+    assert run(campaign, arriving(), stop=lambda: len(taken) == 2) != []
+    assert [cell.task for cell in campaign.cells()] == taken
+    assert not finished(campaign.folder, Cell("rotary", "full", 0))
+
+
+def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    def arriving() -> Iterator[Any]:
+        yield added(campaign, "softmax")
+        raise StoreError("no files can be checked")
+
+    with pytest.raises(StoreError, match="no files can be checked"):
+        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _workshop())
+
+
+def test_what_other_processes_finish_counts_as_progress(
+    opened: list[CliEvaluator], campaign: Campaign, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr("evo.cli.ablate.time", SimpleNamespace(monotonic=clock.__next__))
+    counted = iter((2, 7))  # five were finished in the meantime, this process's one among them
+    tasks = iter([added(campaign, "softmax")])
+    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _workshop()) == ([], False)
+    (line,) = (n for n in capsys.readouterr().out.splitlines() if n.startswith("["))
+    assert line.startswith("[7/12] softmax, full, seed 0: budget spent, ") and line.endswith("; ETA 0:01:40")
+
+
+def test_a_run_of_another_task_does_not_count(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    cell = Cell("softmax", "full", 0)
+    other = RunInfo(SPEC.config("softmax", "full", 0, "cpu"), "another", {"evo": "1"}, {})
+    added(campaign, "softmax")
+    with Store.create(campaign.folder / cell.path, other) as store:
+        store.event("ended", "budget spent")
+    assert not finished(campaign.folder, cell)
+    [done] = run(campaign, iter([load("softmax")]))
+    assert done.reason == "failed"
+    assert "expected the run of softmax, full, seed 0" in done.message
+    assert "task hash 'another' instead of 'hash'" in done.message
+
+
+def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: Campaign) -> None:
+    def tasks() -> Iterator[Any]:
+        yield added(campaign, BROKEN)
+
+    def fails(task: Any) -> Any:
+        raise SeedError(task, Verdict.COMPILE_ERROR, "compile", "line 3: K / 4\n  in `static_assert`")
+
+    cell = Cell(BROKEN, "full", 0)
+    assert why_failed(campaign.folder, cell) == ""
+    [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, lambda *_: pytest.fail("begun"), 1, lambda: False)
+    assert done.reason == "failed"
+    why = why_failed(campaign.folder, cell)
+    assert why.startswith("task 'broken'")
+    assert "\n" not in why and "line 3: K / 4" in why
+
+
+def _workshop() -> Any:
+    from evo.cli import common
+
+    return common.open_workshop("sm_90", "cpu")

@@ -1,0 +1,93 @@
+"""fitness.gpu.gpu_lock: real processes, no GPU."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fitness.gpu.gpu_lock import Turn
+
+# Waits for its turn, says so, and keeps it until its standard input ends.
+HOLDER = """
+import sys
+from pathlib import Path
+from fitness.gpu.gpu_lock import Turn
+with Turn("GPU-1", Path(sys.argv[1])).held():
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+# Tries to write while nobody else does: reads a number, and writes one more.
+COUNTER = """
+import sys
+from pathlib import Path
+from fitness.gpu.gpu_lock import Turn
+turn, file = Turn("GPU-1", Path(sys.argv[1])), Path(sys.argv[1], "count")
+for _ in range(200):
+    with turn.held():
+        file.write_text(str(int(file.read_text()) + 1))
+"""
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, text=True)
+
+
+def is_free(gpu: str, folder: Path) -> bool:
+    with open(folder / f"evo-{gpu}.lock", "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    processes = [start(COUNTER, tmp_path) for _ in range(3)]
+    assert [p.wait(60) for p in processes] == [0, 0, 0]
+    assert (tmp_path / "count").read_text() == "600"
+
+
+def test_who_is_killed_gives_the_turn_back(tmp_path: Path) -> None:
+    with start(HOLDER, tmp_path) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "mine\n"
+        with start(HOLDER, tmp_path) as second:
+            first.kill()
+            assert second.stdout is not None
+            assert second.stdout.readline() == "mine\n"
+            second.kill()
+    with Turn("GPU-1", tmp_path).held():
+        pass
+
+
+def test_a_turn_can_be_taken_again_by_who_has_it(tmp_path: Path) -> None:
+    turn = Turn("GPU-1", tmp_path)
+    turn.take()
+    with turn.held():
+        pass
+    with start(HOLDER, tmp_path) as other:
+        turn.leave()
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"  # so nothing is held any more
+        turn.leave()  # nothing to give back
+        other.kill()
+
+
+def test_other_gpus_have_other_turns(tmp_path: Path) -> None:
+    with Turn("GPU-1", tmp_path).held():
+        assert not is_free("GPU-1", tmp_path)
+        assert is_free("GPU-2", tmp_path)
+        with Turn("GPU-2", tmp_path).held():
+            assert not is_free("GPU-2", tmp_path)
+
+
+def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="oops"), Turn("GPU-1", tmp_path).held():
+        raise ValueError("oops")
+    assert is_free("GPU-1", tmp_path)
