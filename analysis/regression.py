@@ -21,7 +21,7 @@ Pair = tuple[Outcome, Outcome]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RegressionResult:
     """`ratio`: geometric mean over tasks and seeds of B's best over A's, with its 95% interval.
 
     `p`: one-sided, that B is worse and better, of the permutation test over pairs and of Wilcoxon's; None where there
@@ -82,7 +82,7 @@ def _held(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(texts) if outcomes else "no finished runs"
 
 
-def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> Verdict:
+def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> RegressionResult:
     """Worse or better beyond noise at `alpha`; runs without a gain count as 1.0x."""
     groups: dict[tuple[str, str], list[Pair]] = {}
     for a, b in pairs:
@@ -95,12 +95,12 @@ def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> Verdict:
     if len(pairs) < FEWEST_PAIRS:
         low, high = _from_runs(pairs, alpha)
         ratio = math.exp(math.fsum(flat) / len(flat))
-        return Verdict(len(pairs), ratio, (low, high), a12, worse=high < 1, better=low > 1)
+        return RegressionResult(len(pairs), ratio, (low, high), a12, worse=high < 1, better=low > 1)
     low, high = (math.exp(end) for end in stats.interval(logs, level=1 - alpha))
     ratio = math.exp(math.fsum(math.fsum(group) / len(group) for group in logs) / len(logs))
     p = stats.sign_flips(flat, alternative="less"), stats.sign_flips(flat, alternative="greater")
     wilcoxon = stats.wilcoxon(flat, alternative="less"), stats.wilcoxon(flat, alternative="greater")
-    return Verdict(len(pairs), ratio, (low, high), a12, p[0] < alpha, p[1] < alpha, p, wilcoxon)
+    return RegressionResult(len(pairs), ratio, (low, high), a12, p[0] < alpha, p[1] < alpha, p, wilcoxon)
 
 
 def _from_runs(pairs: Sequence[Pair], alpha: float) -> tuple[float, float]:

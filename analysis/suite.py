@@ -23,7 +23,7 @@ FAST = (1.0, 1.2, 2.0)
 
 
 @dataclass(frozen=True)
-class Baseline:
+class SuiteBaseline:
     """PyTorch beside the kernel that a search starts from.  `error`: why there are no times."""
 
     us: float
@@ -34,7 +34,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class SuiteKernel:
     """One file.  `reason`: why it was not searched, "" where it was; `outcome` exists where its run is finished.
 
     `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
@@ -45,7 +45,7 @@ class Kernel:
     lines: int  # of code, blank ones and comments left out
     reason: str = ""
     outcome: Outcome | None = None
-    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    baselines: Mapping[str, SuiteBaseline] = field(default_factory=dict)
     note: str = ""
     unknown: frozenset[str] = frozenset()
 
@@ -68,7 +68,7 @@ def code_lines(source: str) -> int:
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def markdown(kernels: Sequence[Kernel], *, with_pytorch: bool = False) -> str:
+def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> str:
     """The summary; `with_pytorch`: of a suite with references in PyTorch.
 
     Raises ValueError where nothing was searched and nothing measured.
@@ -101,7 +101,7 @@ def markdown(kernels: Sequence[Kernel], *, with_pytorch: bool = False) -> str:
     return "\n".join(parts)
 
 
-def _head(kernels: Sequence[Kernel], done: Sequence[Kernel], refused: Sequence[Kernel]) -> str:
+def _head(kernels: Sequence[SuiteKernel], done: Sequence[SuiteKernel], refused: Sequence[SuiteKernel]) -> str:
     kind = "estimated by a model of the target" if any(k.outcome and k.outcome.estimated for k in done) else "measured"
     waiting = len(kernels) - len(done) - len(refused)
     unfinished = f", {waiting} not {'finished' if done else 'searched'}" if waiting else ""
@@ -113,7 +113,7 @@ def _head(kernels: Sequence[Kernel], done: Sequence[Kernel], refused: Sequence[K
     return f"{counts}{said if done else ''}\n"
 
 
-def _beside_pytorch(timed: Sequence[Kernel]) -> list[str]:
+def _beside_pytorch(timed: Sequence[SuiteKernel]) -> list[str]:
     """fast_p against PyTorch, and its times."""
     names = sorted({name for k in timed for name in k.baselines})
     found = {name: [s for k in timed if (s := k.over(name)) is not None] for name in names}
@@ -130,7 +130,7 @@ def _beside_pytorch(timed: Sequence[Kernel]) -> list[str]:
     ]
 
 
-def _times(kernel: Kernel, names: Sequence[str], searched: bool) -> tuple[str, ...]:
+def _times(kernel: SuiteKernel, names: Sequence[str], searched: bool) -> tuple[str, ...]:
     known = [kernel.baselines[n] for n in names if n in kernel.baselines and not kernel.baselines[n].error]
     seed = f"{known[0].seed_us:.1f}" if known else "none"
     us, ratios, best = [], [], []
@@ -142,7 +142,7 @@ def _times(kernel: Kernel, names: Sequence[str], searched: bool) -> tuple[str, .
     return kernel.name, seed, *us, *ratios, *(best if searched else ()), kernel.note or "own"
 
 
-def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
+def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
     speedups = [k.speedup for k in done]
     gains = [s for s in speedups if s >= SUCCESS]
     candidates = sum(count(k) for k in done)
@@ -165,7 +165,7 @@ def _figures(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     ]
 
 
-def _certified(done: Sequence[Kernel]) -> list[tuple[str, str]]:
+def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
     """How many successes are certified; nothing where no GPU was at work."""
     if not _on_gpu(done):
         return []
@@ -173,7 +173,7 @@ def _certified(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     return [("success, certified", _unless_unknown(done, "certified", _share(certified, len(done))))]
 
 
-def _on_gpu(done: Sequence[Kernel]) -> list[tuple[str, str]]:
+def _on_gpu(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
     """Seconds of a GPU; nothing where none was at work."""
     spent = sum(k.outcome.gpu_spent for k in done if k.outcome)
     if not spent and not any("gpu_seconds" in k.unknown for k in done):
@@ -181,7 +181,7 @@ def _on_gpu(done: Sequence[Kernel]) -> list[tuple[str, str]]:
     return [("of these of a GPU", _unless_unknown(done, "gpu_seconds", f"{spent / len(done):.1f}"))]
 
 
-def _unless_unknown(done: Sequence[Kernel], figure: str, value: str) -> str:
+def _unless_unknown(done: Sequence[SuiteKernel], figure: str, value: str) -> str:
     """`value`, or how many kernels lack what it is computed of."""
     lacking = sum(figure in k.unknown for k in done)
     if lacking:
@@ -192,7 +192,7 @@ def _unless_unknown(done: Sequence[Kernel], figure: str, value: str) -> str:
 _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pass@k", f"pass@k ≥ {SUCCESS}×")
 
 
-def _by_budget(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
+def _by_budget(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str]]:
     """After 1, 2, 4 and so on, and after all."""
     runs = [(k.outcome, count(k), count(k, *RIGHT)) for k in done if k.outcome]
     budget = max(run.budget for run, _, _ in runs)
@@ -217,7 +217,7 @@ def _mean_share(shares: Sequence[float]) -> str:
     return f"{sum(shares) / len(shares):.0%}" if shares else "none"
 
 
-def _quarters(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
+def _quarters(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str]]:
     ordered = sorted(done, key=lambda k: (k.lines, k.name))
     bounds = [round(i * len(ordered) / 4) for i in range(5)]
     rows = []
@@ -231,7 +231,7 @@ def _quarters(done: Sequence[Kernel]) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def _row(kernel: Kernel) -> tuple[str, str, str, str, str, str]:
+def _row(kernel: SuiteKernel) -> tuple[str, str, str, str, str, str]:
     assert kernel.outcome is not None  # only those are listed
     low, high = kernel.outcome.ci95
     within = "no gain" if kernel.speedup == 1 else f"[{low:.2f}, {high:.2f}]"
@@ -240,11 +240,11 @@ def _row(kernel: Kernel) -> tuple[str, str, str, str, str, str]:
     return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, str(count(kernel))
 
 
-def _fastest_first(done: Sequence[Kernel]) -> list[Kernel]:
+def _fastest_first(done: Sequence[SuiteKernel]) -> list[SuiteKernel]:
     return sorted(done, key=lambda k: (-k.speedup, k.name))
 
 
-def count(kernel: Kernel, *verdicts: str) -> int:
+def count(kernel: SuiteKernel, *verdicts: str) -> int:
     """Candidates evaluated (with one of `verdicts`, where some are named), the seed left out."""
     assert kernel.outcome is not None
     found = kernel.outcome.verdicts

@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from analysis.formats import parquet
 from analysis.outcomes import Outcome
-from analysis.suite import RIGHT, VALID, Baseline, Kernel, count
+from analysis.suite import RIGHT, VALID, SuiteBaseline, SuiteKernel, count
 from evo.core.errors import StoreError
 
 FILE = "kernels.parquet"
@@ -31,7 +31,7 @@ _SCHEMA = pa.schema([
 _ADDED = frozenset({"certified", "gpu_seconds", "successes", "valid"})
 
 
-def write_kernels(path: Path, kernels: Sequence[Kernel]) -> None:
+def write_kernels(path: Path, kernels: Sequence[SuiteKernel]) -> None:
     """One row a file: name, lines, reason, note; of its run best, ci_low, ci_high, certified, estimated, candidates
     (how many, and of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve; of each
     baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
@@ -45,7 +45,7 @@ def write_kernels(path: Path, kernels: Sequence[Kernel]) -> None:
         write_batch(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
 
 
-def _run_row(kernel: Kernel) -> dict[str, object]:
+def _run_row(kernel: SuiteKernel) -> dict[str, object]:
     run = kernel.outcome
     if run is None:
         return {}
@@ -63,7 +63,7 @@ def _run_row(kernel: Kernel) -> dict[str, object]:
     return {name: value for name, value in row.items() if name not in kernel.unknown}
 
 
-def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:
+def _baseline_row(kernel: SuiteKernel, name: str, b: SuiteBaseline) -> dict[str, object]:
     if b.error:
         return {"name": name, "error": b.error}
     low, high = b.ci95
@@ -71,7 +71,7 @@ def _baseline_row(kernel: Kernel, name: str, b: Baseline) -> dict[str, object]:
     return {"name": name, **times, "over": kernel.over(name), "error": ""}
 
 
-def read_kernels(path: Path) -> list[Kernel]:
+def read_kernels(path: Path) -> list[SuiteKernel]:
     """What `write_kernels` wrote.  Raises StoreError where `path` is no such file.
 
     Of verdicts the file has numbers alone: right ones are "ok" here, valid ones that are not right "wrong", all others
@@ -89,12 +89,12 @@ def read_kernels(path: Path) -> list[Kernel]:
     return [_kernel(row, frozenset(missing)) for row in table.to_pylist()]
 
 
-def merged(campaigns: Iterable[Iterable[Kernel]]) -> list[Kernel]:
+def merged(campaigns: Iterable[Iterable[SuiteKernel]]) -> list[SuiteKernel]:
     """Each file once: as the first campaign that searched it found it, so that nothing is picked by what came of it.
 
     Of a file that none searched: the first that timed it beside PyTorch, else that says why it cannot be searched.
     """
-    found: dict[str, Kernel] = {}
+    found: dict[str, SuiteKernel] = {}
     for kernels in campaigns:
         for kernel in kernels:
             known = found.get(kernel.name)
@@ -103,21 +103,21 @@ def merged(campaigns: Iterable[Iterable[Kernel]]) -> list[Kernel]:
     return list(found.values())
 
 
-def _known(kernel: Kernel) -> tuple[bool, bool, bool]:
+def _known(kernel: SuiteKernel) -> tuple[bool, bool, bool]:
     return kernel.outcome is not None, bool(kernel.baselines), bool(kernel.reason)
 
 
-def _kernel(row: dict[str, Any], missing: frozenset[str]) -> Kernel:
+def _kernel(row: dict[str, Any], missing: frozenset[str]) -> SuiteKernel:
     """missing: columns that the file lacks."""
     baselines = {b["name"]: _baseline(b) for b in row["baselines"]}
     searched = row["curve"] is not None
     outcome = _outcome(row, missing) if searched else None
     unknown = missing if searched else frozenset()
-    return Kernel(row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"], unknown)
+    return SuiteKernel(row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"], unknown)
 
 
 def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
-    """Values of missing columns are placeholders: `Kernel.unknown` names them, and no figure uses them."""
+    """Values of missing columns are placeholders: `SuiteKernel.unknown` names them, and no figure uses them."""
     seed = 1
     row = {**row, **{name: value for name, value in _placeholders(row).items() if name in missing}}
     right, valid = row["right"], row["valid"]
@@ -142,7 +142,7 @@ def _placeholders(row: dict[str, Any]) -> dict[str, Any]:
     return {"certified": 1.0, "gpu_seconds": 0.0, "successes": 0, "valid": row["right"]}
 
 
-def _baseline(row: dict[str, Any]) -> Baseline:
+def _baseline(row: dict[str, Any]) -> SuiteBaseline:
     if row["error"]:
-        return Baseline(0.0, 0.0, 0.0, (0.0, 0.0), row["error"])
-    return Baseline(row["us"], row["seed_us"], row["ratio"], (row["ci_low"], row["ci_high"]))
+        return SuiteBaseline(0.0, 0.0, 0.0, (0.0, 0.0), row["error"])
+    return SuiteBaseline(row["us"], row["seed_us"], row["ratio"], (row["ci_low"], row["ci_high"]))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from analysis.rows import Row
 from evo.core.records import STAGES, Verdict
-from evo.llm.completions import Completion, Completions, Judged, Operators, spans_from_json
+from evo.llm.completions import Completion, Completions, JudgedSource, Operators, spans_from_json
 from evo.storage.store import RunReader
 
 ALPHA = 0.1  # TritonRL's choice
@@ -52,7 +52,7 @@ _UNJUDGED = f"SELECT (SELECT COUNT(answer) FROM llm_calls) - (SELECT COUNT(*) FR
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrainingAnswer:
     """A model's answer with the verdict on what it became, and on its twin for a duplicate.
 
     Speedups are None unless `correct`.
@@ -125,7 +125,7 @@ class Answer:
     def completion(self, completions: Completions) -> Completion | str:
         """A text that yields what was judged, or why there is none."""
         return completions.of(
-            Judged(
+            JudgedSource(
                 operator=self.operator,
                 text=self.text,
                 spans=spans_from_json(self.spans),
@@ -151,17 +151,17 @@ class Answer:
         return [{"role": m["role"], "content": m["text"]} for m in json.loads(self.request)["messages"]]
 
 
-_FIELDS = tuple(f.name for f in dataclasses.fields(Answer))
+_FIELDS = tuple(f.name for f in dataclasses.fields(TrainingAnswer))
 
 
-def answers(reader: RunReader) -> Iterator[Answer]:
+def answers(reader: RunReader) -> Iterator[TrainingAnswer]:
     """Answers with a verdict; one that the evaluator itself failed on has none."""
     for row in reader.rows(_ANSWERS):
         values = dict(zip(_FIELDS, row, strict=True))
         values["verdict"] = Verdict(values["verdict"])
         values["twin_verdict"] = values["twin_verdict"] and Verdict(values["twin_verdict"])
         values["estimated"] = None if values["estimated"] is None else bool(values["estimated"])
-        yield Answer(**values)
+        yield TrainingAnswer(**values)
 
 
 def unjudged(reader: RunReader) -> int:

@@ -21,7 +21,7 @@ from fitness.estimate import time_model as model
 from fitness.estimate.coverage import Seen, coverage, seen
 from fitness.estimate.trace import LaunchTrace, LaunchWork
 from fitness.frontend import screen
-from fitness.frontend.build_cache import KnownBuilds
+from fitness.frontend.build_cache import BuildCache
 from fitness.frontend.gate import gate, not_inherited
 from fitness.frontend.plan import LaunchPlan, to_json
 from fitness.frontend.stages import Stop, expect_ok, surviving
@@ -33,7 +33,7 @@ from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
-from fitness.verify.long_loops import Added, added
+from fitness.verify.long_loops import AddedCase, added
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 # CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
@@ -44,25 +44,25 @@ Estimates = dict[str, model.Estimate]  # by tune case
 
 
 @dataclass
-class Facts:
+class CompiledCandidate:
     """What is known about a source before it is verified."""
 
     plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
     constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
-    unbuilt: tuple[str, ...] = ()  # cases that are compiled before it is judged (`Recorder.complete`)
+    unbuilt: tuple[str, ...] = ()  # cases that are compiled before it is judged (`FrontEnd.complete`)
     left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
     cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
     estimates: Estimates = field(default_factory=dict)
-    stretched: tuple[Added, ...] = ()  # and reduced: beside the task's own, with plans under their names
+    stretched: tuple[AddedCase, ...] = ()  # and reduced: beside the task's own, with plans under their names
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Recorder:
+class FrontEnd:
     """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
 
     All cases are recorded and compiled at the target's sizes, the tune cases first: `complete`.
@@ -87,19 +87,24 @@ class Recorder:
         self.use_gate = True  # switched off to test that the later stages hold without the first
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
-        self._known = KnownBuilds()
+        self._known = BuildCache()
         self._seed_s: float | None = None  # what its slowest build took
-        self._stretched: tuple[Added, ...] | None = None
+        self._stretched: tuple[AddedCase, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.RLock()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
-    def collect(self, source: str) -> Facts:
+    def collect(self, source: str) -> CompiledCandidate:
         """All stages before a candidate is judged, but for `complete`.  Raises Stop with the verdict."""
-        facts = Facts()
-        stages: list[Callable[[str, Facts, Path], None]] = [self._gate, self._record, self._compile, self._screen]
+        facts = CompiledCandidate()
+        stages: list[Callable[[str, CompiledCandidate, Path], None]] = [
+            self._gate,
+            self._record,
+            self._compile,
+            self._screen,
+        ]
         if not self._measured:
             stages.append(self._estimate)
         elif self.task.eager:  # judged by its Python, whether it could be recorded or not
@@ -112,7 +117,7 @@ class Recorder:
                 facts.seconds[name] = time.perf_counter() - begin
         return facts
 
-    def complete(self, source: str, facts: Facts) -> Facts:
+    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
         """With the builds of what is verified and not timed, which a duplicate does not need.  Raises Stop."""
         if not facts.unbuilt:
             return facts
@@ -127,7 +132,7 @@ class Recorder:
                 self._estimate(source, whole, scratch)
         return whole
 
-    def estimates(self, source: str, facts: Facts) -> Estimates:
+    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates:
         """The estimate of each tune case.  Raises Stop where there is none."""
         trial = dataclasses.replace(facts, choices={}, work={}, estimates={})  # other threads may be reading `facts`
         with scratch_folder(self._root) as scratch:
@@ -146,7 +151,7 @@ class Recorder:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _gate(self, source: str, facts: Facts, scratch: Path) -> None:
+    def _gate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
         if not self.use_gate:
             return
         findings = self._findings(source)
@@ -165,7 +170,7 @@ class Recorder:
     def _findings(self, source: str) -> tuple[Finding, ...]:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
-    def _record(self, source: str, facts: Facts, scratch: Path) -> None:
+    def _record(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
         """What fails at sizes reduced to 1 is recorded without them: it may raise beyond what its task shows."""
         facts.stretched = () if self._measured else self._stretched_of_seed()
         needed = tuple(case for case in facts.stretched if not case.reduced)
@@ -177,7 +182,7 @@ class Recorder:
             facts.stretched = needed
             self._record_calls(source, facts, scratch)
 
-    def _record_calls(self, source: str, facts: Facts, scratch: Path) -> None:
+    def _record_calls(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
         described = self._calls.described()
         calls = [{"name": name, "args": described[name]} for name in self._recorded()]
         calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
@@ -185,7 +190,7 @@ class Recorder:
         recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
-    def _stretched_of_seed(self) -> tuple[Added, ...]:
+    def _stretched_of_seed(self) -> tuple[AddedCase, ...]:
         """The sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
             if self._stretched is None:
@@ -203,7 +208,7 @@ class Recorder:
                     raise
                 return None
 
-    def _compile(self, source: str, facts: Facts, scratch: Path) -> None:
+    def _compile(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, in what is timed."""
         if source == self.task.seed_source:
             self._build(source, facts, scratch, cases=self._at_target())
@@ -212,7 +217,9 @@ class Recorder:
         self._compile_cases(source, facts, scratch, self._tune(), label="build")
         facts.unbuilt = tuple(name for name in self._at_target() if name not in facts.builds)
 
-    def _compile_cases(self, source: str, facts: Facts, scratch: Path, cases: Sequence[str], *, label: str) -> None:
+    def _compile_cases(
+        self, source: str, facts: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
+    ) -> None:
         """Raises Stop also where one takes far longer than the seed."""
         seed_s = self._slowest_of_seed()
         most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
@@ -230,13 +237,13 @@ class Recorder:
         with self._lock:
             if self._seed_s is None:
                 with scratch_folder(self._root) as scratch:
-                    facts = Facts()
+                    facts = CompiledCandidate()
                     self._record(self.task.seed_source, facts, scratch)
                     self._compile(self.task.seed_source, facts, scratch)
             assert self._seed_s is not None  # known once the seed is compiled
             return self._seed_s
 
-    def _build(self, source: str, facts: Facts, scratch: Path, **how: Any) -> None:
+    def _build(self, source: str, facts: CompiledCandidate, scratch: Path, **how: Any) -> None:
         """Adds what is built to the facts; a configuration that is left out is left out of all cases."""
         built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
         for name, builds in built.builds.items():
@@ -247,11 +254,11 @@ class Recorder:
         facts.builds = steps.kept(facts.builds, facts.plans, built.plans) | built.builds
         facts.plans, facts.left_out = built.plans, (*facts.left_out, *built.left_out)
 
-    def _screen(self, source: str, facts: Facts, scratch: Path) -> None:
+    def _screen(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
         """Gives what is timed its hash: who differs in holdout cases alone is no faster."""
         facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
 
-    def _estimate(self, source: str, facts: Facts, scratch: Path) -> None:
+    def _estimate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
         cases = self._calls.tune if self._measured else self.task.cases
         with scratch_folder(scratch) as own:
@@ -270,7 +277,7 @@ class Recorder:
             if case.role == "tune":
                 facts.estimates[name] = self._estimated(case, facts, traces[name])
 
-    def _check_work(self, case: Case, facts: Facts, found: Seen) -> None:
+    def _check_work(self, case: Case, facts: CompiledCandidate, found: Seen) -> None:
         """Raises Stop where the plan does not seem to do the case's work."""
         moved, computed = self._needed(case)
         skipped = coverage(
@@ -292,7 +299,9 @@ class Recorder:
                 raise Stop("estimate", Verdict.UNSUPPORTED, skipped)
             raise Stop("estimate", Verdict.WRONG, skipped)
 
-    def _estimated(self, case: Case, facts: Facts, traces: Sequence[Sequence[LaunchTrace]]) -> model.Estimate:
+    def _estimated(
+        self, case: Case, facts: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
+    ) -> model.Estimate:
         """Raises Stop where the estimate is too good to be true."""
         name, plan = case.name, facts.plans[case.name]
         found = model.estimate(plan, facts.choices[name], facts.builds[name], traces, self.target)
@@ -306,7 +315,7 @@ class Recorder:
         moved, computed = self.task.bytes, self.task.flops
         return moved(case) if moved else None, computed(case) if computed else None
 
-    def _traced(self, source: str, facts: Facts, names: Sequence[str], scratch: Path) -> dict[str, Any]:
+    def _traced(self, source: str, facts: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
         """What the trace of each case found.  Raises Stop."""
         payload = {
             "source": source,
@@ -321,7 +330,7 @@ class Recorder:
         found = (model.traces_from_json(case["launches"]) for case in value["cases"])
         return dict(zip(names, found, strict=True))
 
-    def _choose(self, facts: Facts, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    def _choose(self, facts: CompiledCandidate, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
         """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.
 
         Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.

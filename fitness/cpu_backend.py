@@ -10,27 +10,27 @@ from typing import Any
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Timing
-from fitness.candidate import Estimates, Facts, Recorder
+from fitness.candidate import CompiledCandidate, Estimates, FrontEnd
 from fitness.certify.certify import not_run
 from fitness.estimate import time_model as model
-from fitness.evaluator import Evaluator, Judged
+from fitness.evaluator import BackendResult, Evaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import CPU
 from fitness.tasks.task import Task
-from fitness.verify.long_loops import Added
+from fitness.verify.long_loops import AddedCase
 from fitness.verify.sampled import Sampled
 from fitness.verify.verify import Executable, Jobs, verify
 
 STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
 
 
-def executable(task: Task, source: str, facts: Facts) -> Executable:
+def executable(task: Task, source: str, facts: CompiledCandidate) -> Executable:
     """What the interpreter executes of a source, by the facts that a recorder collected without a GPU."""
     calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in facts.stretched}
     plans = {name: facts.plans[call] for name, call in calls.items()}
@@ -38,7 +38,7 @@ def executable(task: Task, source: str, facts: Facts) -> Executable:
     return Executable(source, facts.constants, plans, choices)
 
 
-class CpuJudge:
+class CpuBackend:
     """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
 
     stage = "verify"
@@ -54,18 +54,18 @@ class CpuJudge:
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
-        self._stretched: list[Added] = []  # what the seed does right
+        self._stretched: list[AddedCase] = []  # what the seed does right
         (self._root / "inputs").mkdir()
         self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
         self._stored: set[int] = set()  # arguments that the seed stores to
 
-    def prepare(self, seed: str, facts: Facts) -> Judged:
+    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
         """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
         self._baseline = facts.estimates
         self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
         limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
 
-        def judged(stretched: Sequence[Added]) -> Judged:
+        def judged(stretched: Sequence[AddedCase]) -> BackendResult:
             return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
 
         found = self._prepared(facts, judged)
@@ -73,7 +73,9 @@ class CpuJudge:
             self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
         return found
 
-    def _prepared(self, facts: Facts, judged: Callable[[Sequence[Added]], Judged]) -> Judged:
+    def _prepared(
+        self, facts: CompiledCandidate, judged: Callable[[Sequence[AddedCase]], BackendResult]
+    ) -> BackendResult:
         """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
         self._stretched = list(facts.stretched)
         try:
@@ -89,7 +91,7 @@ class CpuJudge:
                     self._stretched.append(case)
             return found
 
-    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
         """As of every judge."""
         stretched = [case for case in self._stretched if case in facts.stretched]
         found = self._judged(source, facts, key, stretched, self.limits)
@@ -97,7 +99,9 @@ class CpuJudge:
             self._sampled.check(self._full_size(source, facts), facts.work, key, scratch, self.limits)
         return found
 
-    def _judged(self, source: str, facts: Facts, key: str, stretched: Sequence[Added], limits: Limits) -> Judged:
+    def _judged(
+        self, source: str, facts: CompiledCandidate, key: str, stretched: Sequence[AddedCase], limits: Limits
+    ) -> BackendResult:
         """`limits`: for the stretched sizes together."""
         with scratch_folder(self._root) as scratch:
             check = verify(
@@ -112,17 +116,17 @@ class CpuJudge:
             )
         timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
         added = {case.name for case in facts.stretched}
-        return Judged(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
+        return BackendResult(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge: nothing is certified without a GPU."""
         return not_run(source, "times are estimated without one")
 
-    def counters(self, work: Work, case: str) -> Counters:
+    def counters(self, work: LaunchBundle, case: str) -> Counters:
         """As of every judge."""
         raise NoCounters("no counters: no GPU measures this run")
 
-    def _full_size(self, source: str, facts: Facts) -> Executable:
+    def _full_size(self, source: str, facts: CompiledCandidate) -> Executable:
         names = [case.name for case in self._task.cases]
         plans = {name: facts.plans[name] for name in names}
         choices = {name: facts.choices[name] for name in names}
@@ -163,8 +167,8 @@ class CpuEvaluator(Evaluator):
         """A `zygote` that is given is shared with others and not closed here."""
         self._own_zygote = Zygote(target.name) if zygote is None else None
         zygote = zygote or self._own_zygote
-        recorder = Recorder(task, target, measured=False, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, CpuJudge(task, target, limits=limits, zygote=zygote))
+        recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
+        super().__init__(task, target, recorder, CpuBackend(task, target, limits=limits, zygote=zygote))
 
     def close(self) -> None:
         if self._own_zygote is not None:

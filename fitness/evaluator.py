@@ -21,13 +21,13 @@ from typing import Any, Protocol, Self
 from evo import __version__
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import GPU_FACTS, Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
-from fitness.candidate import Estimates, Facts
+from fitness.candidate import CompiledCandidate, Estimates
 from fitness.frontend.freeze import freeze
 from fitness.frontend.plan import Config
 from fitness.frontend.stages import Stop, surviving
 from fitness.frontend.target import Target
 from fitness.gpu.launch_bundle import as_record
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.profile import profile as profiles
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.scratch import NO_SPACE, no_space
@@ -38,7 +38,7 @@ Choices = Mapping[str, Sequence[int]]  # call name -> configuration of each laun
 
 
 @dataclass(frozen=True)
-class Judged:
+class BackendResult:
     """A candidate that is right, and how fast it is."""
 
     check: Check
@@ -67,18 +67,18 @@ def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoEr
     return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
 
 
-class Recorder(Protocol):
-    """What `fitness.candidate.Recorder` does, here or elsewhere.  Called from several threads at once."""
+class CandidateBuilder(Protocol):
+    """What `fitness.candidate.FrontEnd` does, here or elsewhere.  Called from several threads at once."""
 
     @property
     def layers(self) -> Mapping[str, str]: ...
-    def collect(self, source: str) -> Facts: ...
-    def complete(self, source: str, facts: Facts) -> Facts: ...
-    def estimates(self, source: str, facts: Facts) -> Estimates: ...
+    def collect(self, source: str) -> CompiledCandidate: ...
+    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate: ...
+    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates: ...
     def close(self) -> None: ...
 
 
-class Judge(Protocol):
+class Backend(Protocol):
     """Verifies and times candidates.  `judge` is called from several threads at once."""
 
     stage: str  # that it spends its time in
@@ -88,11 +88,11 @@ class Judge(Protocol):
         """What judges: known after `prepare`."""
         ...
 
-    def prepare(self, seed: str, facts: Facts) -> Judged:
+    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
         """`judge` for the seed, which becomes the baseline.  Raises Stop, and EvoError where it cannot judge at all."""
         ...
 
-    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times; `key` keys the inputs.  Raises Stop with the verdict."""
         ...
 
@@ -100,7 +100,7 @@ class Judge(Protocol):
         """Whether the Python of a candidate that was found OK does on a GPU what was recorded of it."""
         ...
 
-    def counters(self, work: Work, case: str) -> Counters:
+    def counters(self, work: LaunchBundle, case: str) -> Counters:
         """Hardware counters of the launches of one case.  Raises NoCounters."""
         ...
 
@@ -110,12 +110,12 @@ class Judge(Protocol):
 class Evaluator:
     """Evaluates candidates of one task for one target.  Thread-safe: several threads may evaluate at once."""
 
-    def __init__(self, task: Task, target: Target, recorder: Recorder, judge: Judge) -> None:
+    def __init__(self, task: Task, target: Target, recorder: CandidateBuilder, judge: Backend) -> None:
         """`recorder` and `judge` are closed with the evaluator."""
         self.task, self.target = task, target
         self._recorder, self._judge = recorder, judge
         self._tune = [case.name for case in task.cases if case.role == "tune"]
-        self._memo: OrderedDict[str, Facts | Stop] = OrderedDict()
+        self._memo: OrderedDict[str, CompiledCandidate | Stop] = OrderedDict()
         self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
         self._denied = ""  # why counters could not be read: asked once, then left alone
         self._lock = threading.Lock()
@@ -141,14 +141,14 @@ class Evaluator:
         """The verdict on `candidate`.  `seed` keys the inputs; `known` maps plan hashes to evaluated candidates."""
         facts = self._facts(candidate.source)
         if isinstance(facts, Stop):
-            return self._failure(candidate, facts, Facts())
+            return self._failure(candidate, facts, CompiledCandidate())
         twin = known.get(facts.plan_hash)
         if twin is not None and twin != candidate.id:
             message = f"same machine code, grids and arguments in all that is timed as candidate {twin}"
             return self._failure(candidate, Stop("screen", Verdict.DUPLICATE, message), facts, duplicate_of=twin)
         whole = self._whole(candidate.source, facts)
         if isinstance(whole, Stop):
-            return self._failure(candidate, whole, Facts())
+            return self._failure(candidate, whole, CompiledCandidate())
         key = f"{candidate.id}:{seed}"
         return self._judged(candidate, whole, lambda: self._judge.judge(candidate.source, whole, key))
 
@@ -206,11 +206,11 @@ class Evaluator:
 
     _no_counters = "no GPU measures this run"
 
-    def _counted(self, facts: Facts, of: profiles.Subject) -> Profile | str:
+    def _counted(self, facts: CompiledCandidate, of: profiles.Subject) -> Profile | str:
         """The profile from hardware counters, or why there is none."""
         if self._denied:
             return self._denied
-        work = Work(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
+        work = LaunchBundle(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
         try:
             return profiles.from_counters(of, self._judge.counters(work, of.case.name), self.target)
         except NoCounters as error:
@@ -237,7 +237,7 @@ class Evaluator:
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
-    def _facts(self, source: str) -> Facts | Stop:
+    def _facts(self, source: str) -> CompiledCandidate | Stop:
         """All stages before verification; remembered, because a screened source is often evaluated next."""
         with self._lock:
             if source in self._memo:
@@ -245,14 +245,14 @@ class Evaluator:
                 return self._memo[source]
         return self._remembered(source, lambda: self._recorder.collect(source))
 
-    def _whole(self, source: str, facts: Facts) -> Facts | Stop:
+    def _whole(self, source: str, facts: CompiledCandidate) -> CompiledCandidate | Stop:
         """With all that is judged, beyond what tells duplicates."""
         return self._remembered(source, lambda: self._recorder.complete(source, facts)) if facts.unbuilt else facts
 
-    def _remembered(self, source: str, collect: Callable[[], Facts]) -> Facts | Stop:
+    def _remembered(self, source: str, collect: Callable[[], CompiledCandidate]) -> CompiledCandidate | Stop:
         try:
             with surviving("record"):
-                result: Facts | Stop = collect()
+                result: CompiledCandidate | Stop = collect()
         except Stop as stop:
             result = stop
         if not (isinstance(result, Stop) and result.verdict is Verdict.INFRASTRUCTURE):
@@ -277,7 +277,7 @@ class Evaluator:
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 
-    def _judged(self, candidate: Candidate, facts: Facts, judge: Callable[[], Judged]) -> Evaluation:
+    def _judged(self, candidate: Candidate, facts: CompiledCandidate, judge: Callable[[], BackendResult]) -> Evaluation:
         begin = time.perf_counter()
         try:
             with surviving(self._judge.stage):
@@ -286,7 +286,9 @@ class Evaluator:
         except Stop as stop:
             return self._failure(candidate, stop, facts, self._seconds(stop, time.perf_counter() - begin))
 
-    def _passed(self, candidate: Candidate, facts: Facts, judged: Judged, judged_s: Mapping[str, float]) -> Evaluation:
+    def _passed(
+        self, candidate: Candidate, facts: CompiledCandidate, judged: BackendResult, judged_s: Mapping[str, float]
+    ) -> Evaluation:
         return Evaluation(
             candidate=candidate.id,
             verdict=Verdict.OK,
@@ -302,13 +304,13 @@ class Evaluator:
             eager=judged.eager,
         )
 
-    def _seconds(self, found: Judged | Stop, wall_s: float) -> Mapping[str, float]:
+    def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:
         """Of judging, by stage; "wait" is what a judge that counts its own did not spend."""
         if not found.seconds:
             return {self._judge.stage: wall_s}
         return {**found.seconds, "wait": max(0.0, wall_s - math.fsum(found.seconds.values()))}
 
-    def _chosen_builds(self, facts: Facts, choices: Choices) -> tuple[Build, ...]:
+    def _chosen_builds(self, facts: CompiledCandidate, choices: Choices) -> tuple[Build, ...]:
         """One Build for each distinct machine code that the tune cases launch, in launch order."""
         found: dict[str, Build] = {}
         for name in self._tune:
@@ -321,7 +323,7 @@ class Evaluator:
         self,
         candidate: Candidate,
         stop: Stop,
-        facts: Facts,
+        facts: CompiledCandidate,
         judged_s: Mapping[str, float] = MappingProxyType({}),
         *,
         duplicate_of: str = "",
@@ -339,7 +341,7 @@ class Evaluator:
             environment=self._environment(facts),
         )
 
-    def _environment(self, facts: Facts) -> dict[str, Any]:
+    def _environment(self, facts: CompiledCandidate) -> dict[str, Any]:
         gpu = self._judge.environment.get("gpu")
         found: dict[str, Any] = {"target": self.target.name, "sandbox": list(facts.layers)}
         if facts.left_out:
@@ -347,7 +349,7 @@ class Evaluator:
         return found if gpu is None else {**found, "gpu": gpu}
 
 
-def chosen_configs(facts: Facts, choices: Choices) -> dict[str, Config]:
+def chosen_configs(facts: CompiledCandidate, choices: Choices) -> dict[str, Config]:
     """The chosen configuration of every autotuned kernel; none where a kernel has no single one.
 
     Who prunes configurations by size may have another one for each size: frozen to one of them it is another kernel.

@@ -12,7 +12,7 @@ from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 
 
-class Workshop:
+class EvaluatorFactory:
     """Opens evaluators that share a warm zygote and, where they measure, take turns on the first GPU.
 
     Each has a runner process of its own; one that waits leaves the GPU alone, so no two timings overlap.  Close the

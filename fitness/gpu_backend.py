@@ -11,15 +11,15 @@ from typing import Any
 
 from evo.core.errors import EvoError
 from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Timing, Verdict
-from fitness.candidate import Facts, Recorder
+from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
 from fitness.eager.host import Host, builds_of
-from fitness.evaluator import Evaluator, Judged, chosen_configs
+from fitness.evaluator import BackendResult, Evaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
-from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.gpu.sharing import SharedGpu
 from fitness.gpu.timing import Ratio, counts
 from fitness.profile.ncu import Counters, NoCounters, counters
@@ -38,7 +38,7 @@ LEAST_FLOOR = 1.4
 DISTURBED = 1.5
 
 
-class GpuJudge:
+class GpuBackend:
     """Measures all cases at the target's sizes on one GPU."""
 
     stage = "time"
@@ -66,7 +66,7 @@ class GpuJudge:
         """Which GPU it is and its ceilings; empty before `prepare`."""
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
 
-    def prepare(self, seed: str, facts: Facts) -> Judged:
+    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
         """As of every judge."""
         self._begin()
         return _judged(self._runner.prepare(_work(facts)))
@@ -77,7 +77,7 @@ class GpuJudge:
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
 
-    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
         """As of every judge.  A new champion must also do eagerly what it was measured for."""
         judged = _judged(self._runner.evaluate(_work(facts), seed=key))
         judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
@@ -88,7 +88,9 @@ class GpuJudge:
         """Whether it is faster than what is certified: beyond its interval, for a difference within it is none."""
         return fitness.ci95[0] > self._champion
 
-    def _certified(self, source: str, facts: Facts, judged: Judged, fitness: Fitness, key: str) -> Judged:
+    def _certified(
+        self, source: str, facts: CompiledCandidate, judged: BackendResult, fitness: Fitness, key: str
+    ) -> BackendResult:
         """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
         frozen = freeze(source, chosen_configs(facts, judged.choices)) or source
         work = replace(_work(facts), choices=judged.choices)
@@ -118,7 +120,7 @@ class GpuJudge:
             raise EvoError("the judge knows no GPU yet: call prepare() first")
         return self._certifier
 
-    def counters(self, work: Work, case: str) -> Counters:
+    def counters(self, work: LaunchBundle, case: str) -> Counters:
         """As of every judge: read while nothing else is judged."""
         with self._runner.idle():
             return counters(self._task.folder, work, case, device=self._gpu.device)
@@ -131,13 +133,13 @@ class GpuJudge:
             self._gpu.close()
 
 
-class EagerJudge(GpuJudge):
+class EagerJudge(GpuBackend):
     """The weaker tier, of tasks that allow it: calls the Python of candidates, of which there are no plans.
 
     The seed is called like them, so all speedups of a run are of one kind.
     """
 
-    def prepare(self, seed: str, facts: Facts) -> Judged:
+    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
         """As of every judge: the seed is compared with itself, which also tells how much is noise."""
         self._begin()
         with self._runner.idle():
@@ -148,16 +150,16 @@ class EagerJudge(GpuJudge):
         self._alone = {t.case: t for t in judged.timings}
         return judged
 
-    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
         """As of every judge.  There is nothing more to certify: what is judged is the Python itself."""
         self._prepared()
         return self._compared(source, key)
 
-    def counters(self, work: Work, case: str) -> Counters:
+    def counters(self, work: LaunchBundle, case: str) -> Counters:
         """As of every judge."""
         raise NoCounters("no counters: candidates of the eager tier have no plans that could be replayed")
 
-    def _compared(self, source: str, key: str) -> Judged:
+    def _compared(self, source: str, key: str) -> BackendResult:
         with self._runner.idle():
             report, layers = self._host.compare(source, key=key)
         judged = _judged(report)
@@ -193,9 +195,9 @@ def with_floor(timing: Timing, alone: Timing) -> Timing:
     return replace(timing, terms={**timing.terms, "noise_floor": floor, "counts": float(counted)})
 
 
-def gpu_judge(task: Task, **options: Any) -> GpuJudge:
+def gpu_backend(task: Task, **options: Any) -> GpuBackend:
     """The judge that a task asks for."""
-    return EagerJudge(task, **options) if task.eager else GpuJudge(task, **options)
+    return EagerJudge(task, **options) if task.eager else GpuBackend(task, **options)
 
 
 class GpuEvaluator(Evaluator):
@@ -214,23 +216,23 @@ class GpuEvaluator(Evaluator):
     ) -> None:
         """`target` gets the facts of that GPU, if there is one; `prepare` says if there is none.
 
-        `device`, `gpu`: as of `GpuJudge`; `recording`: limits of what is done before a candidate is on the GPU, if they
-        are others; a `zygote` that is given is shared with others and not closed here.
+        `device`, `gpu`: see `GpuBackend`; `recording`: other limits for what is done before a candidate is on the GPU.
+        A `zygote` that is given is shared with others and not closed here.
         """
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
-        recorder = Recorder(task, target, measured=True, limits=recording or limits, zygote=zygote)
-        super().__init__(task, target, recorder, gpu_judge(task, device=device, limits=limits, gpu=gpu))
+        recorder = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
+        super().__init__(task, target, recorder, gpu_backend(task, device=device, limits=limits, gpu=gpu))
 
 
-def _work(facts: Facts) -> Work:
-    return Work(facts.plans, facts.builds, facts.cubins)
+def _work(facts: CompiledCandidate) -> LaunchBundle:
+    return LaunchBundle(facts.plans, facts.builds, facts.cubins)
 
 
-def _judged(report: Report) -> Judged:
+def _judged(report: Report) -> BackendResult:
     """Raises Stop unless the report says ok."""
-    seconds = {GpuJudge.stage: report.seconds}
+    seconds = {GpuBackend.stage: report.seconds}
     if report.verdict is not Verdict.OK:
         raise Stop(report.stage, report.verdict, report.message, seconds=seconds)
     assert report.check is not None  # OK reports have one
-    return Judged(report.check, report.timings, report.choices, report.note, seconds=seconds)
+    return BackendResult(report.check, report.timings, report.choices, report.note, seconds=seconds)

@@ -21,7 +21,7 @@ from operators.dataflow import lanes_compared
 from operators.overrides import Override, divisor, find_override, hint, is_tiled
 from operators.source import (
     Kernel,
-    Launch,
+    LaunchSite,
     Source,
     add_argument,
     bindings,
@@ -177,7 +177,7 @@ def _all_sites(source: Source) -> Iterator[_Site]:
         yield from _range_sites(kernel)
 
 
-def _launch_sites(source: Source, launch: Launch, prefix: str) -> Iterator[_Site]:
+def _launch_sites(source: Source, launch: LaunchSite, prefix: str) -> Iterator[_Site]:
     place = f"{launch.host.name.value if launch.host else 'module'}/launch"
     ambiguous = _shared_literals(source, launch)
     given = {k: a for k, a in launch.arguments.items() if k in launch.kernel.constexpr}
@@ -229,7 +229,9 @@ def has_loops(source: Source, kernel: Kernel) -> bool:
     return False
 
 
-def _computed_site(launch: Launch, parameter: str, value: cst.BaseExpression, name: str, place: str) -> _Site | None:
+def _computed_site(
+    launch: LaunchSite, parameter: str, value: cst.BaseExpression, name: str, place: str
+) -> _Site | None:
     """An option, or a block that something is cut into, whose value the host computes.
 
     A number takes the place of an option's expression.  A block is a variable that the grid is made with too, so it is
@@ -256,12 +258,12 @@ def _computed_site(launch: Launch, parameter: str, value: cst.BaseExpression, na
     return _Site(Gene(name, place, COMPUTED, legal, kind), (), override=override)
 
 
-def _is_default(launch: Launch, literal: cst.Integer) -> bool:
+def _is_default(launch: LaunchSite, literal: cst.Integer) -> bool:
     return launch.host is not None and any(p.default is literal for p in parameters(launch.host))
 
 
 def _given_site(
-    launch: Launch, parameter: str, value: cst.BaseExpression, default: cst.Integer, name: str, place: str
+    launch: LaunchSite, parameter: str, value: cst.BaseExpression, default: cst.Integer, name: str, place: str
 ) -> _Site | None:
     """A parameter of the host with a default, which callers may give themselves: its number is set in the body."""
     plain = _site(launch.kernel, parameter, name, place, (default,))
@@ -276,7 +278,7 @@ def _given_site(
     return _Site(plain.gene, (), override=override, default=default)
 
 
-def _is_work(launch: Launch, parameter: str, value: cst.BaseExpression) -> bool:
+def _is_work(launch: LaunchSite, parameter: str, value: cst.BaseExpression) -> bool:
     """The number of another kind is one of lanes, of pieces, or of turns of a loop, and not one to compute with."""
     variable = value.value if isinstance(value, cst.Name) else ""
     loops = launch.kernel.calls("range", "tl.range", "tl.static_range")
@@ -297,7 +299,7 @@ def _is_flag(value: cst.BaseExpression) -> bool:
     return isinstance(value, kinds) or (isinstance(value, cst.Name) and value.value in ("True", "False", "None"))
 
 
-def _by_meta(launch: Launch, parameter: str) -> bool:
+def _by_meta(launch: LaunchSite, parameter: str) -> bool:
     """The host asks for the block by the parameter's name only (`meta["BLOCK"]`), or not at all."""
     text = code(launch.arguments[parameter].value)
     return not any(code(d) == text for n in walk(launch.host or launch.grid) if (d := divisor(n)) is not None)
@@ -310,7 +312,7 @@ def _computed_values(kernel: Kernel, kind: str, near: int | None) -> tuple[int, 
     return (COMPUTED, *(v for v in legal if low <= v <= high))
 
 
-def _grid_literals(launch: Launch, value: int) -> tuple[cst.Integer, ...]:
+def _grid_literals(launch: LaunchSite, value: int) -> tuple[cst.Integer, ...]:
     """Literals of the host that divide a size by the block: `triton.cdiv(n, 128)`, `n // 128`."""
     return tuple(n for n in _divisors(launch.host or launch.grid) if integer(n) == value)
 
@@ -320,7 +322,7 @@ def _divisors(host: cst.CSTNode) -> tuple[cst.Integer, ...]:
     return tuple(piece for node in walk(host) if isinstance(piece := divisor(node), cst.Integer))
 
 
-def _shared_literals(source: Source, launch: Launch) -> set[int]:
+def _shared_literals(source: Source, launch: LaunchSite) -> set[int]:
     """Numbers that the host divides by and that several parameters, or a rounding `+ 127`, could have meant."""
     given = [
         integer(a.value)
@@ -334,7 +336,7 @@ def _shared_literals(source: Source, launch: Launch) -> set[int]:
     return {v for v in numbers if given.count(v) > 1 or v - 1 in in_host - {0, 1}}
 
 
-def _grid_sites(source: Source, launch: Launch) -> Iterator[_Site]:
+def _grid_sites(source: Source, launch: LaunchSite) -> Iterator[_Site]:
     """Variables that only the grid uses, e.g. how many programs a multiprocessor gets."""
     grid = source.resolve(launch.grid, launch.host)
     if grid is None or launch.host is None:

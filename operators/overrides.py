@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from operators.dataflow import assigned
-from operators.source import Binding, Launch, bindings, called, code, integer, names, walk
+from operators.source import Binding, LaunchSite, bindings, called, code, integer, names, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Override:
         return cst.parse_statement(f"{self.variable} = {value}\n")
 
 
-def find_override(launch: Launch, variable: str) -> Override | None:
+def find_override(launch: LaunchSite, variable: str) -> Override | None:
     """The place for a variable that the host of a launch binds; None where some use could see two values."""
     host = launch.host
     bound = bindings(host).get(variable, []) if host is not None else []
@@ -77,7 +77,7 @@ def divisor(node: cst.CSTNode) -> cst.BaseExpression | None:
     return None
 
 
-def is_tiled(launch: Launch, parameter: str, variable: str = "") -> bool:
+def is_tiled(launch: LaunchSite, parameter: str, variable: str = "") -> bool:
     """Some size is cut into blocks of this parameter, by the host or by a loop of the kernel: the block may be smaller.
 
     A block that is not (`triton.next_power_of_2(n)` lanes for a row of n) has to cover what it covers.

@@ -213,7 +213,7 @@ def _is_return(statement: cst.BaseStatement) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class LaunchSite:
     """`kernel[grid](arguments)`."""
 
     call: cst.Call
@@ -234,9 +234,9 @@ class Source:
     module: cst.Module
     kernels: Mapping[str, Kernel]
     hosts: Mapping[str, cst.FunctionDef]
-    launches: tuple[Launch, ...]
+    launches: tuple[LaunchSite, ...]
 
-    def launches_of(self, kernel: Kernel) -> tuple[Launch, ...]:
+    def launches_of(self, kernel: Kernel) -> tuple[LaunchSite, ...]:
         return tuple(n for n in self.launches if n.kernel is kernel)
 
     def replaced(self, pairs: Sequence[tuple[cst.CSTNode, Any]]) -> str:
@@ -418,10 +418,10 @@ def _kernel(node: cst.FunctionDef) -> Kernel:
     return Kernel(node, node.name.value, order, frozenset(constexpr), frozenset(defaults), _decorators(node))
 
 
-def _launches(top: cst.CSTNode, kernels: Mapping[str, Kernel]) -> Iterator[Launch]:
+def _launches(top: cst.CSTNode, kernels: Mapping[str, Kernel]) -> Iterator[LaunchSite]:
     Line = cst.SimpleStatementLine | None
 
-    def visit(node: cst.CSTNode, host: cst.FunctionDef | None, line: Line) -> Iterator[Launch]:
+    def visit(node: cst.CSTNode, host: cst.FunctionDef | None, line: Line) -> Iterator[LaunchSite]:
         if isinstance(node, cst.SimpleStatementLine):
             line = node
         if isinstance(node, cst.FunctionDef) and host is None:
@@ -442,7 +442,7 @@ def _launch(
     kernel: Kernel,
     host: cst.FunctionDef | None,
     line: cst.SimpleStatementLine | None,
-) -> Launch:
+) -> LaunchSite:
     arguments: dict[str, cst.Arg] = {}
     options: dict[str, cst.Arg] = {}
     opaque = any(a.star for a in call.args)
@@ -456,7 +456,7 @@ def _launch(
     alone = (
         line is not None and len(line.body) == 1 and isinstance(line.body[0], cst.Expr) and line.body[0].value is call
     )
-    return Launch(call, kernel, _grid_of(target), host, line if alone else None, arguments, options, opaque)
+    return LaunchSite(call, kernel, _grid_of(target), host, line if alone else None, arguments, options, opaque)
 
 
 def _grid_of(target: cst.Subscript) -> cst.BaseExpression:
@@ -468,7 +468,7 @@ def _grid_of(target: cst.Subscript) -> cst.BaseExpression:
     return cst.Tuple([cst.Element(value) for value in values]) if whole else values[0]
 
 
-def grid_tuple(source: Source, launch: Launch) -> tuple[cst.Tuple | None, bool]:
+def grid_tuple(source: Source, launch: LaunchSite) -> tuple[cst.Tuple | None, bool]:
     """The tuple that makes the grid, and whether it is the body of a lambda; None where there is no such tuple."""
     grid = _grid(source, launch)
     if isinstance(grid, cst.Lambda):
@@ -476,7 +476,7 @@ def grid_tuple(source: Source, launch: Launch) -> tuple[cst.Tuple | None, bool]:
     return (grid, False) if isinstance(grid, cst.Tuple) else (None, False)
 
 
-def _grid(source: Source, launch: Launch) -> cst.BaseExpression | None:
+def _grid(source: Source, launch: LaunchSite) -> cst.BaseExpression | None:
     """What the grid is; of a variable that the host assigns anew for each launch, what it is at this one."""
     grid = source.resolve(launch.grid, launch.host)
     if grid is not None or launch.host is None or not isinstance(launch.grid, cst.Name):
@@ -506,7 +506,7 @@ def _holds(node: cst.CSTNode, call: cst.Call) -> bool:
     return any(n is call for n in walk(node))
 
 
-def grid_values(source: Source, launch: Launch) -> list[str] | None:
+def grid_values(source: Source, launch: LaunchSite) -> list[str] | None:
     """The elements of the grid as text to put before the launch; None where they are not known there.
 
     A grid that is a function of the launch's own arguments (`lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`) is written

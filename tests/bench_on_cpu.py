@@ -89,7 +89,7 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class CpuBench:
-    """`fitness.gpu.benchmark.Bench` on the CPU, with a seed kernel prepared."""
+    """`fitness.gpu.benchmark.Benchmark` on the CPU, with a seed kernel prepared."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
@@ -111,14 +111,14 @@ class CpuBench:
             def elapsed_time(self, end: Event) -> float:
                 return (end.us - self.us) / 1e3
 
-        class OnCpu(benchmark.Bench):
+        class OnCpu(benchmark.Benchmark):
             def __init__(self) -> None:
                 task, device = load_task(folder), torch.device("cpu")
                 rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
                 facts: Any = SimpleNamespace(l2_bytes=0, name="CPU", **rates)
                 stream: Any = SimpleNamespace(synchronize=lambda: None, device=device)
                 watch: Any = SimpleNamespace(read=lambda: None)
-                self._set_up(task, device, facts, timer.Stopwatch(task, stream, watch, 8, Stopping()))
+                self._set_up(task, device, facts, timer.Timer(task, stream, watch, 8, Stopping()))
 
             def _load(self, work: Any) -> Any:
                 return loaded(work)

@@ -17,7 +17,7 @@ from typing import Any
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, genes, score
 from evo.core.records import Build, Candidate, Check, Evaluation, Fitness, Proposal, Timing, Trial, Verdict
 from evo.core.settings import RunConfig
-from evo.search.engine import Engine, Outcome
+from evo.search.engine import Engine, EngineOutcome
 from evo.storage.store import RunInfo, Store
 from operators.base import Context, Draft, Operator, Parent
 
@@ -97,7 +97,7 @@ def resume(folder: Path) -> Store:
     return Store.resume(folder, task_hash="hash", versions={"evo": "1"})
 
 
-def search(store: Store, evaluator: InstantEvaluator | None = None, **more: Any) -> Outcome:
+def search(store: Store, evaluator: InstantEvaluator | None = None, **more: Any) -> EngineOutcome:
     """Runs the engine on `store` until it ends."""
     evaluator = evaluator or InstantEvaluator()
     operators = {name: ALL_OPERATORS[name] for name in store.info.config.operators}

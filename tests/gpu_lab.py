@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fitness.gpu.launch_bundle import make_work
-from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import CPU, Calls
@@ -27,7 +27,7 @@ class Lab:
         self.runner = Runner(root / "task", wall_s=wall_s)
         self.baseline = self.runner.prepare(self.work(seed))
 
-    def work(self, source: str) -> Work:
+    def work(self, source: str) -> LaunchBundle:
         self._count += 1
         scratch = self.root / str(self._count)
         scratch.mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.outcomes import Outcome
-from analysis.suite import Baseline, Kernel
+from analysis.suite import SuiteBaseline, SuiteKernel
 
 
 def outcome(name: str, best: float, *, estimated: bool = False, right: int = 3, wrong: int = 1) -> Outcome:
@@ -28,24 +28,26 @@ def outcome(name: str, best: float, *, estimated: bool = False, right: int = 3, 
 
 
 KERNELS = [
-    Kernel("a", 10, outcome=outcome("a", 1.0)),
-    Kernel("b", 20, outcome=outcome("b", 1.04)),
-    Kernel("c", 30, outcome=outcome("c", 1.5)),
-    Kernel("d", 40, outcome=outcome("d", 4.0)),
-    Kernel("e", 50, reason="record: unsupported: a | b\nmore"),
-    Kernel("f", 60),
+    SuiteKernel("a", 10, outcome=outcome("a", 1.0)),
+    SuiteKernel("b", 20, outcome=outcome("b", 1.04)),
+    SuiteKernel("c", 30, outcome=outcome("c", 1.5)),
+    SuiteKernel("d", 40, outcome=outcome("d", 4.0)),
+    SuiteKernel("e", 50, reason="record: unsupported: a | b\nmore"),
+    SuiteKernel("f", 60),
 ]
 
 
-def beside(us: float, seed_us: float, error: str = "") -> Baseline:
+def beside(us: float, seed_us: float, error: str = "") -> SuiteBaseline:
     ratio = us / seed_us if not error else 0.0
-    return Baseline(us, seed_us, ratio, (ratio * 0.99, ratio * 1.01), error)
+    return SuiteBaseline(us, seed_us, ratio, (ratio * 0.99, ratio * 1.01), error)
 
 
 TIMED = [
-    Kernel("a", 10, outcome=outcome("a", 1.5), baselines={"eager": beside(100, 50), "torch.compile": beside(35, 50)}),
-    Kernel(
+    SuiteKernel(
+        "a", 10, outcome=outcome("a", 1.5), baselines={"eager": beside(100, 50), "torch.compile": beside(35, 50)}
+    ),
+    SuiteKernel(
         "b", 10, outcome=outcome("b", 1.0), baselines={"eager": beside(30, 60), "torch.compile": beside(0, 0, "No")}
     ),
-    Kernel("c", 10, reason="no seed kernel"),
+    SuiteKernel("c", 10, reason="no seed kernel"),
 ]

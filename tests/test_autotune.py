@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 from fitness.cuda.launcher import DeviceError
 from fitness.gpu.autotune import race
 from fitness.gpu.programs import Loaded
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 
 CASES = [Case("small", {"N": 1}), Case("large", {"N": 2}), Case("other", {"N": 3}, role="holdout")]
 
@@ -31,7 +31,7 @@ def chosen(
     each case launches, if not all of `launches`.
     """
     plans = plans or dict.fromkeys((case.name for case in CASES), launches)
-    work = Work({name: LaunchPlan((), (), (), "none", tuple(steps)) for name, steps in plans.items()}, {}, {})
+    work = LaunchBundle({name: LaunchPlan((), (), (), "none", tuple(steps)) for name, steps in plans.items()}, {}, {})
     tried = []
 
     def least(program: tuple[Loaded, Case], samples: int) -> float:

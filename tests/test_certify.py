@@ -411,9 +411,9 @@ def test_a_tool_that_did_not_get_through_has_shown_nothing(output):
 @pytest.mark.skipif(bool(find_tool(PROGRAM)), reason="it is installed")
 def test_without_the_tool_the_check_is_not_run(task, tmp_path):
     from fitness.certify.sanitize import sanitize
-    from fitness.gpu.runner import Work
+    from fitness.gpu.runner import LaunchBundle
 
-    finding = sanitize("memcheck", task.folder, Work({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
+    finding = sanitize("memcheck", task.folder, LaunchBundle({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
     assert finding.problem == "compute-sanitizer is not installed"
     assert certify._sanitized(finding) == Evidence("memcheck", "not run", "compute-sanitizer is not installed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fitness.interpreter.concurrent_memory import AtOnce
+from fitness.interpreter.concurrent_memory import ConcurrentMemory
 
 FIRST = 1 << 40
 
@@ -12,7 +12,7 @@ FIRST = 1 << 40
 def run(*programs, before=(0, 0, 0, 0), launches=1) -> list[int]:
     """The memory (int32) after programs that are functions of load(i) and store(i, value)."""
     values = np.array(before, np.int32)
-    watch = AtOnce(values.view(np.uint8), FIRST)
+    watch = ConcurrentMemory(values.view(np.uint8), FIRST)
 
     def load(i):
         watch.access("load", np.array([FIRST + 4 * i], np.uint64), None, 4)

@@ -14,7 +14,7 @@ import pytest
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Candidate, Verdict
 from fitness import candidate as facts
-from fitness.candidate import Facts, Recorder
+from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.score import score
@@ -104,7 +104,7 @@ def test_who_differs_in_holdout_cases_alone_does_the_same_work(tmp_path):
     assert "else 4" in by_size
     (tmp_path / "task.py").write_text(sources.TASK)
     (tmp_path / "kernel.py").write_text(sources.SEED)
-    with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
+    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
         first, holdout, tuned = (
             whole(recorder, by_size.replace("8 if x.shape[1] != 1003 else 4", warps))
             for warps in ("8 if x.shape[1] != 1003 else 4", "8 if x.shape[1] != 1003 else 2", "4")
@@ -113,7 +113,7 @@ def test_who_differs_in_holdout_cases_alone_does_the_same_work(tmp_path):
     assert first.plan_hash == holdout.plan_hash != tuned.plan_hash
 
 
-def whole(recorder: Recorder, source: str) -> Facts:
+def whole(recorder: FrontEnd, source: str) -> CompiledCandidate:
     return recorder.complete(source, recorder.collect(source))
 
 
@@ -141,7 +141,7 @@ def shifted(x):
 def test_what_is_not_timed_is_compiled_last_and_for_no_duplicate(tmp_path):
     (tmp_path / "task.py").write_text(sources.TASK)
     (tmp_path / "kernel.py").write_text(sources.SEED)
-    with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
+    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
         timed = recorder.collect(CHOOSY)
         assert set(timed.builds) == {"small", "large"} and timed.unbuilt == ("odd",) and not timed.left_out
         assert [len(by_config) for by_config in timed.builds["small"]] == [3]
@@ -171,7 +171,7 @@ def test_without_a_gpu_holdout_cases_are_compiled_too_and_choices_are_among_what
     )
     (tmp_path / "task.py").write_text(sources.TASK.partition("def bytes")[0])  # times do not matter
     (tmp_path / "kernel.py").write_text(sources.SEED)
-    with closing(Recorder(load_task(tmp_path), get_target("sm_90"), measured=False)) as recorder:
+    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=False)) as recorder:
         timed = recorder.collect(source)
         assert set(timed.builds) == {"small", "large"} and timed.unbuilt == ("odd",) and timed.estimates
         found = recorder.complete(source, timed)

@@ -14,7 +14,7 @@ from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator
 from evo.llm import queue as lane_module
 from evo.llm.models import Model
 from evo.search.engine import Engine
-from evo.search.replay import Redoing, Redone
+from evo.search.replay import DecisionReplay, Redoing
 from evo.storage.store import RunReader, Store
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, resume, search
 from tests.llm_endpoint import error
@@ -35,7 +35,7 @@ def endpoint() -> Any:
         yield made
 
 
-def redone(folder: Path) -> list[Redone]:
+def redone(folder: Path) -> list[DecisionReplay]:
     with RunReader(folder) as run:
         rules = {n: o for n, o in ALL_OPERATORS.items() if n in run.info.config.operators}
         return list(Redoing(run, rules, ASK, context).decisions())  # type: ignore[arg-type]

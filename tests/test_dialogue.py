@@ -9,7 +9,7 @@ import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
 from evo.llm import queue as lane_module
-from evo.llm.budget import Limits
+from evo.llm.budget import ModelBudget
 from evo.llm.dialogue import Dialogue
 from evo.llm.models import Model
 from evo.llm.providers import LlmError
@@ -27,7 +27,7 @@ def prompt(text: str) -> Prompt:
 
 
 def test_failures_that_pass_are_tried_again_and_answers_are_kept_as_they_come(tmp_path: Path) -> None:
-    limits = Limits()
+    limits = ModelBudget()
     replies = in_turn(error(500, "oops"), Reply(text=" "), Reply(text="one"), Reply(text="two"))
     with Endpoint(replies) as endpoint:
         model = Model("m", endpoint.url, max_tokens=100, usd_in=1.0, usd_out=1.0)
@@ -42,14 +42,14 @@ def test_failures_that_pass_are_tried_again_and_answers_are_kept_as_they_come(tm
     ]
     assert rows[0]["messages"] == [{"role": "user", "text": "a"}]
     replayed = Model("m", f"replay:{tmp_path / 'answers.jsonl'}")
-    with Dialogue(replayed, {}, Limits(), tmp_path / "again.jsonl") as dialogue:
+    with Dialogue(replayed, {}, ModelBudget(), tmp_path / "again.jsonl") as dialogue:
         assert dialogue.ask(prompt("b")).text == "two"  # type: ignore[union-attr]
         with pytest.raises(LlmError, match="other prompts"):
             dialogue.ask(prompt("c"))
 
 
 def test_what_was_not_billed_stays_charged_until_nothing_fits(tmp_path: Path) -> None:
-    limits = Limits(max_tokens=600)
+    limits = ModelBudget(max_tokens=600)
     with Endpoint(in_turn(Reply(drop=True))) as endpoint:
         model = Model("m", endpoint.url, max_tokens=100, attempts=6)
         with Dialogue(model, {}, limits, tmp_path / "answers.jsonl") as dialogue:
@@ -61,7 +61,7 @@ def test_what_was_not_billed_stays_charged_until_nothing_fits(tmp_path: Path) ->
 def test_what_is_read_of_an_answer_can_be_written_to_a_file(tmp_path: Path) -> None:
     with Endpoint(in_turn(Reply(text="half \ud800"))) as endpoint:
         model = Model("m", endpoint.url, max_tokens=100)
-        with Dialogue(model, {}, Limits(), tmp_path / "answers.jsonl") as dialogue:
+        with Dialogue(model, {}, ModelBudget(), tmp_path / "answers.jsonl") as dialogue:
             assert dialogue.ask(prompt("a")).text == "half \\ud800"  # type: ignore[union-attr]
 
 
@@ -69,5 +69,5 @@ def test_no_answer_in_any_attempt_is_an_error(tmp_path: Path) -> None:
     with Endpoint(in_turn(error(500, "oops"))) as endpoint:
         model = Model("m", endpoint.url, attempts=2)
         wrong = pytest.raises(LlmError, match=r"got none in 2 attempts: .*oops")
-        with Dialogue(model, {}, Limits(), tmp_path / "answers.jsonl") as dialogue, wrong:
+        with Dialogue(model, {}, ModelBudget(), tmp_path / "answers.jsonl") as dialogue, wrong:
             dialogue.ask(prompt("a"))

@@ -11,7 +11,7 @@ import pytest
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.sandbox.zygote import JOBS, Zygote
-from fitness.validation.draft import REHEARSAL, Checker, Refused, weakened
+from fitness.validation.draft import REHEARSAL, DraftChecker, Refused, weakened
 from tests.drafting_support import KERNEL, TASK
 
 # Reads a value of a tensor on the host, which cannot be recorded, at one size only.
@@ -25,9 +25,9 @@ def zygote() -> Iterator[Zygote]:
         yield warm
 
 
-def checker(zygote: Zygote, kernel: str = KERNEL) -> Checker:
+def checker(zygote: Zygote, kernel: str = KERNEL) -> DraftChecker:
     target = get_target("sm_90")
-    return Checker(kernel, target, zygote, lambda task: CpuEvaluator(task, target, zygote=zygote))
+    return DraftChecker(kernel, target, zygote, lambda task: CpuEvaluator(task, target, zygote=zygote))
 
 
 def refused(zygote: Zygote, source: str, kernel: str = KERNEL) -> str:

@@ -22,7 +22,7 @@ from evo.core.errors import TaskError
 from evo.core.records import Candidate, Evaluation, Fitness, Timing, Verdict, evaluation_from_json, evaluation_to_json
 from evo.storage.result import speedup_text
 from evo.storage.store import RunReader
-from fitness.candidate import Facts, Recorder
+from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.eager import bench, host
 from fitness.eager.bench import Comparison
 from fitness.eager.channel import Answerer, Asker, Ended, make_pipes, mark_ended
@@ -32,7 +32,7 @@ from fitness.eager.serve import Watcher
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.gpu.runner import Report
-from fitness.gpu_backend import EagerJudge, GpuEvaluator, GpuJudge, gpu_judge, with_floor
+from fitness.gpu_backend import EagerJudge, GpuBackend, GpuEvaluator, gpu_backend, with_floor
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.score import score
@@ -381,18 +381,18 @@ def test_a_difference_counts_beyond_what_two_processes_of_the_seed_differ_by():
 
 
 def test_the_tier_is_the_tasks(task, compare, monkeypatch):
-    assert type(gpu_judge(dataclasses.replace(task, eager=False))) is GpuJudge
-    judge = gpu_judge(task)
+    assert type(gpu_backend(dataclasses.replace(task, eager=False))) is GpuBackend
+    judge = gpu_backend(task)
     assert type(judge) is EagerJudge
     judge._runner = CpuRunner(task)
     report = dataclasses.replace(compare(RIGHT), compiled=(BUILD,), seconds=2.0)
     monkeypatch.setattr(Host, "compare", lambda self, source, key: (report, ("seccomp",)))
-    judge.prepare(RIGHT, Facts())
-    judged = judge.judge(RIGHT, Facts(), "k")
+    judge.prepare(RIGHT, CompiledCandidate())
+    judged = judge.judge(RIGHT, CompiledCandidate(), "k")
     none = dataclasses.replace(report, compiled=())
     monkeypatch.setattr(Host, "compare", lambda self, source, key: (none, ("seccomp",)))
     with pytest.raises(Stop, match="launches no Triton kernel") as caught:
-        judge.judge(RIGHT, Facts(), "k")
+        judge.judge(RIGHT, CompiledCandidate(), "k")
     assert caught.value.seconds == judged.seconds == {"time": 2.0}
     judge.close()
     assert judged.eager and judged.builds == builds_of([BUILD], get_target("sm_90"))
@@ -433,13 +433,13 @@ def test_store_terminal_export_and_report_keep_the_tier(tmp_path):
 def test_candidates_of_such_a_task_are_not_recorded_where_a_gpu_measures(tmp_path):
     task, target = load_task(HERE / "ragged"), get_target("sm_90")
     with Zygote("sm_90", ("record", "compile", "trace")) as zygote:
-        measured = Recorder(task, target, measured=True, zygote=zygote)
+        measured = FrontEnd(task, target, measured=True, zygote=zygote)
         facts = measured.collect(task.seed_source)
         assert not facts.plans and list(facts.seconds) == ["gate"]
         with pytest.raises(Stop) as caught:  # the gate is asked all the same
             measured.collect((HERE / "exits.py").read_text())
         assert caught.value.stage == "gate"
-        estimated = Recorder(task, target, measured=False, zygote=zygote)
+        estimated = FrontEnd(task, target, measured=False, zygote=zygote)
         with pytest.raises(Stop) as caught:
             estimated.collect(task.seed_source)
         assert (caught.value.verdict, caught.value.stage) == (Verdict.UNSUPPORTED, "record")
@@ -515,6 +515,6 @@ def test_each_cheat_gets_its_verdict(gpu, path):
     assert (evaluation.verdict.value, evaluation.stage) == (expected["verdict"], expected["stage"]), evaluation.message
     if evaluation.stage == "gate":
         with pytest.raises(Stop) as caught:
-            gpu._judge.judge(candidate.source, Facts(), "ungated")
+            gpu._judge.judge(candidate.source, CompiledCandidate(), "ungated")
         print(path.stem, caught.value.verdict, caught.value.message)
         assert caught.value.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE), caught.value.message

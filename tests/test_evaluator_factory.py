@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from evo.core.records import Candidate, Timing, Verdict
-from fitness.evaluator_factory import Workshop
+from fitness.evaluator_factory import EvaluatorFactory
 from fitness.frontend.target import get_target
 from fitness.tasks.task import load_task
 
@@ -14,7 +14,7 @@ AS_FAST = Timing("square", (1.0,), (1.0,), 1.0, (0.9, 1.1), estimated=False)
 
 
 def test_tasks_side_by_side_are_judged_by_one_zygote() -> None:
-    with closing(Workshop(get_target("sm_90"), measured=False)) as workshop:
+    with closing(EvaluatorFactory(get_target("sm_90"), measured=False)) as workshop:
         evaluators = [workshop.open(load_task(name)) for name in ("vector_sin", "softmax")]
         first = [evaluator.prepare() for evaluator in evaluators]
         assert {e.verdict for e in first} == {Verdict.OK}

@@ -12,12 +12,12 @@ import torch
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Check, Timing, Verdict
-from fitness.candidate import Facts
+from fitness.candidate import CompiledCandidate
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
-from fitness.gpu.runner import Report, Work
-from fitness.gpu_backend import _FACTS, GpuEvaluator, GpuJudge
+from fitness.gpu.runner import LaunchBundle, Report
+from fitness.gpu_backend import _FACTS, GpuBackend, GpuEvaluator
 from fitness.sandbox.zygote import Zygote
 from fitness.score import score
 from fitness.tasks.task import load_task, task_names
@@ -115,7 +115,7 @@ class Reports:
     def __init__(self, *reports: Report) -> None:
         self._reports = iter(reports)
 
-    def evaluate(self, work: Work, *, seed: str) -> Report:
+    def evaluate(self, work: LaunchBundle, *, seed: str) -> Report:
         return replace(next(self._reports), seconds=0.25)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Certifies:
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict
 
-    def quick(self, source: str, work: Work, *, seed: str) -> Certificate:
+    def quick(self, source: str, work: LaunchBundle, *, seed: str) -> Certificate:
         return Certificate("", self._verdict, "as told")
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Certifies:
 
 
 @pytest.fixture(scope="module")
-def facts(zygote) -> Facts:
+def facts(zygote) -> CompiledCandidate:
     """Of the seed of softmax, which launches one kernel."""
     with GpuEvaluator(load_task("softmax"), get_target("sm_90"), zygote=zygote) as evaluator:
         return evaluator._facts(evaluator.task.seed_source)
@@ -149,7 +149,7 @@ def ok(ratio: float) -> Report:
 
 
 def judge_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
-    judge: Any = GpuJudge(load_task("softmax"))
+    judge: Any = GpuBackend(load_task("softmax"))
     judge._runner, judge._certifier, judge._facts = Reports(*reports), Certifies(certifier), GPU
     return judge
 

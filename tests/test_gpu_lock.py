@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fitness.gpu.gpu_lock import Turn
+from fitness.gpu.gpu_lock import GpuLock
 
 # Waits for its turn, says so, and keeps it until its standard input ends.
 HOLDER = """
@@ -62,12 +62,12 @@ def test_who_is_killed_gives_the_turn_back(tmp_path: Path) -> None:
             assert second.stdout is not None
             assert second.stdout.readline() == "mine\n"
             second.kill()
-    with Turn("GPU-1", tmp_path).held():
+    with GpuLock("GPU-1", tmp_path).held():
         pass
 
 
 def test_a_turn_can_be_taken_again_by_who_has_it(tmp_path: Path) -> None:
-    turn = Turn("GPU-1", tmp_path)
+    turn = GpuLock("GPU-1", tmp_path)
     turn.take()
     with turn.held():
         pass
@@ -80,14 +80,14 @@ def test_a_turn_can_be_taken_again_by_who_has_it(tmp_path: Path) -> None:
 
 
 def test_other_gpus_have_other_turns(tmp_path: Path) -> None:
-    with Turn("GPU-1", tmp_path).held():
+    with GpuLock("GPU-1", tmp_path).held():
         assert not is_free("GPU-1", tmp_path)
         assert is_free("GPU-2", tmp_path)
-        with Turn("GPU-2", tmp_path).held():
+        with GpuLock("GPU-2", tmp_path).held():
             assert not is_free("GPU-2", tmp_path)
 
 
 def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="oops"), Turn("GPU-1", tmp_path).held():
+    with pytest.raises(ValueError, match="oops"), GpuLock("GPU-1", tmp_path).held():
         raise ValueError("oops")
     assert is_free("GPU-1", tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evo.core.records import Verdict
-from fitness.frontend.build_cache import KnownBuilds, build_key
+from fitness.frontend.build_cache import BuildCache, build_key
 from fitness.frontend.freeze import freeze
 from fitness.frontend.kernels import closures
 from fitness.frontend.plan import MOST_TUNED, Config, Launch, LaunchPlan, TensorRef, to_json
@@ -167,7 +167,7 @@ class Counting:
 
 
 def built_of(
-    source: str, zygote: Any, scratch: Any, *, known: KnownBuilds | None = None, cases: tuple[str, ...] | None = None
+    source: str, zygote: Any, scratch: Any, *, known: BuildCache | None = None, cases: tuple[str, ...] | None = None
 ) -> tuple[dict[str, LaunchPlan], Built]:
     """The plans of `source` at three widths, and what is built of them."""
     scratch.mkdir()
@@ -313,7 +313,7 @@ def test_other_errors_are_those_of_the_candidate(zygote, tmp_path, wrong, part):
 
 
 def test_that_it_cannot_be_compiled_is_known_too(zygote, tmp_path):
-    known = KnownBuilds()
+    known = BuildCache()
     _, first = built_of(picky(least=128), zygote, tmp_path / "first", known=known)
     again = Counting(zygote)
     _, second = built_of(picky(least=128), again, tmp_path / "second", known=known)
@@ -408,7 +408,7 @@ def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     recorded = record(task.seed_source, task, calls, scratch=tmp_path / "first", **options)
-    known = KnownBuilds()
+    known = BuildCache()
     rest = {**options, "known": known}
     first = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "first", **rest)
     rest["zygote"] = None  # nothing may be asked of it
@@ -430,7 +430,7 @@ def test_nothing_that_a_source_left_is_met_by_what_follows(zygote, tmp_path):
     task = load_task("softmax")
     calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
     options = {"zygote": zygote, "target": "sm_90", "scratch": tmp_path / "own", "limits": Limits()}
-    known, kernels = KnownBuilds(), closures(task.seed_source)
+    known, kernels = BuildCache(), closures(task.seed_source)
     plain = record(task.seed_source, task, calls, **options)
     build(task.seed_source, plain.plans, plain.constants, known=known, **options)
     launches, _ = steps._launches(plain.plans)
@@ -500,7 +500,7 @@ def test_what_is_left_out_of_forged_builds_is_the_candidates_fault(zygote, tmp_p
     recorded = record(task.seed_source, task, calls, zygote=zygote, **options)
     count = sum(len(launch.configs) for plan in recorded.plans.values() for launch in plan.launches)
     monkeypatch.setattr(steps, "_from", lambda folder, build: dict(build))  # what it lets through
-    monkeypatch.setattr(KnownBuilds, "add", lambda *_: None)
+    monkeypatch.setattr(BuildCache, "add", lambda *_: None)
     monkeypatch.setattr(steps, "COMPILE_JOBS", 1)  # which is asked for all of them
     forging = Forging([{**FORGED, **change}] * count)
     with pytest.raises(Stop, match="do not hold together") as stop:
@@ -509,7 +509,7 @@ def test_what_is_left_out_of_forged_builds_is_the_candidates_fault(zygote, tmp_p
 
 
 def test_no_more_builds_are_kept_than_allowed(tmp_path):
-    known = KnownBuilds(most=2)
+    known = BuildCache(most=2)
     for key in "abc":
         (tmp_path / key).write_bytes(key.encode())
         known.add(tmp_path, {key: {"cubin": key}})

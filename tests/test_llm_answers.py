@@ -2,7 +2,7 @@
 
 import pytest
 
-from operators.llm.answers import NOTE_CHARACTERS, Answer, hint_of, note_of, take_apart
+from operators.llm.answers import NOTE_CHARACTERS, ParsedAnswer, hint_of, note_of, take_apart
 from operators.llm.base import Unreadable
 
 CODE = "import triton\n\n\n@triton.jit\ndef k(x):\n    pass\n"
@@ -39,7 +39,7 @@ READABLE = {
 def test_the_code_is_found(name):
     answer = READABLE[name]
     found = take_apart(answer)
-    assert isinstance(found, Answer), found
+    assert isinstance(found, ParsedAnswer), found
     assert found.code == CODE
     assert found.plan.startswith(PLAN)
     assert answer[slice(*found.plan_span)] == found.plan
@@ -52,15 +52,15 @@ def test_the_last_block_with_a_kernel_is_taken():
     helper, first = "def helper():\n    return 1\n", CODE.replace("def k", "def draft")
     answer = f"Plan.\n```python\n{first}```\nBetter:\n```python\n{CODE}```\nUse:\n```python\n{helper}```\n"
     found = take_apart(answer)
-    assert isinstance(found, Answer) and found.code == CODE
+    assert isinstance(found, ParsedAnswer) and found.code == CODE
     assert found.plan.endswith("Better:")
     without = take_apart(f"```python\n{helper}```\n```python\nx = 1\n```")
-    assert isinstance(without, Answer) and without.code == "x = 1\n"
+    assert isinstance(without, ParsedAnswer) and without.code == "x = 1\n"
 
 
 def test_code_without_a_fence_is_taken_where_nothing_else_is_there():
     found = take_apart(f"<think>hm</think>\n{CODE}")
-    assert isinstance(found, Answer) and found.code == CODE and found.plan == ""
+    assert isinstance(found, ParsedAnswer) and found.code == CODE and found.plan == ""
 
 
 UNREADABLE = {

@@ -25,12 +25,12 @@ from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, answer_to, llm_of
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
 from evo.core.records import Candidate, Evaluation, Trial, Verdict
 from evo.llm import queue as lane_module
-from evo.llm.budget import Limits
-from evo.llm.mailbox import Mailbox
+from evo.llm.budget import ModelBudget
+from evo.llm.mailbox import MailboxProvider
 from evo.llm.models import Model, read_models
 from evo.llm.providers import LlmError, Request
 from evo.llm.repairs import REPAIRS
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 from evo.storage.store import RunReader
 from operators.base import Draft, Parent
 from operators.llm.base import Message, Prompt, Unreadable
@@ -195,7 +195,7 @@ def test_the_limit_on_tokens_holds_and_ends_the_run(tmp_path: Path, slots: int) 
         assert outcome.reason == "limit on tokens or dollars reached"
         assert 0 < outcome.spent < 100
         assert endpoint.billed <= 20_000
-    limits = Limits(20_000)
+    limits = ModelBudget(20_000)
     with resume(tmp_path) as store:
         outcome = search_with(store, llm_of(store, limits=limits))
         assert outcome.reason == "limit on tokens or dollars reached"
@@ -379,7 +379,7 @@ def answer_mail(folder: Path, stop: threading.Event) -> None:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from evo.llm import mailbox
 
-    monkeypatch.setattr(mailbox.Mailbox.__init__, "__kwdefaults__", {"poll_s": 0.02, "settle_s": 0.04})
+    monkeypatch.setattr(mailbox.MailboxProvider.__init__, "__kwdefaults__", {"poll_s": 0.02, "settle_s": 0.04})
     stop = threading.Event()
     box = tmp_path / "box"
     box.mkdir()
@@ -404,10 +404,10 @@ def test_a_mailbox_is_answered_by_whoever_reads_it(tmp_path: Path, agent: Any) -
 
 
 def test_the_request_that_is_waited_for_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    box = Mailbox(Model("m", f"mailbox:{tmp_path}"), poll_s=0.01, settle_s=0.02)
+    box = MailboxProvider(Model("m", f"mailbox:{tmp_path}"), poll_s=0.01, settle_s=0.02)
     request = Request(7, "mutate", Prompt("mutate", (Message("user", "a question"),)))
 
-    async def asked(*, answered: bool) -> Answer:
+    async def asked(*, answered: bool) -> ModelAnswer:
         waiting = asyncio.create_task(box.ask(request))
         await asyncio.sleep(0.1)
         if not answered:

@@ -16,10 +16,10 @@ import pytest
 from analysis.benchmarks.endpoint import Endpoint, Reply, answer_to
 from evo.core.errors import ConfigError
 from evo.llm import queue as lane_module
-from evo.llm.budget import TEMPLATE_TOKENS, Limits
+from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
 from evo.llm.models import Model
 from evo.llm.providers import LlmError
-from evo.llm.queue import FAILURES, Lane, open_lane
+from evo.llm.queue import FAILURES, ModelQueue, open_lane
 from evo.storage.model_calls import Call, Question
 from evo.storage.store import RunReader
 from operators.llm.base import Message, Prompt
@@ -40,7 +40,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Asked:
     """A lane on a fresh store, and the calls it delivered."""
 
-    def __init__(self, lane: Lane, folder: Path) -> None:
+    def __init__(self, lane: ModelQueue, folder: Path) -> None:
         self.lane, self.folder = lane, folder
         self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self.left = lane.start(self.inbox.put)
@@ -66,13 +66,13 @@ class Asked:
 
 @contextmanager
 def asking(
-    folder: Path, endpoint: Endpoint | str, *, limits: Limits | None = None, drop: bool = False, **settings: Any
+    folder: Path, endpoint: Endpoint | str, *, limits: ModelBudget | None = None, drop: bool = False, **settings: Any
 ) -> Iterator[Asked]:
     url = endpoint if isinstance(endpoint, str) else endpoint.url
     model = Model("m", url, **{"max_tokens": MAX_TOKENS, "timeout_s": 20.0, "attempts": 3, **settings})
     if not (folder / "run.sqlite").exists():
         create(folder).close()
-    lane = open_lane(folder, [model], {"OPENAI_API_KEY": KEY}, limits or Limits(), 16)
+    lane = open_lane(folder, [model], {"OPENAI_API_KEY": KEY}, limits or ModelBudget(), 16)
     try:
         yield Asked(lane, folder)
     finally:
@@ -134,7 +134,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", PASSING)
 def test_a_refusal_that_passes_is_tried_again_and_costs_nothing(tmp_path: Path, name: str) -> None:
-    limits = Limits()
+    limits = ModelBudget()
     with Endpoint(in_turn(PASSING[name], Reply())) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
         call = asked.ask()
         assert call.answer is not None and call.answer.text == answer_to(PROMPT)
@@ -145,7 +145,7 @@ def test_a_refusal_that_passes_is_tried_again_and_costs_nothing(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_attempt_without_a_bill_counts_as_its_reservation(tmp_path: Path, name: str) -> None:
-    limits = Limits()
+    limits = ModelBudget()
     with (
         Endpoint(in_turn(UNKNOWN[name], Reply())) as endpoint,
         asking(tmp_path, endpoint, limits=limits, timeout_s=0.5) as asked,
@@ -155,7 +155,7 @@ def test_an_attempt_without_a_bill_counts_as_its_reservation(tmp_path: Path, nam
         (row,) = asked.rows()
         assert (row["attempts"], row["unsettled"], row["tokens_in"]) == (2, 1, 10)
         assert limits.tokens == MOST + 30
-    again = Limits()  # a resumed run counts the same
+    again = ModelBudget()  # a resumed run counts the same
     with asking(tmp_path, endpoint, limits=again):
         assert again.tokens == MOST + 30
 
@@ -195,7 +195,7 @@ def test_retry_after_is_obeyed_by_all_conversations(tmp_path: Path) -> None:
 
 
 def test_an_empty_answer_is_asked_for_again_and_paid_for(tmp_path: Path) -> None:
-    limits = Limits()
+    limits = ModelBudget()
     replies = in_turn(Reply(text=" \n"), Reply(text="<think>so so</think>GENES"))
     with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
         call = asked.ask()
@@ -274,7 +274,7 @@ def test_a_reasoning_model_gets_the_parameters_it_takes(tmp_path: Path) -> None:
 
 
 def test_limits_count_what_is_in_flight(tmp_path: Path) -> None:
-    limits = Limits(max_tokens=2 * MOST + 5)
+    limits = ModelBudget(max_tokens=2 * MOST + 5)
     with Endpoint(in_turn(Reply(delay_s=0.1))) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
         assert [asked.submit(), asked.submit(), asked.submit()] == [True, True, False]
         assert asked.lane.ended == ""  # there is room again when those are settled
@@ -293,7 +293,7 @@ def test_limits_hold_over_everything_that_can_go_wrong(tmp_path: Path) -> None:
     most = 40 * MOST
     kinds = [Reply(), *PASSING.values(), *UNKNOWN.values(), Reply(text=""), Reply(text="", finish="length")]
     full = [Reply(**{**vars(k), "tokens": (len(PROMPT) + 3, MAX_TOKENS)}) if k.tokens else k for k in kinds]
-    limits = Limits(max_tokens=most)
+    limits = ModelBudget(max_tokens=most)
     with (
         Endpoint(lambda body, number: full[number * 7 % len(full)]) as endpoint,
         asking(tmp_path, endpoint, limits=limits, timeout_s=0.5, attempts=20) as asked,
@@ -360,7 +360,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.delitem(sys.modules, "evo.llm.client", raising=False)
     with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\.\[llm\]"'):
-        open_lane(tmp_path, [Model("m", "http://localhost/v1")], {}, Limits(), 1)
+        open_lane(tmp_path, [Model("m", "http://localhost/v1")], {}, ModelBudget(), 1)
 
 
 def test_uses_of_models_are_summed_up(tmp_path: Path) -> None:

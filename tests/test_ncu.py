@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.profile import ncu
 from fitness.profile.ncu import NoCounters, command_line, counters, failure, parse, readings
 from fitness.profile.profile import NAMES
@@ -90,7 +90,7 @@ def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
 def test_without_the_tool_there_are_no_counters(monkeypatch):
     monkeypatch.setattr(ncu, "find_tool", lambda name: "")
     with pytest.raises(NoCounters, match="not installed"):
-        counters("softmax", Work({}, {}, {}), "square")
+        counters("softmax", LaunchBundle({}, {}, {}), "square")
 
 
 def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
@@ -99,7 +99,7 @@ def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
     tool.chmod(0o755)
     monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
     with pytest.raises(NoCounters, match="ERR_NVGPUCTRPERM"):
-        counters("softmax", Work({}, {}, {}), "square")
+        counters("softmax", LaunchBundle({}, {}, {}), "square")
 
 
 def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
@@ -108,7 +108,7 @@ def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
     tool.write_text(f"#!/bin/sh\n{find_log}\ncp '{TABLE}' \"$2\"\necho what the program says\n")
     tool.chmod(0o755)
     monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
-    assert counters("softmax", Work({}, {}, {}), "square") == parse(TABLE.read_text())
+    assert counters("softmax", LaunchBundle({}, {}, {}), "square") == parse(TABLE.read_text())
 
 
 @pytest.mark.gpu
@@ -132,7 +132,7 @@ def test_a_plan_is_replayed_under_the_profiler(tmp_path):
         )
     finally:
         zygote.close()
-    work = Work(work.plans, work.builds, work.cubins, {"square": [0]})
+    work = LaunchBundle(work.plans, work.builds, work.cubins, {"square": [0]})
     ((kernel, found),) = counters("softmax", work, "square")
     assert kernel == "softmax_kernel"
     assert {"time", "dram", "l2", "sm", "active", "registers", "l2_hit", "dram_bytes"} <= set(found), found

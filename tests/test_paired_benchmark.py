@@ -130,7 +130,7 @@ def timed(monkeypatch) -> list[bool]:
     found: list[bool] = []
 
     def watched(name: str) -> None:
-        method = getattr(stopwatch.Stopwatch, name)
+        method = getattr(stopwatch.Timer, name)
 
         def during(*args: Any) -> Any:
             found.append(True)
@@ -139,7 +139,7 @@ def timed(monkeypatch) -> list[bool]:
             finally:
                 found.clear()
 
-        monkeypatch.setattr(stopwatch.Stopwatch, name, during)
+        monkeypatch.setattr(stopwatch.Timer, name, during)
 
     for name in ("pairs", "alone"):
         watched(name)

@@ -132,9 +132,9 @@ def beyond(monkeypatch) -> None:
 @pytest.fixture
 def bench(lab) -> Iterator[Any]:
     from fitness.cuda.device import device_facts
-    from fitness.gpu.benchmark import Bench
+    from fitness.gpu.benchmark import Benchmark
 
-    bench = Bench(lab.task, 0, device_facts(0), Stopping((10,)))
+    bench = Benchmark(lab.task, 0, device_facts(0), Stopping((10,)))
     with torch.no_grad(), torch.cuda.stream(bench.stream):
         assert bench.prepare(lab.work(source(WORK))).verdict is Verdict.OK
         yield bench
@@ -169,7 +169,7 @@ def test_results_kept_where_nobody_looks_are_of_no_use(lab, bench, monkeypatch):
     monkeypatch.setattr("fitness.gpu.buffers.DeviceMemory.overwritten", lambda memory: [])
     with pytest.raises(Stop, match="times as long on inputs that it was not timed on before"):
         bench.evaluate(work, "5")
-    monkeypatch.setattr("fitness.gpu.paired_benchmark.Contest._check_new", lambda *_: None)
+    monkeypatch.setattr("fitness.gpu.paired_benchmark.PairedBenchmark._check_new", lambda *_: None)
     assert bench.evaluate(work, "5").timings[0].ratio > 1.5, "it would be of use"
 
 
@@ -222,7 +222,7 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
 
     monkeypatch.setattr(bench.stopwatch, "compare", noted)
     # Which draw more where something was disturbed.
-    monkeypatch.setattr("fitness.gpu.paired_benchmark.Contest._check_new", lambda *_: None)
+    monkeypatch.setattr("fitness.gpu.paired_benchmark.PairedBenchmark._check_new", lambda *_: None)
     monkeypatch.setattr(bench.seed_times, "harder", lambda *_: 1.0)
     assert bench.evaluate(lab.work(source(WORK)), "3").verdict is Verdict.OK
     ((before, copies),) = timed_from

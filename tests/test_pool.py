@@ -27,9 +27,9 @@ from evo.core.versions import versions
 from evo.search.engine import Engine
 from evo.storage.store import RunInfo, Store
 from fitness.cluster import pool
-from fitness.cluster.bundle import Parcel, Terms
+from fitness.cluster.bundle import TaskBundle, WorkerSettings
 from fitness.cluster.pool import Cluster, ClusterEvaluator, Node, Post, posts
-from fitness.cluster.workers import Crew
+from fitness.cluster.workers import WorkerPool
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import Limits
@@ -74,7 +74,7 @@ def test_a_task_travels_with_its_files_and_is_the_same(tmp_path, monkeypatch):
     here = load_task(TASK)
     folder = shutil.copytree(here.folder, tmp_path / TASK)
     (folder / "values.bin").write_bytes(b"\x00\xff")
-    parcel = pickle.loads(pickle.dumps(Parcel.of(load_task(folder))))
+    parcel = pickle.loads(pickle.dumps(TaskBundle.of(load_task(folder))))
     task = parcel.load(tmp_path / "there")
     assert (task.folder / "values.bin").read_bytes() == b"\x00\xff"
     assert (task.name, task.hash, task.seed_source) == (TASK, here.hash, here.seed_source)
@@ -83,11 +83,11 @@ def test_a_task_travels_with_its_files_and_is_the_same(tmp_path, monkeypatch):
         replace(parcel, hash="another").load(tmp_path / "other")
     monkeypatch.setattr("fitness.cluster.bundle.FILES_BYTES", 1000)
     with pytest.raises(ConfigError, match="move what the task does not need elsewhere"):
-        Parcel.of(here)
+        TaskBundle.of(here)
 
 
-def terms_of(measured: bool = False, **expected: str) -> Terms:
-    return pickle.loads(pickle.dumps(Terms(TARGET, measured, Limits(), versions, {**versions(), **expected})))
+def terms_of(measured: bool = False, **expected: str) -> WorkerSettings:
+    return pickle.loads(pickle.dumps(WorkerSettings(TARGET, measured, Limits(), versions, {**versions(), **expected})))
 
 
 def test_nodes_must_have_the_drivers_versions():
@@ -114,7 +114,7 @@ def test_a_task_that_was_closed_is_judged_no_more(monkeypatch):
     actor = pool.Actor()
     assert actor.start("judge", terms_of(measured=True)) is None
     for key, name in enumerate(("softmax", "rotary")):
-        assert actor.open(key, Parcel.of(load_task(name))) is None
+        assert actor.open(key, TaskBundle.of(load_task(name))) is None
     assert actor._tasks[0].gpu is actor._tasks[1].gpu  # which they share
     actor.forget(1)
     assert str(actor.call(1, "judge")) == "the task was closed" and actor.call(0, "judge") is None
@@ -220,12 +220,12 @@ def submit(evaluator) -> Iterator[Callable[[int], Future[Evaluation]]]:
         yield lambda block: threads.submit(evaluate, block)
 
 
-def process_of(crew: Crew) -> int:
+def process_of(crew: WorkerPool) -> int:
     """The process of one of its workers."""
     return ray.get(crew._members[0].worker._actor.__ray_call__.remote(lambda actor: os.getpid()))
 
 
-def await_members(crew: Crew, count: int) -> None:
+def await_members(crew: WorkerPool, count: int) -> None:
     until = time.monotonic() + 120
     while len(crew._members) != count:
         assert time.monotonic() < until, f"expected {count} workers, got {len(crew._members)}"
@@ -258,7 +258,7 @@ def test_what_a_killed_worker_held_is_done_by_another(evaluator, submit, crew_of
     await_members(crew, 2)
 
 
-def tasks_known(crew: Crew) -> list[int]:
+def tasks_known(crew: WorkerPool) -> list[int]:
     """To each of its workers."""
     return [
         len(ray.get(member.worker._actor.__ray_call__.remote(lambda actor: list(actor._tasks))))

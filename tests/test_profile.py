@@ -220,7 +220,7 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
     monkeypatch.setattr(gpu_backend, "counters", denied)
     monkeypatch.setattr(gpu_backend, "measuring", lambda target, index: target)
     monkeypatch.setattr(gpu_backend.Runner, "idle", lambda runner: nullcontext())  # its process needs a GPU
-    monkeypatch.setattr(gpu_backend.GpuJudge, "environment", GPU)
+    monkeypatch.setattr(gpu_backend.GpuBackend, "environment", GPU)
     with gpu_backend.GpuEvaluator(evaluator.task, H200, zygote=evaluator._own_zygote) as on_gpu:
         profiles = [
             on_gpu.profile(candidate, dataclasses.replace(measured(evaluation), plan_hash=h)) for h in ("one", "two")

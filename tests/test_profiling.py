@@ -16,7 +16,7 @@ from evo.cli.run_text import show_run, show_trial
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Evaluation, Hint, Profile, Trial, Verdict, profile_to_json
 from evo.llm.models import Model
-from evo.llm.prompt_scheduler import Asker
+from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.profiling import ProfilingEvaluator
 from evo.storage.store import HintCredit, RunReader, Store, connect_to_write
 from operators.registry import LLM_OPERATORS
@@ -151,7 +151,7 @@ def test_prompts_are_told_what_limits_their_parents(tmp_path):
         run(store, Profiling())
         index = ok(list(store.trials()))[1].index
         for guidance, words in (("digest", "Limited by memory: so"), ("raw", "## Metrics"), ("none", "")):
-            asker = Asker(LLM_OPERATORS, (model,), guidance, store.trial, store.profiles, context_of)
+            asker = PromptScheduler(LLM_OPERATORS, (model,), guidance, store.trial, store.profiles, context_of)
             question = asker.question("mutate@m", [index], random.Random(0), island=0, told=0, proposed=0)
             assert question is not None
             text = question.prompt.messages[1].text

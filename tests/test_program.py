@@ -14,7 +14,7 @@ import torch
 from fitness.frontend.memory import assign
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
 from fitness.gpu.fingerprint import fingerprint
-from fitness.gpu.program import Late, Program
+from fitness.gpu.program import Program, SwappedInputs
 from tests.bench_on_cpu import at, without_graphs
 
 COPIES = 3
@@ -130,15 +130,15 @@ def test_written_arguments_are_restored_on_every_copy(monkeypatch, strides):
     assert not torch.equal(program.fingerprints_on([given[1]]), before)
 
 
-def late(copy: int, right: float) -> Late:
+def late(copy: int, right: float) -> SwappedInputs:
     """Its argument becomes 7, 8, 9, 10 and its output should be as many times that as `right` says."""
     changed = torch.arange(7.0, 11.0)
     outputs = torch.zeros((1, 1), dtype=torch.int64)
     fingerprint(right * changed[None], outputs[0])
-    return Late(copy, 0, [changed], arguments(copy), outputs)
+    return SwappedInputs(copy, 0, [changed], arguments(copy), outputs)
 
 
-def executed_late(program: Program, given: Late) -> bool:
+def executed_late(program: Program, given: SwappedInputs) -> bool:
     """Whether its output was right."""
     program.reset()
     program.execute_late([given])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evo.cli.progress import PLAIN_S, Progress, Tally
+from evo.cli.progress import PLAIN_S, Progress, ProgressCounts
 from evo.core.errors import StoreError
 from evo.core.records import STAGES, Certificate, Fitness, Verdict
 from evo.storage.result import Result, best_source, diff, read_result, speedup_text, write_result
@@ -34,7 +34,7 @@ def plain(clock: FakeClock, budget: int = 10) -> tuple[Progress, io.StringIO]:
 
 def test_a_tally_counts_trials_and_time() -> None:
     clock = FakeClock()
-    tally = Tally(10, clock)
+    tally = ProgressCounts(10, clock)
     assert tally.add(ok_trial(0, 1.0, operator="seed"), replayed=False)
     assert (tally.spent, tally.rate(), tally.pace()) == (0, None, "")
     clock.now += 4.0
@@ -49,7 +49,7 @@ def test_a_tally_counts_trials_and_time() -> None:
 
 def test_a_tally_counts_gpu_seconds() -> None:
     clock = FakeClock()
-    tally = Tally(100, clock, gpu_seconds=20.0)
+    tally = ProgressCounts(100, clock, gpu_seconds=20.0)
     for index, (seconds, replayed) in enumerate([(50.0, False), (6.0, True), (1.0, False), (1.0, False)]):
         trial = ok_trial(index, operator="mutate" if index else "seed")
         measured = dataclasses.replace(trial.evaluation, seconds={"time": seconds})
@@ -60,7 +60,7 @@ def test_a_tally_counts_gpu_seconds() -> None:
 
 
 def test_a_tally_says_what_operators_achieve_and_cost() -> None:
-    tally = Tally(10)
+    tally = ProgressCounts(10)
     tally.add(ok_trial(0, 1.0, operator="seed"), replayed=False)
     cost = {"tokens_in": 1000, "tokens_out": 234, "usd": 0.05}
     for trial in (
@@ -74,7 +74,7 @@ def test_a_tally_says_what_operators_achieve_and_cost() -> None:
 
 def test_replayed_trials_do_not_count_for_the_rate() -> None:
     clock = FakeClock()
-    tally = Tally(100, clock)
+    tally = ProgressCounts(100, clock)
     for index in range(50):
         tally.add(ok_trial(index), replayed=True)
     clock.now += 1.0

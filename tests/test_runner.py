@@ -12,7 +12,7 @@ import torch
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.plan import Buffer
-from fitness.gpu.runner import Runner, Work
+from fitness.gpu.runner import LaunchBundle, Runner
 from tests import gpu_sources as sources
 from tests.gpu_lab import Lab
 
@@ -21,13 +21,13 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GP
 
 def test_a_candidate_needs_a_baseline():
     with Runner("softmax") as runner, pytest.raises(EvoError, match=r"prepare\(\)"):
-        runner.evaluate(Work({}, {}, {}), seed="0")
+        runner.evaluate(LaunchBundle({}, {}, {}), seed="0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_error_says_what_is_missing():
     with Runner("softmax") as runner, pytest.raises(EvoError, match="did not start"):
-        runner.prepare(Work({}, {}, {}))
+        runner.prepare(LaunchBundle({}, {}, {}))
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from evo.cli import common
 from evo.cli.main import main
 from evo.core.records import GPU_FACTS
 from evo.llm.models import Model
-from evo.search.engine import Engine, Outcome
+from evo.search.engine import Engine, EngineOutcome
 from evo.storage.store import RunReader, Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
@@ -27,16 +27,16 @@ from tests.test_cli import evo_process
 # --- the engine ------------------------------------------------------------------------------------------------------
 
 
-def propose(store: Store, count: int | None) -> Outcome:
+def propose(store: Store, count: int | None) -> EngineOutcome:
     return Engine(store, None, SEED_SOURCE, None, score, ALL_OPERATORS, proposals=count).run()
 
 
-def evaluate(store: Store, evaluator: InstantEvaluator | None = None) -> Outcome:
+def evaluate(store: Store, evaluator: InstantEvaluator | None = None) -> EngineOutcome:
     evaluator = evaluator or InstantEvaluator()
     return Engine(store, evaluator.prepare(), SEED_SOURCE, evaluator, score, {}, proposals=0).run()
 
 
-def by_turns(folder: Path, **changes: object) -> Outcome:
+def by_turns(folder: Path, **changes: object) -> EngineOutcome:
     """A run of rounds of 8, each half with the store opened anew."""
     create(folder, **changes).close()
     for _ in range(100):
@@ -123,7 +123,7 @@ def with_models(folder: Path, endpoint: Endpoint, **changes: object) -> Store:
     return create(folder, operators=("mutate", "change@m", "mend@m"), models=(model,), **changes)
 
 
-def propose_with_models(store: Store, count: int) -> Outcome:
+def propose_with_models(store: Store, count: int) -> EngineOutcome:
     llm = llm_of(store)
     return Engine(store, None, SEED_SOURCE, None, score, OPERATORS, proposals=count, llm=llm).run()
 

@@ -13,7 +13,7 @@ from evo.cli import suite
 from evo.cli.checking import CHECKED, LOCK, Checking, read
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import try_lock
-from fitness.suites.check import STAGES, Outcome
+from fitness.suites.check import STAGES, CheckOutcome
 
 FILES: Any = [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
 
@@ -23,7 +23,7 @@ def checking(folder: Path, afterwards: Any = lambda known: None) -> Checking:
 
 
 def verified(_: Any, files: Any, *rest: Any) -> Any:
-    return (Outcome(file.name, list(STAGES)) for file in files)
+    return (CheckOutcome(file.name, list(STAGES)) for file in files)
 
 
 def test_each_file_is_checked_once_by_whoever_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.suite import Kernel, markdown
+from analysis.suite import SuiteKernel, markdown
 from analysis.suite_kernels import FILE, merged, read_kernels, write_kernels
 from evo.cli.main import main
 from evo.core.errors import StoreError
@@ -43,7 +43,7 @@ def test_baselines_are_in_parquet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernels", [KERNELS, TIMED], ids=["searched", "timed"])
-def test_what_is_read_gives_the_same_summary(tmp_path: Path, kernels: Sequence[Kernel]) -> None:
+def test_what_is_read_gives_the_same_summary(tmp_path: Path, kernels: Sequence[SuiteKernel]) -> None:
     write_kernels(tmp_path / FILE, kernels)
     again = read_kernels(tmp_path / FILE)
     assert markdown(again) == markdown(kernels)
@@ -63,9 +63,9 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_that_searched_a_file_counts() -> None:
-    refused, faster = Kernel("a", 10, reason="record: no"), Kernel("a", 10, outcome=outcome("a", 2.0))
-    slower, timed = Kernel("a", 10, outcome=outcome("a", 1.5)), Kernel("a", 10, baselines=TIMED[0].baselines)
-    unknown = Kernel("a", 10)
+    refused, faster = SuiteKernel("a", 10, reason="record: no"), SuiteKernel("a", 10, outcome=outcome("a", 2.0))
+    slower, timed = SuiteKernel("a", 10, outcome=outcome("a", 1.5)), SuiteKernel("a", 10, baselines=TIMED[0].baselines)
+    unknown = SuiteKernel("a", 10)
     assert merged([[unknown], [refused], [timed], [slower], [faster]]) == [slower]
     assert merged([[faster], [slower]]) == [faster]
     assert merged([[unknown], [refused], [replace(refused, reason="later")]]) == [refused]
@@ -73,7 +73,7 @@ def test_the_first_that_searched_a_file_counts() -> None:
     assert merged([KERNELS[:2], KERNELS[1:]]) == KERNELS
 
 
-def campaign(folder: Path, kernels: Sequence[Kernel], suite: str = "tritonbench") -> str:
+def campaign(folder: Path, kernels: Sequence[SuiteKernel], suite: str = "tritonbench") -> str:
     folder.mkdir()
     (folder / "suite.json").write_text(json.dumps({"suite": suite}))
     write_kernels(folder / FILE, kernels)
@@ -81,8 +81,8 @@ def campaign(folder: Path, kernels: Sequence[Kernel], suite: str = "tritonbench"
 
 
 def test_the_command_prints_the_summary_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = campaign(tmp_path / "first", [*KERNELS[:2], Kernel("c", 30), *KERNELS[3:]])
-    later = campaign(tmp_path / "later", [Kernel("b", 20, outcome=outcome("b", 3.0)), KERNELS[2]])
+    first = campaign(tmp_path / "first", [*KERNELS[:2], SuiteKernel("c", 30), *KERNELS[3:]])
+    later = campaign(tmp_path / "later", [SuiteKernel("b", 20, outcome=outcome("b", 3.0)), KERNELS[2]])
     assert main(["suite", "summary", first, later]) == 0
     assert capsys.readouterr().out == markdown(KERNELS)
 
@@ -94,7 +94,7 @@ def test_the_command_prints_the_summary_of_several(tmp_path: Path, capsys: pytes
             lambda folder: campaign(folder, TIMED, "kernelbench"),
             "expected campaigns over one suite, got tritonbench in",
         ),
-        (lambda folder: campaign(folder, [Kernel("g", 1, outcome=outcome("g", 2.0, estimated=True))]), "got both"),
+        (lambda folder: campaign(folder, [SuiteKernel("g", 1, outcome=outcome("g", 2.0, estimated=True))]), "got both"),
         (lambda folder: str(folder), "expected a folder of evo bench, which has a suite.json"),
     ],
     ids=["another suite", "estimated", "no campaign"],

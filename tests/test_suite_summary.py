@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.suite import Kernel, code_lines, markdown
+from analysis.suite import SuiteKernel, code_lines, markdown
 from tests.suite_support import KERNELS, TIMED, outcome
 
 
@@ -50,7 +50,7 @@ def test_more_candidates_find_more() -> None:
 
 
 def test_estimates_are_called_estimates() -> None:
-    assert "estimated by a model" in markdown([Kernel("a", 1, outcome=outcome("a", 2.0, estimated=True))])
+    assert "estimated by a model" in markdown([SuiteKernel("a", 1, outcome=outcome("a", 2.0, estimated=True))])
 
 
 def test_without_a_search_there_is_nothing_to_sum_up() -> None:
@@ -74,7 +74,9 @@ def test_pytorch_is_compared_with_the_best_by_the_product_of_both_ratios() -> No
 
 
 def test_seed_kernels_alone_are_compared_where_nothing_was_searched() -> None:
-    text = markdown([Kernel("a", 10, baselines=TIMED[0].baselines, note="reduced to n=4"), TIMED[2]], with_pytorch=True)
+    text = markdown(
+        [SuiteKernel("a", 10, baselines=TIMED[0].baselines, note="reduced to n=4"), TIMED[2]], with_pytorch=True
+    )
     assert "2 files: 0 searched, 1 not runnable here, 1 not searched" in text
     assert "of the seed kernel: nothing was searched" in text
     assert "| a | 50.0 | 100.0 | 35.0 | 2.00× [1.98, 2.02] | 0.70× [0.69, 0.71] | reduced to n=4 |" in text

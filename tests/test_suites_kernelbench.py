@@ -15,8 +15,8 @@ from evo.core.records import Candidate, Verdict
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
-from fitness.suites.kernelbench.check import Checker
-from fitness.suites.kernelbench.checkout import Source, sources
+from fitness.suites.kernelbench.check import KernelBenchChecker
+from fitness.suites.kernelbench.checkout import KernelBenchFile, sources
 from fitness.suites.kernelbench.folder import write_folder
 from fitness.suites.kernelbench.problem import Problem, axes_of
 from fitness.suites.kernelbench.seeds import FAMILIES, seed_kernel
@@ -79,7 +79,7 @@ def zygote():
 def checked(checkout, zygote, tmp_path_factory):
     """(folder of tasks, outcome by name without level)"""
     root = tmp_path_factory.mktemp("tasks")
-    checker = Checker(root, get_target("sm_90"), zygote)
+    checker = KernelBenchChecker(root, get_target("sm_90"), zygote)
     return root, {source.name.removeprefix("level1_"): checker.check(source) for source in sources(checkout)}
 
 
@@ -172,7 +172,7 @@ def test_pytorchs_own_generator_is_left_as_it_was():
 
 def test_numbers_stay_positive_where_signs_give_no_finite_result(tmp_path):
     text = problem("torch.log(x)", DRAWN)
-    write_folder(tmp_path / "log", Source("level1_1_Log", text), None, 1 << 30)
+    write_folder(tmp_path / "log", KernelBenchFile("level1_1_Log", text), None, 1 << 30)
     assert "signed=False" in (tmp_path / "log" / "task.py").read_text()
     (x,) = Problem(text, signed=False).inputs({}, torch.Generator().manual_seed(1))
     assert x.min() >= 0
@@ -204,7 +204,9 @@ def test_a_tensor_that_a_call_replaces_is_an_argument(tmp_path):
     text = problem("self.step(x)", DRAWN, more="        self.hidden = torch.zeros(512)")
     step = "    def step(self, x):\n        self.hidden = self.hidden + x.mean(0)\n        return x + self.hidden\n\n"
     step += "    def forward"
-    write_folder(tmp_path / "step", Source("level3_1_Step", text.replace("    def forward", step)), None, 1 << 30)
+    write_folder(
+        tmp_path / "step", KernelBenchFile("level3_1_Step", text.replace("    def forward", step)), None, 1 << 30
+    )
     assert "def reference(x, hidden):" in (tmp_path / "step" / "task.py").read_text()
 
 
@@ -221,17 +223,17 @@ def test_a_prompt_shows_the_model_and_not_what_measures_it(checked):
 
 def test_every_family_gives_a_kernel_without_words_left():
     for family in FAMILIES:
-        text = seed_kernel(Source(f"level1_7_{family}_", ""))
+        text = seed_kernel(KernelBenchFile(f"level1_7_{family}_", ""))
         assert text is not None
         compile(text, family, "exec")
         left = [w for w in ("VALUE", "TERM", "RESULT", "SHAPE", "START", "NEUTRAL", "OPERANDS", "BETTER") if w in text]
         assert not left, (family, left)
-    assert seed_kernel(Source("level2_7_ReLU", "")) is None
+    assert seed_kernel(KernelBenchFile("level2_7_ReLU", "")) is None
 
 
 def test_kernels_of_the_user_go_before_those_of_evo(checkout, tmp_path, capsys):
     (tmp_path / "level1_3_Cube.py").write_text(
-        seed_kernel(Source("level1_1_ReLU", "")).replace("tl.maximum(x, 0.0)", "x * x * x")
+        seed_kernel(KernelBenchFile("level1_1_ReLU", "")).replace("tl.maximum(x, 0.0)", "x * x * x")
     )
     only = ["suite", "check", "kernelbench", "--path", str(checkout), "--only", "*_Cube", "--gpus", "none"]
     assert main(only) == 1
@@ -303,7 +305,7 @@ def test_a_campaign_without_a_gpu_has_no_baselines(checkout, tmp_path, capsys):
 @needs_gpu
 def test_problems_are_verified_on_a_gpu(checkout, zygote, tmp_path):
     with gpu_verifier() as verifier:
-        checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
+        checker = KernelBenchChecker(tmp_path, get_target("sm_90"), zygote, verifier)
         outcomes = {source.name: checker.check(source) for source in sources(checkout)[:2]}
     assert all(outcome.verified for outcome in outcomes.values()), outcomes
 

@@ -19,7 +19,7 @@ from fitness.gpu import launch_bundle
 from fitness.gpu.runner import Report
 from fitness.gpu_backend import GpuEvaluator
 from fitness.suites import values
-from fitness.suites.check import Checker, GpuVerifier, gpu_verifier, new_zygote
+from fitness.suites.check import GpuVerifier, SuiteChecker, gpu_verifier, new_zygote
 from fitness.suites.tritonbench import FOLDER, SIZES, sources
 from fitness.tasks.task import load_task
 
@@ -380,7 +380,7 @@ def zygote():
 def checked(checkout, zygote, tmp_path_factory):
     """(folder of tasks, outcome by name)"""
     root = tmp_path_factory.mktemp("tasks")
-    checker = Checker(root, get_target("sm_90"), zygote)
+    checker = SuiteChecker(root, get_target("sm_90"), zygote)
     return root, {source.name: checker.check(source) for source in sources(checkout)}
 
 
@@ -469,7 +469,7 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_
     (tmp_path / SIZES / "scale_perf.py").write_text(TIMED, encoding="utf-8")
     (source,) = sources(tmp_path)
     judged = []
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()).check(
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()).check(
         source
     )
     assert outcome.verified and outcome.note == ""
@@ -479,7 +479,7 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_those_of_its_tests_
     assert [case.role for case in task.cases] == ["tune", "tune", "holdout", "holdout", "holdout"]
     assert numels == [2**23, 2**17, 48, 64, 100]
     # By the interpreter, which could not execute such sizes, it is the tests' calls alone.
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote).check(source)
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote).check(source)
     assert outcome.verified and outcome.calls == 3
 
 
@@ -504,7 +504,7 @@ def test_smaller_sizes_are_timed_where_outputs_overflow(tmp_path, zygote):
         def verifier(task, facts):
             return [case.name for case, n in zip(task.cases, largest(task.folder), strict=True) if n >= elements]
 
-        return Checker(tmp_path, get_target("sm_90"), zygote, verifier)
+        return SuiteChecker(tmp_path, get_target("sm_90"), zygote, verifier)
 
     outcome = overflowing_from(2**22).check(source)
     assert outcome.verified and not outcome.infinite
@@ -520,7 +520,7 @@ def test_calls_that_compile_for_too_long_are_left_out(tmp_path, zygote, monkeypa
     source = scale_timed_by(TIMED, tmp_path)
     took = iter([45.0, 1.0, 31.0, 1.0, 1.0, *[1.0] * 3])
     monkeypatch.setattr(launch_bundle, "slowest", lambda builds: next(took))
-    checker = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ())
+    checker = SuiteChecker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ())
     outcome = checker.check(source)
     assert outcome.verified and (outcome.calls, outcome.left_out, outcome.note) == (3, 2, "")
     why = "compiling a kernel takes 45 s, more than the 30 s that a search can afford"
@@ -545,7 +545,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
         return ()
 
     judged = []
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, refused).check(source)
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote, refused).check(source)
     assert outcome.verified and (outcome.calls, outcome.left_out) == (3, 2)
     assert outcome.note == "at the sizes of its tests: at those of its script, replays differ"
 
@@ -563,7 +563,7 @@ def test_where_the_calls_of_the_script_do_not_go_through_the_note_says_so(tmp_pa
 )
 def test_where_the_script_does_not_help_the_sizes_are_those_of_the_tests(tmp_path, zygote, script, why):
     source = scale_timed_by(script, tmp_path)
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ()).check(source)
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: ()).check(source)
     assert outcome.verified and outcome.calls == 3
     assert outcome.note.startswith(f"at the sizes of its tests: {why}")
 
@@ -721,7 +721,7 @@ class Scripted(GpuVerifier):
 def test_what_a_gpu_tries_beside_the_seed_is_built(checkout, zygote, tmp_path):
     source = next(s for s in sources(checkout) if s.name == "added")
     verifier = Scripted()
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
     assert outcome.verified and outcome.calls == 2 and not outcome.idle, outcome
     assert verifier.tried == [(["call0", "call1"], False)] * 6  # three of each of two kernels
 
@@ -730,7 +730,7 @@ def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_p
     source = next(s for s in sources(checkout) if s.name == "added")
     passed = Report(Verdict.OK, "done", check=Check(1, "call1", 0.5, 2.0))
     verifier = Scripted(call1=passed)
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote, verifier).check(source)
     assert verifier.tried[:2] == [(["call0", "call1"], False), (["call1"], True)]
     # Each call alone is called call0, of which this verifier says that all are wrong; together they are refused again.
     assert outcome.reason.startswith(
@@ -739,7 +739,7 @@ def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_p
     assert "its error is 0.5 of the budget (rms budget 2) (and 5 more)" in outcome.reason
     assert len(outcome.vacuous) == 6 and all(finding.startswith("call1: ") for finding in outcome.vacuous)
     fault = Scripted(call0=Report(Verdict.RUNTIME_ERROR, "verify", "illegal address", fault=True))
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, fault).check(source)
+    outcome = SuiteChecker(tmp_path, get_target("sm_90"), zygote, fault).check(source)
     assert outcome.verified and len(outcome.idle) == 6 and "runtime_error: illegal address" in outcome.idle[0]
 
 
@@ -747,7 +747,7 @@ def test_what_a_gpu_finds_is_asked_again_on_other_inputs(checkout, zygote, tmp_p
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_gpu_verifies_one_task_after_the_other(checkout, zygote, tmp_path):
     with gpu_verifier() as verifier:
-        checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier)
+        checker = SuiteChecker(tmp_path, get_target("sm_90"), zygote, verifier)
         outcomes = {source.name: checker.check(source) for source in sources(checkout)}
     assert {name for name, outcome in outcomes.items() if outcome.verified} == {
         "scale", "pick", "summed", "beyond", "counted", "others", "picky", "weighed", "backward", "tuned", "added",

@@ -15,8 +15,8 @@ from evo.core.records import Candidate, Verdict
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
-from fitness.suites.tritonbench import Source
-from fitness.suites.tritonbench_t.check import FOLDER, SIZES, Checker, files
+from fitness.suites.tritonbench import TritonBenchFile
+from fitness.suites.tritonbench_t.check import FOLDER, SIZES, TritonBenchTChecker, files
 from fitness.suites.tritonbench_t.seeds import SEEDS, seed_kernel
 from fitness.tasks.task import load_task, run_reference
 from fitness.verify.oracle import make_inputs
@@ -114,7 +114,7 @@ def zygote():
 def checked(checkout, seeds, zygote, tmp_path_factory):
     """(folder of tasks, outcome by name)"""
     root = tmp_path_factory.mktemp("tasks")
-    checker = Checker(root, get_target("sm_90"), zygote, seeds=seeds)
+    checker = TritonBenchTChecker(root, get_target("sm_90"), zygote, seeds=seeds)
     return root, {source.name: checker.check(source) for source in files(checkout)}
 
 
@@ -259,9 +259,9 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_never_computed_here
     (tmp_path / SIZES / "tanh_perf.py").write_text(TIMED, encoding="utf-8")
     (source,) = files(tmp_path)
     judged = []
-    outcome = Checker(tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()).check(
-        source
-    )
+    outcome = TritonBenchTChecker(
+        tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()
+    ).check(source)
     assert outcome.verified and outcome.note == "", outcome
     cases = judged[-1].cases
     assert [case.role for case in cases] == ["tune", "tune", "holdout", "holdout"]
@@ -269,14 +269,19 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_never_computed_here
     assert [x.numel() for x, *_ in drawn] == [2**24, 2**18, 24, 24]
     # Where none of the tests' calls can be compared, those that are timed are not tried.
     noisy = replace(source, kernels=source.kernels.replace("torch.tanh(x, out=out)", "torch.rand_like(x)"))
-    assert "random numbers" in Checker(tmp_path, get_target("sm_90"), zygote, lambda *_: ()).check(noisy).reason
+    assert (
+        "random numbers"
+        in TritonBenchTChecker(tmp_path, get_target("sm_90"), zygote, lambda *_: ()).check(noisy).reason
+    )
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_seed_is_called_as_the_files_function():
-    source = Source("gelu", "import torch\n\ndef gelu(input: torch.Tensor, approximate: str='none'):\n    ...\n", "")
+    source = TritonBenchFile(
+        "gelu", "import torch\n\ndef gelu(input: torch.Tensor, approximate: str='none'):\n    ...\n", ""
+    )
     text = seed_kernel(source)
     assert text is not None
     assert "def gelu(input, approximate='none'):\n    return entry(input, mode=approximate)\n" in text
@@ -286,7 +291,7 @@ def test_a_seed_is_called_as_the_files_function():
 
 def test_a_seed_of_the_user_goes_before_evos(tmp_path):
     (tmp_path / "gelu.py").write_text("def gelu(x): ...\n", encoding="utf-8")
-    assert seed_kernel(Source("gelu", "def gelu(x): ...", ""), tmp_path) == "def gelu(x): ...\n"
+    assert seed_kernel(TritonBenchFile("gelu", "def gelu(x): ...", ""), tmp_path) == "def gelu(x): ...\n"
 
 
 def test_the_pattern_of_every_seed_is_there():
@@ -334,7 +339,7 @@ PATTERNS = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_are_right(tmp_path, zygote, name):
     (source,) = files(write(tmp_path, {name: PATTERNS[name]}))
-    outcome = Checker(tmp_path / "tasks", get_target("sm_90"), zygote).check(source)
+    outcome = TritonBenchTChecker(tmp_path / "tasks", get_target("sm_90"), zygote).check(source)
     assert outcome.verified and outcome.left_out == 0, outcome
 
 
@@ -385,6 +390,6 @@ def test_seeds_for_no_file_are_refused(checkout, tmp_path, capsys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_gpu_verifies_what_the_interpreter_does(checkout, seeds, zygote, tmp_path):
     with gpu_verifier() as verifier:
-        checker = Checker(tmp_path, get_target("sm_90"), zygote, verifier, seeds=seeds)
+        checker = TritonBenchTChecker(tmp_path, get_target("sm_90"), zygote, verifier, seeds=seeds)
         outcomes = {source.name: checker.check(source) for source in files(checkout)}
     assert {name for name, outcome in outcomes.items() if outcome.verified} == {"tanh", "softmax", "halve_"}, outcomes

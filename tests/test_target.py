@@ -13,7 +13,7 @@ import fitness.gpu_backend as gpu_evaluator
 from evo.core.errors import ConfigError, EvoError
 from evo.core.records import GPU_FACTS
 from evo.storage.store import RunInfo
-from fitness.candidate import Recorder
+from fitness.candidate import FrontEnd
 from fitness.cuda import gpus
 from fitness.estimate.roofline import impossible, least_us
 from fitness.frontend.target import Target, from_spec, get_target, machine, sm_name
@@ -118,8 +118,8 @@ def vector_sin(x):
 
 
 @contextmanager
-def opened(target: Target) -> Iterator[Recorder]:
-    recorder = Recorder(load_task("vector_sin"), target, measured=True)
+def opened(target: Target) -> Iterator[FrontEnd]:
+    recorder = FrontEnd(load_task("vector_sin"), target, measured=True)
     try:
         yield recorder
     finally:

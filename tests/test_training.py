@@ -17,7 +17,7 @@ import fitness
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
 from analysis.benchmarks.instant import InstantEvaluator
 from analysis.export import export_training
-from analysis.training import EPSILON, TUNED, Answer
+from analysis.training import EPSILON, TUNED, TrainingAnswer
 from evo.cli.main import main
 from evo.core.records import Candidate, Evaluation, Trial, Verdict
 from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
@@ -129,7 +129,7 @@ def test_every_judged_answer_is_there_with_its_verdict(rows: list[dict[str, Any]
     ],
 )
 def test_flags_say_how_far_an_answer_came(verdict: Verdict, stage: str, flags: tuple[bool, ...]) -> None:
-    answer = Answer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, *(None,) * 8)
+    answer = TrainingAnswer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, *(None,) * 8)
     assert (answer.syntax, answer.rules, answer.compiled) == flags
     assert not answer.correct and set(answer.rewards.values()) == {0.0}
 

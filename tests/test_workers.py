@@ -10,7 +10,7 @@ import pytest
 
 from evo.core.errors import ConfigError, EvoError
 from evo.core.records import Verdict
-from fitness.cluster.workers import ATTEMPTS, Crew, Lost
+from fitness.cluster.workers import ATTEMPTS, Lost, WorkerPool
 from fitness.frontend.stages import Stop
 
 
@@ -37,8 +37,8 @@ class Hand:
         self.fired.set()
 
 
-def crew(*places: str, lanes: int = 1) -> Crew:
-    return Crew("record", {place: partial(Hand, place, lanes) for place in places})
+def crew(*places: str, lanes: int = 1) -> WorkerPool:
+    return WorkerPool("record", {place: partial(Hand, place, lanes) for place in places})
 
 
 def test_calls_spread_over_the_workers_and_answers_come_back():
@@ -64,7 +64,7 @@ def test_a_lost_call_is_answered_elsewhere_and_the_place_is_filled_again():
             again.set()
         return hired[-1]
 
-    workers = Crew("record", {place: partial(hire, place) for place in "ab"})
+    workers = WorkerPool("record", {place: partial(hire, place) for place in "ab"})
     lost, other = "a", "b"
     assert {workers.call("die", lost) for _ in range(2)} == {other}
     assert again.wait(60)
@@ -90,7 +90,7 @@ def test_where_nobody_is_left_and_nobody_comes_calls_say_so(caplog):
         return hired[0]
 
     hired: list[Hand] = []
-    workers = Crew("record", {"a": hire})
+    workers = WorkerPool("record", {"a": hire})
     with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: a: the node is gone"):
         workers.call("die")
     lost, given_up = caplog.messages
@@ -106,13 +106,13 @@ def test_all_places_must_be_filled_at_first(error):
         raise error
 
     with pytest.raises(EvoError if isinstance(error, Lost) else type(error), match="no room"):
-        Crew("record", {"a": lambda: hand, "b": fails})
+        WorkerPool("record", {"a": lambda: hand, "b": fails})
     assert hand.fired.is_set()
 
 
 def test_closing_ends_the_workers_and_frees_those_that_wait():
     hand = Hand("a")
-    workers = Crew("record", {"a": lambda: hand})
+    workers = WorkerPool("record", {"a": lambda: hand})
     with ThreadPoolExecutor(2) as callers:
         holding = callers.submit(workers.call, "hold")
         waiting = callers.submit(workers.call, "fine")
@@ -152,7 +152,7 @@ def test_everyone_waits_for_who_is_hired_and_says_where_nobody_is_left():
         hired.append(Hand("a"))
         return hired[-1]
 
-    workers = Crew("record", {"a": hire})
+    workers = WorkerPool("record", {"a": hire})
     assert workers.everyone(lambda w: w.ask("die") if w is hired[0] else w.ask("name")) == {"a": "a"}
     with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: no third"):
         workers.everyone(lambda worker: worker.ask("die"))

@@ -31,7 +31,7 @@ from typing import Any
 
 from evo.core.records import Verdict
 from fitness.gpu.launch_bundle import make_work
-from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import CPU, Calls
@@ -128,7 +128,7 @@ class Lab:
         self._calls = [{"name": name, "args": args} for name, args in described if not name.endswith(CPU)]
         self.zygote, self.runner = Zygote(TARGET, ("record", "compile")), Runner(self.root / "task", looks=looks)
 
-    def work(self, source: str) -> Work:
+    def work(self, source: str) -> LaunchBundle:
         with tempfile.TemporaryDirectory(dir=self.root) as scratch:
             return make_work(
                 source, self.task, self._calls, zygote=self.zygote, target=TARGET, scratch=Path(scratch), limits=LIMITS
@@ -212,7 +212,7 @@ def noise(evaluations: int, slower: int) -> dict[str, Any]:
     return results
 
 
-def _repeat(lab: Lab, work: Work, times: int, label: str) -> list[Report]:
+def _repeat(lab: Lab, work: LaunchBundle, times: int, label: str) -> list[Report]:
     return [lab.runner.evaluate(work, seed=f"{label}-{n}") for n in range(times)]
 
 

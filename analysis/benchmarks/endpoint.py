@@ -18,10 +18,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, genes, score
-from evo.llm.budget import Limits
-from evo.llm.prompt_scheduler import Asker
+from evo.llm.budget import ModelBudget
+from evo.llm.prompt_scheduler import PromptScheduler
 from evo.llm.queue import open_lane
-from evo.search.engine import Engine, Llm, Outcome
+from evo.search.engine import Engine, EngineOutcome, Llm
 from evo.search.strategies import STRATEGIES
 from evo.storage.store import Store
 from operators.base import Draft, Parent
@@ -177,19 +177,19 @@ def context(**changes: Any) -> LlmContext:
 
 
 def llm_of(
-    store: Store, *operators: Ask, limits: Limits | None = None, environment: dict[str, str] | None = None
+    store: Store, *operators: Ask, limits: ModelBudget | None = None, environment: dict[str, str] | None = None
 ) -> Llm:
     """The models' side of the run in `store`."""
     config = store.info.config
-    limits = limits or Limits(config.max_tokens, config.max_usd)
+    limits = limits or ModelBudget(config.max_tokens, config.max_usd)
     lane = open_lane(store.folder, config.models, environment or {}, limits, config.llm_slots)
     by_name = {o.name: o for o in operators or (Ask(), Ask("mend", repairs=True), Ask("cross", 2))}
     remembers = STRATEGIES[config.strategy].remembers
-    asker = Asker(by_name, config.models, config.guidance, store.trial, lambda trials: {}, context, remembers)  # type: ignore[arg-type]
+    asker = PromptScheduler(by_name, config.models, config.guidance, store.trial, lambda trials: {}, context, remembers)  # type: ignore[arg-type]
     return Llm(asker, lane)
 
 
-def search_with(store: Store, llm: Llm, evaluator: InstantEvaluator | None = None, **more: Any) -> Outcome:
+def search_with(store: Store, llm: Llm, evaluator: InstantEvaluator | None = None, **more: Any) -> EngineOutcome:
     """Runs the engine on `store` until it ends."""
     evaluator = evaluator or InstantEvaluator()
     return Engine(store, evaluator.prepare(), SEED_SOURCE, evaluator, score, OPERATORS, llm=llm, **more).run()

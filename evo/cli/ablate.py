@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from evo.search.engine import Engine, Llm
     from evo.search.profiling import Profiler
     from evo.storage.store import Store
-    from fitness.cluster.pool import ClusterWorkshop
-    from fitness.evaluator_factory import Workshop
+    from fitness.cluster.pool import ClusterEvaluatorFactory
+    from fitness.evaluator_factory import EvaluatorFactory
     from fitness.tasks.task import Task
 
 
@@ -125,7 +125,7 @@ def run_campaign(
     workers: int,
     finished: Callable[[], int],
     total: Callable[[], int],
-    open_workshop: Callable[[], Workshop | ClusterWorkshop],
+    open_workshop: Callable[[], EvaluatorFactory | ClusterEvaluatorFactory],
     conclude: Conclude | None = None,
 ) -> tuple[list[Done], bool]:
     """Runs what is left and says how it went; what failed, and whether it was interrupted.

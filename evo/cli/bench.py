@@ -21,12 +21,12 @@ from evo.core.errors import ConfigError, EvoError, StoreError, how_to_install
 from evo.core.records import Trial
 
 if TYPE_CHECKING:
-    from analysis.suite import Kernel
+    from analysis.suite import SuiteKernel
     from evo.campaign.spec import Campaign, Cell
-    from evo.cli.suite import Source
+    from evo.cli.suite import SuiteFile
     from evo.search.profiling import Profiler
     from evo.storage.store import Store
-    from fitness.suites.check import Outcome
+    from fitness.suites.check import CheckOutcome
     from fitness.tasks.task import Task
 
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
@@ -97,7 +97,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     campaign = _campaign(folder, arguments, device) if arguments.budget else None
     _note_files(arguments, folder)  # once the folder is known to be this campaign's
 
-    def measure_baselines(checked: Mapping[str, Outcome]) -> None:
+    def measure_baselines(checked: Mapping[str, CheckOutcome]) -> None:
         if device == "gpu" and arguments.suite in suite.SEEDED:
             _measure_baselines(folder, [s.name for s in chosen if checked[s.name].verified], arguments.target, workers)
 
@@ -130,7 +130,11 @@ def _processes(arguments: argparse.Namespace, gpus: int) -> int:
 
 
 def _searched(
-    arguments: argparse.Namespace, campaign: Campaign, chosen: Sequence[Source], workers: int, look: Callable[[], None]
+    arguments: argparse.Namespace,
+    campaign: Campaign,
+    chosen: Sequence[SuiteFile],
+    workers: int,
+    look: Callable[[], None],
 ) -> int:
     """Runs what no other process runs, as files get verified; the exit code.  `look` raises where none will be."""
     from evo.campaign.runner import concluded, counter, finished
@@ -159,13 +163,13 @@ def _write_best(store: Store, evaluator: Profiler) -> None:
     write_result(store.folder, store.info, seed, certified(store, evaluator, ""))
 
 
-def _able(folder: Path, chosen: Sequence[Source]) -> int:
+def _able(folder: Path, chosen: Sequence[SuiteFile]) -> int:
     """How many files can be searched, as far as is known."""
     known = read(folder)
     return sum(source.name not in known or known[source.name].verified for source in chosen)
 
 
-def _arriving(campaign: Campaign, chosen: Sequence[Source], look: Callable[[], None]) -> Iterator[Task | None]:
+def _arriving(campaign: Campaign, chosen: Sequence[SuiteFile], look: Callable[[], None]) -> Iterator[Task | None]:
     """The tasks of the files, as they turn out to be verified; None where there is no other one yet."""
     from fitness.tasks.task import load_task
 
@@ -284,7 +288,7 @@ def _files(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"suite": arguments.suite, "gib": arguments.gib, "seeds": seeds and str(seeds.resolve())}
 
 
-def _compiling(outcome: Outcome) -> float:
+def _compiling(outcome: CheckOutcome) -> float:
     return outcome.seconds.get("compiled", 0.0)
 
 
@@ -327,14 +331,14 @@ def _campaign(folder: Path, arguments: argparse.Namespace, device: str) -> Campa
     return Campaign.open(folder, spec, device, {}, versions())
 
 
-def _cell(arguments: argparse.Namespace, source: Source) -> Cell:
+def _cell(arguments: argparse.Namespace, source: SuiteFile) -> Cell:
     from evo.campaign.spec import Cell
 
     return Cell(source.name, ARM, arguments.seed)
 
 
 def _sum_up(
-    arguments: argparse.Namespace, folder: Path, chosen: Sequence[Source], checked: Mapping[str, Outcome]
+    arguments: argparse.Namespace, folder: Path, chosen: Sequence[SuiteFile], checked: Mapping[str, CheckOutcome]
 ) -> None:
     from analysis.suite import markdown
 
@@ -352,7 +356,7 @@ def _sum_up(
     common.say(f"\n{text}\nin {folder}: summary.md{_parquet(folder, kernels)}")
 
 
-def _parquet(folder: Path, kernels: list[Kernel]) -> str:
+def _parquet(folder: Path, kernels: list[SuiteKernel]) -> str:
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:
@@ -363,17 +367,21 @@ def _parquet(folder: Path, kernels: list[Kernel]) -> str:
     return f", {FILE}"
 
 
-def _kernel(source: Source, outcome: Outcome | None, folder: Path, cell: Cell, timed: list[dict[str, Any]]) -> Kernel:
+def _kernel(
+    source: SuiteFile, outcome: CheckOutcome | None, folder: Path, cell: Cell, timed: list[dict[str, Any]]
+) -> SuiteKernel:
     """`outcome`: None where the file was not checked yet."""
     from analysis.outcomes import outcome_of
-    from analysis.suite import Baseline, Kernel, code_lines
+    from analysis.suite import SuiteBaseline, SuiteKernel, code_lines
     from evo.campaign.runner import finished, why_failed
 
     lines = code_lines(source.kernels)
     if outcome is None or not outcome.verified:
-        return Kernel(source.name, lines, reason=outcome.reason if outcome else "")
+        return SuiteKernel(source.name, lines, reason=outcome.reason if outcome else "")
     if why := why_failed(folder, cell):
-        return Kernel(source.name, lines, reason=f"its search failed: {why}")
-    baselines = {b["name"]: Baseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed}
+        return SuiteKernel(source.name, lines, reason=f"its search failed: {why}")
+    baselines = {
+        b["name"]: SuiteBaseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed
+    }
     found = outcome_of(folder / cell.path, ARM) if finished(folder, cell) else None
-    return Kernel(source.name, lines, outcome=found, baselines=baselines, note=outcome.note)
+    return SuiteKernel(source.name, lines, outcome=found, baselines=baselines, note=outcome.note)

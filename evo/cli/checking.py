@@ -20,8 +20,8 @@ from evo.core.errors import StoreError
 from evo.core.locks import try_lock
 
 if TYPE_CHECKING:
-    from evo.cli.suite import Source
-    from fitness.suites.check import Outcome
+    from evo.cli.suite import SuiteFile
+    from fitness.suites.check import CheckOutcome
 
 CHECKED = "checked.jsonl"  # how far each file came
 TASKS = "tasks"  # folder of those made of files
@@ -38,11 +38,11 @@ class Checking:
     def __init__(
         self,
         arguments: argparse.Namespace,
-        chosen: Sequence[Source],
+        chosen: Sequence[SuiteFile],
         folder: Path,
         gpus: int,
         workers: int,
-        afterwards: Callable[[Mapping[str, Outcome]], None],
+        afterwards: Callable[[Mapping[str, CheckOutcome]], None],
     ) -> None:
         self._arguments, self._chosen, self._folder = arguments, chosen, folder
         self._gpus, self._workers, self._afterwards = gpus, workers, afterwards
@@ -104,13 +104,13 @@ class Checking:
         self._afterwards(known)
 
 
-def read(folder: Path) -> dict[str, Outcome]:
+def read(folder: Path) -> dict[str, CheckOutcome]:
     """How far the files came that were checked until now, by name."""
-    from fitness.suites.check import Outcome
+    from fitness.suites.check import CheckOutcome
 
-    known = {field.name for field in dataclasses.fields(Outcome)}
+    known = {field.name for field in dataclasses.fields(CheckOutcome)}
     found = rows(folder / CHECKED, ("name", "stages"))
-    return {row["name"]: Outcome(**{k: v for k, v in row.items() if k in known}) for row in found}
+    return {row["name"]: CheckOutcome(**{k: v for k, v in row.items() if k in known}) for row in found}
 
 
 def rows(path: Path, keys: Sequence[str]) -> Iterator[dict[str, Any]]:

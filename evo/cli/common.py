@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from evo.core.settings import RunConfig
     from evo.search.engine import Score
     from evo.search.profiling import Profiler
-    from fitness.cluster.pool import Cluster, ClusterWorkshop
+    from fitness.cluster.pool import Cluster, ClusterEvaluatorFactory
     from fitness.devices import Choice, Gpus
-    from fitness.evaluator_factory import Workshop
+    from fitness.evaluator_factory import EvaluatorFactory
     from fitness.sandbox.jobs import Limits
     from fitness.tasks.task import Task
 
@@ -76,15 +76,15 @@ def find_gpus(target: str) -> Gpus:
     return find(get_target(target))
 
 
-def open_workshop(target: str, device: str, limits: Limits | None = None) -> Workshop:
+def open_workshop(target: str, device: str, limits: Limits | None = None) -> EvaluatorFactory:
     """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`.
 
     `limits`: of recording and compiling, where kernels need more than the usual.
     """
-    from fitness.evaluator_factory import Workshop
+    from fitness.evaluator_factory import EvaluatorFactory
     from fitness.frontend.target import get_target
 
-    return Workshop(get_target(target), measured=device == "gpu", limits=limits)
+    return EvaluatorFactory(get_target(target), measured=device == "gpu", limits=limits)
 
 
 def open_evaluator(task: Task, target: str, device: str) -> Profiler:
@@ -123,7 +123,7 @@ class Devices:
             return open_evaluator(task, target, self.choice.device)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
 
-    def open_workshop(self, target: str) -> Workshop | ClusterWorkshop:
+    def open_workshop(self, target: str) -> EvaluatorFactory | ClusterEvaluatorFactory:
         """Opens evaluators of several tasks that are used at the same time."""
         if self.cluster is None:
             return open_workshop(target, self.choice.device)
@@ -159,12 +159,12 @@ def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int)
     return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
 
 
-def open_cluster_workshop(cluster: Cluster, target: str, gpus: int) -> ClusterWorkshop:
+def open_cluster_workshop(cluster: Cluster, target: str, gpus: int) -> ClusterEvaluatorFactory:
     from evo.core.versions import versions
-    from fitness.cluster.pool import ClusterWorkshop
+    from fitness.cluster.pool import ClusterEvaluatorFactory
     from fitness.frontend.target import get_target
 
-    return ClusterWorkshop(cluster, get_target(target), gpus=gpus, versions=versions)
+    return ClusterEvaluatorFactory(cluster, get_target(target), gpus=gpus, versions=versions)
 
 
 def join(address: str) -> Cluster:

@@ -13,7 +13,7 @@ from evo.core.text import counted, quoted
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
-    from analysis.regression import Pair, Verdict
+    from analysis.regression import Pair, RegressionResult
 
     # With the folder of its run; None where a campaign keeps it, which keeps those that came to their end.
     Run = tuple[Outcome, Path | None]
@@ -119,7 +119,7 @@ def _few(texts: Sequence[str]) -> str:
     return f"{', '.join(different[:SHOWN])}{more}"
 
 
-def _say(verdict: Verdict, *, estimated: bool) -> None:
+def _say(verdict: RegressionResult, *, estimated: bool) -> None:
     from analysis.regression import ALPHA, FEWEST_PAIRS
     from analysis.stats import magnitude
 

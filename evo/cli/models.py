@@ -152,8 +152,8 @@ def describe(config: RunConfig) -> None:
 
 def open_llm(store: Store, task: Task) -> Llm:
     """The models' side of the run in `store`."""
-    from evo.llm.budget import Limits
-    from evo.llm.prompt_scheduler import Asker
+    from evo.llm.budget import ModelBudget
+    from evo.llm.prompt_scheduler import PromptScheduler
     from evo.llm.queue import open_lane
     from evo.search.engine import Llm
     from evo.search.strategies import STRATEGIES
@@ -162,8 +162,10 @@ def open_llm(store: Store, task: Task) -> Llm:
     config = store.info.config
     context = prompt_context(store.info, task)
     remembers = STRATEGIES[config.strategy].remembers
-    asker = Asker(LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers)
-    limits = Limits(config.max_tokens, config.max_usd)
+    asker = PromptScheduler(
+        LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers
+    )
+    limits = ModelBudget(config.max_tokens, config.max_usd)
     return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots, _tell_failure))
 
 

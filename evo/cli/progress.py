@@ -28,7 +28,7 @@ PLAIN_S = 1.0  # seconds between two plain lines; a new best is always worth one
 _COLOURS = {Verdict.OK: "green", Verdict.DUPLICATE: "cyan", Verdict.INFRASTRUCTURE: "bold red"}
 
 
-class Tally:
+class ProgressCounts:
     """What has happened so far, as numbers; the clock serves the display only."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Progress:
     """An Observer that draws; a context manager around the run."""
 
     def __init__(self, config: RunConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tally = Tally(config.budget, clock, gpu_seconds=config.gpu_seconds)
+        self._tally = ProgressCounts(config.budget, clock, gpu_seconds=config.gpu_seconds)
         workers = counted(config.workers, "worker")
         self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {workers}"
         self._console = console

@@ -14,7 +14,7 @@ from evo.core.text import counted, quoted
 
 if TYPE_CHECKING:
     from evo.core.records import Evaluation
-    from evo.search.engine import Engine, Evaluator, Llm, Observer, Outcome
+    from evo.search.engine import Engine, EngineOutcome, Evaluator, Llm, Observer
     from evo.search.profiling import Profiler
     from evo.storage.result import Result
     from evo.storage.store import Store
@@ -36,7 +36,7 @@ def run_engine(
     evaluator: Profiler | None,
     *,
     proposals: int | None = None,
-) -> Outcome:
+) -> EngineOutcome:
     """Runs the engine under a progress display; `proposals` and no evaluator as in Engine."""
     from rich.console import Console
 
@@ -97,7 +97,7 @@ def _forced_exit(store: Store, evaluator: Evaluator | None) -> Iterator[None]:
         os._exit(common.EXIT_INTERRUPTED)
 
 
-def conclude(store: Store, outcome: Outcome | None = None, evaluator: Evaluator | None = None) -> int:
+def conclude(store: Store, outcome: EngineOutcome | None = None, evaluator: Evaluator | None = None) -> int:
     """Certifies and writes the best kernel and prints what there is to know.
 
     Without an evaluator nothing can be certified: what was found out before is then written again.

@@ -23,14 +23,14 @@ from evo.core.errors import ConfigError, StoreError
 from evo.core.text import counted
 
 if TYPE_CHECKING:
-    from analysis.suite import Kernel
+    from analysis.suite import SuiteKernel
     from fitness.frontend.target import Target
     from fitness.sandbox.zygote import Zygote
-    from fitness.suites.check import Checker, Outcome, Verifier
-    from fitness.suites.kernelbench.checkout import Source as Problem
-    from fitness.suites.tritonbench import Source as File
+    from fitness.suites.check import CheckOutcome, SuiteChecker, Verifier
+    from fitness.suites.kernelbench.checkout import KernelBenchFile
+    from fitness.suites.tritonbench import TritonBenchFile
 
-    Source = File | Problem
+    SuiteFile = TritonBenchFile | KernelBenchFile
 
 TRITONBENCH, TRITONBENCH_T, KERNELBENCH = SUITES = ("tritonbench", "tritonbench-t", "kernelbench")
 SEEDED = {TRITONBENCH_T: "a function as the file's", KERNELBENCH: "a function `entry`"}  # what a seed kernel is
@@ -84,7 +84,7 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read(arguments: argparse.Namespace) -> list[Source]:
+def read(arguments: argparse.Namespace) -> list[SuiteFile]:
     """The chosen files.  Raises ConfigError for options of another suite, too."""
     for option, suites in (("seeds", tuple(SEEDED)), ("gib", (KERNELBENCH,))):
         if getattr(arguments, option) is not None and arguments.suite not in suites:
@@ -93,7 +93,7 @@ def read(arguments: argparse.Namespace) -> list[Source]:
             )
     if arguments.gib is not None and not arguments.gib > 0:
         raise ConfigError(f"--gib: expected a number above 0, got {arguments.gib:g}")
-    found: Sequence[Source] = _sources(arguments.suite)(arguments.path)
+    found: Sequence[SuiteFile] = _sources(arguments.suite)(arguments.path)
     if arguments.seeds is not None:
         from fitness.suites.seeded import check_seeds
 
@@ -101,7 +101,7 @@ def read(arguments: argparse.Namespace) -> list[Source]:
     return chosen(found, arguments.only)
 
 
-def _sources(suite: str) -> Callable[[Path], Sequence[Source]]:
+def _sources(suite: str) -> Callable[[Path], Sequence[SuiteFile]]:
     if suite == TRITONBENCH:
         from fitness.suites.tritonbench import sources
 
@@ -182,13 +182,13 @@ def _damaged(path: Path, found: str) -> StoreError:
     )
 
 
-def _kernels(folders: Sequence[Path]) -> list[Kernel]:
+def _kernels(folders: Sequence[Path]) -> list[SuiteKernel]:
     with common.pyarrow_for("the figures of campaigns, which are read with it"):
         from analysis import suite_kernels as stored
     return stored.merged(stored.read_kernels(folder / stored.FILE) for folder in folders)
 
 
-def chosen(sources: Sequence[Source], only: str | None) -> list[Source]:
+def chosen(sources: Sequence[SuiteFile], only: str | None) -> list[SuiteFile]:
     if only is None:
         return list(sources)
     wanted = [name.removesuffix(".py") for name in only.split(",") if name]
@@ -213,12 +213,12 @@ def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
 
 def outcomes(
     arguments: argparse.Namespace,
-    files: Sequence[Source],
+    files: Sequence[SuiteFile],
     folder: Path,
     gpus: int,
     workers: int,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome]:
+) -> Iterator[CheckOutcome]:
     """In the order in which files are finished, until they all are or `stop` says so.
 
     `gpus`: how many verify; with 0 Triton's interpreter does.
@@ -248,19 +248,19 @@ def outcomes(
 
 def _checker(
     arguments: argparse.Namespace, folder: Path, target: Target, zygote: Zygote, verifier: Verifier | None
-) -> Checker:
+) -> SuiteChecker:
     if arguments.suite == TRITONBENCH:
-        from fitness.suites.check import Checker
+        from fitness.suites.check import SuiteChecker
 
-        return Checker(folder, target, zygote, verifier)
+        return SuiteChecker(folder, target, zygote, verifier)
     if arguments.suite == TRITONBENCH_T:
-        from fitness.suites.tritonbench_t.check import Checker as FunctionChecker
+        from fitness.suites.tritonbench_t.check import TritonBenchTChecker
 
-        return FunctionChecker(folder, target, zygote, verifier, seeds=arguments.seeds)
-    from fitness.suites.kernelbench.check import Checker as ProblemChecker
+        return TritonBenchTChecker(folder, target, zygote, verifier, seeds=arguments.seeds)
+    from fitness.suites.kernelbench.check import KernelBenchChecker
 
     most = int((GIB if arguments.gib is None else arguments.gib) * 2**30)
-    return ProblemChecker(folder, target, zygote, verifier, seeds=arguments.seeds, most_bytes=most)
+    return KernelBenchChecker(folder, target, zygote, verifier, seeds=arguments.seeds, most_bytes=most)
 
 
 def stages(suite: str) -> Sequence[str]:
@@ -274,7 +274,7 @@ def stages(suite: str) -> Sequence[str]:
     return OF_PROBLEMS
 
 
-def line(outcome: Outcome) -> str:
+def line(outcome: CheckOutcome) -> str:
     calls = counted(outcome.calls, "call")
     if outcome.verified:
         why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
@@ -283,7 +283,7 @@ def line(outcome: Outcome) -> str:
     return f"{outcome.name:30} {reached}, then: {outcome.reason}"
 
 
-def _totals(outcomes: Sequence[Outcome], stages: Sequence[str]) -> str:
+def _totals(outcomes: Sequence[CheckOutcome], stages: Sequence[str]) -> str:
     count = Counter(stage for outcome in outcomes for stage in outcome.stages)
     reached = ", ".join(f"{count[stage]} {stage}" for stage in stages)
     return f"{counted(len(outcomes), 'file')}: {reached}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evo.llm.task_drafts import Drafting, Round
     from fitness.evaluator import Evaluator
     from fitness.tasks.task import Task
-    from fitness.validation.draft import Accepted, Checker
+    from fitness.validation.draft import Accepted, DraftChecker
 
 ANSWERS, DRAFTS = "answers.jsonl", "drafts"
 NAMES = ("task.py", "kernel.py", "task.json", ANSWERS, DRAFTS)  # of what a folder may hold after this command
@@ -40,7 +40,7 @@ def add_options(new: argparse.ArgumentParser) -> None:
 
 def make(arguments: argparse.Namespace, kernel: str) -> int:
     """Makes the task folder; the exit code."""
-    from evo.llm.budget import Limits
+    from evo.llm.budget import ModelBudget
     from evo.llm.dialogue import Dialogue
     from evo.llm.task_drafts import draft, first_prompt
     from fitness.frontend.target import get_target
@@ -52,7 +52,7 @@ def make(arguments: argparse.Namespace, kernel: str) -> int:
     devices = common.find_devices(arguments.gpus, None, arguments.target)
     devices.say(sys.stderr)
     write(folder, {})
-    limits = Limits(arguments.max_tokens, arguments.max_usd)
+    limits = ModelBudget(arguments.max_tokens, arguments.max_usd)
     common.say(f"asking {model.name} ({model.endpoint}) for a task of {arguments.kernel}")
     with (
         Dialogue(model, os.environ, limits, folder / ANSWERS) as dialogue,
@@ -96,12 +96,12 @@ def _model(arguments: argparse.Namespace) -> Model:
 
 
 @contextmanager
-def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[Checker]:
+def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[DraftChecker]:
     from fitness.cpu_backend import CpuEvaluator
     from fitness.frontend.target import get_target
     from fitness.gpu_backend import GpuEvaluator
     from fitness.sandbox.zygote import JOBS, Zygote
-    from fitness.validation.draft import REHEARSAL, Checker
+    from fitness.validation.draft import REHEARSAL, DraftChecker
 
     target = get_target(target_name)
     with Zygote(target_name, (*JOBS, REHEARSAL)) as zygote:
@@ -112,7 +112,7 @@ def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[Checke
         missing = [f"{name}: {state}" for name, state in zygote.layers.items() if state != "active"]
         if missing:
             print(f"warning: the sandbox lacks layers here: {'; '.join(missing)}", file=sys.stderr, flush=True)
-        yield Checker(kernel, target, zygote, open_evaluator)
+        yield DraftChecker(kernel, target, zygote, open_evaluator)
 
 
 def _keep(folder: Path, done: Round) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fitness.frontend.target import Target
     from fitness.sandbox.zygote import Zygote
     from fitness.tasks.task import Task
-    from fitness.validation.vacuous import Finding
+    from fitness.validation.vacuous import VacuousFinding
 
 
 def add(commands: Any) -> None:
@@ -108,12 +108,12 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0 if good else common.EXIT_NOT_OK
 
 
-def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[Finding]]:
+def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[VacuousFinding]]:
     """Why a task is not usable, "" if it is, and what was found of idle kernels."""
     from fitness.frontend.stages import Stop
     from fitness.validation import vacuous
 
-    found: list[Finding] = []
+    found: list[VacuousFinding] = []
     try:
         found = vacuous.of_task(task, target, zygote)
         vacuous.check(found)

@@ -36,7 +36,7 @@ def most(model: Model, messages: Sequence[Message]) -> Bill:
     return Bill(tokens_in, model.max_tokens, model.usd(tokens_in, model.max_tokens))
 
 
-class Limits:
+class ModelBudget:
     """Used from several threads.  None: no limit."""
 
     def __init__(self, max_tokens: int | None = None, max_usd: float | None = None) -> None:

@@ -20,7 +20,7 @@ from evo.core.text import plain
 from evo.llm.budget import Bill
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Request
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 from evo.storage.store import plain_text
 
 # Another attempt may succeed.  The codes after 500 are those of proxies: overloaded (529), closed (520 to 524).
@@ -35,7 +35,7 @@ _MESSAGE_CHARACTERS = 500
 PROBE_S = 20.0
 
 
-class Client:
+class EndpointProvider:
     """Asks one model at one endpoint."""
 
     paid = True
@@ -58,7 +58,7 @@ class Client:
     def parameters(self) -> Mapping[str, Any]:
         return {"model": self._model.sent_as or self._model.name, self._limit: self._model.max_tokens, **self._optional}
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> ModelAnswer:
         messages = [{"role": m.role, "content": plain_text(m.text)} for m in request.prompt.messages]
         while True:
             sent = self.parameters
@@ -93,7 +93,7 @@ class Client:
         except (AttributeError, TypeError):  # a body of another kind comes through with parts missing
             return None
 
-    def _answer(self, found: Any) -> Answer:
+    def _answer(self, found: Any) -> ModelAnswer:
         # A body of another kind comes through as text or with parts missing.
         if not isinstance(found, ChatCompletion) or not found.choices or found.choices[0].message is None:
             raise Failed(self._clean(f"expected a chat completion, got {found!r}"), _bill(self._model, found))
@@ -104,7 +104,7 @@ class Client:
         text, reasoning = split_reasoning(content)
         extra = choice.message.model_extra or {}
         told = extra.get("reasoning_content") or extra.get("reasoning") or ""
-        return Answer(
+        return ModelAnswer(
             text=text,
             finish=str(choice.finish_reason or "unknown"),
             reasoning=reasoning or (told if isinstance(told, str) else ""),

@@ -38,7 +38,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedSource:
     """What was judged of an answer: `source`, made of `text` about `parents`.
 
     `itself`: the verdict is on the text itself, which holds no new source.  `tuned`: the run says that parameters were
@@ -63,7 +63,7 @@ class Completions:
         self._reader = reader
         self._parent = lru_cache(PARENTS)(self._read_parent)
 
-    def of(self, judged: Judged) -> Completion | str:
+    def of(self, judged: JudgedSource) -> Completion | str:
         """The completion, or why there is none."""
         as_answered = Completion(judged.text, judged.spans, tuned=False)
         if judged.itself:
@@ -98,7 +98,7 @@ def _yields(draft: Draft | Unreadable, wanted: str) -> bool:
     return isinstance(draft, Draft) and candidate_id(draft.source) == wanted
 
 
-def _with_judged(judged: Judged, parents: Sequence[Parent]) -> str | None:
+def _with_judged(judged: JudgedSource, parents: Sequence[Parent]) -> str | None:
     """The text with the judged source as its code: as edits of the first parent if it has edits, else as a file."""
     if "code" not in judged.spans:
         return None

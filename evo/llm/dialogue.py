@@ -14,18 +14,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from evo.core.errors import ConfigError
-from evo.llm.budget import Limits, most
+from evo.llm.budget import ModelBudget, most
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Request, open_provider
 from evo.llm.queue import LONGEST_WAIT_S, ask_once, backoff_s
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 from operators.llm.base import Prompt
 
 
 class Dialogue:
     """Asks `model`; a context manager."""
 
-    def __init__(self, model: Model, environment: Mapping[str, str], limits: Limits, file: Path) -> None:
+    def __init__(self, model: Model, environment: Mapping[str, str], limits: ModelBudget, file: Path) -> None:
         """`file` is made with the first answer.  Raises ConfigError where something is missing to ask the model."""
         self._model, self._limits, self._file = model, limits, file
         self._provider = open_provider(model, environment)
@@ -33,7 +33,7 @@ class Dialogue:
         self._runner = asyncio.Runner()  # one loop for all questions: connections belong to the loop they were made in
         self._asked = 0
 
-    def ask(self, prompt: Prompt) -> Answer | None:
+    def ask(self, prompt: Prompt) -> ModelAnswer | None:
         """The answer, stored; None where the limits have no room for the question.
 
         Raises LlmError where the model cannot be asked, or did not answer in any attempt.
@@ -44,7 +44,7 @@ class Dialogue:
             self._store(prompt, answer)
         return answer
 
-    async def _attempts(self, request: Request) -> Answer | None:
+    async def _attempts(self, request: Request) -> ModelAnswer | None:
         error, wait_s = "no attempt was made", 0.0
         for attempt in range(self._model.attempts):
             await asyncio.sleep(max(backoff_s(attempt, self._chance), wait_s))
@@ -66,7 +66,7 @@ class Dialogue:
                 return answer
         raise LlmError(f"expected an answer of model {self._model.name}, got none in {attempt + 1} attempts: {error}")
 
-    def _store(self, prompt: Prompt, answer: Answer) -> None:
+    def _store(self, prompt: Prompt, answer: ModelAnswer) -> None:
         bill = answer.bill
         row: dict[str, Any] = {
             "model": self._model.name,

@@ -19,7 +19,7 @@ from typing import Any
 from evo.core.errors import ConfigError
 from evo.llm.models import Model
 from evo.llm.providers import Request
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 from evo.storage.store import plain_text
 
 POLL_S = 0.2
@@ -43,7 +43,7 @@ do not change any other file.
 """
 
 
-class Mailbox:
+class MailboxProvider:
     """Waits for answers for as long as it takes."""
 
     paid = False
@@ -57,13 +57,13 @@ class Mailbox:
         except OSError as error:
             raise ConfigError(f"expected to make the mailbox {self._folder}, got: {error}; name another") from error
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> ModelAnswer:
         name = f"{request.number:04}-{request.prompt.hash[:8]}"
         question, answer = (self._folder / f"{name}.{kind}.md" for kind in ("request", "answer"))
         _write(question, self._render(name, request))
         if _state(answer) is None:
             print(f"waiting for an answer to {question}, which says how to give it", file=sys.stderr, flush=True)
-        return Answer(await self._wait(answer), "stop")
+        return ModelAnswer(await self._wait(answer), "stop")
 
     async def close(self) -> None:
         pass

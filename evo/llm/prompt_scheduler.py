@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial, Verdict
 from evo.llm.models import Model
 from evo.llm.repairs import REPAIRS, repairable
-from evo.storage.model_calls import Answer, Call, Question
+from evo.storage.model_calls import Call, ModelAnswer, Question
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, LlmOperator, Tried, Unreadable
 from operators.llm.operators import complementary
@@ -35,7 +35,7 @@ class Made:
     spans: Mapping[str, tuple[int, int]]
 
 
-class Asker:
+class PromptScheduler:
     """Makes questions, reads answers, remembers what was tried.
 
     `trial` gives an earlier trial; `context` a prompt's context from `rng`, `history`, `profiles`, `guidance` and
@@ -197,14 +197,14 @@ def _no_source(index: int, why: str) -> Candidate:
     return Candidate(f"trial {index} has no source: {why}\n")
 
 
-def _truncated(answer: Answer) -> Unreadable | None:
+def _truncated(answer: ModelAnswer) -> Unreadable | None:
     if answer.finish != "length":
         return None
     after = f" after {answer.bill.tokens_out} tokens" if answer.bill else ""
     return Unreadable(f"the answer was cut off{after}: it has to be shorter, or --models FILE to allow more max_tokens")
 
 
-def _cost(answer: Answer) -> dict[str, float]:
+def _cost(answer: ModelAnswer) -> dict[str, float]:
     if answer.bill is None:
         return {}
     cost: dict[str, float] = {"tokens_in": answer.bill.tokens_in, "tokens_out": answer.bill.tokens_out}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from evo.core.errors import ConfigError, EvoError, how_to_install
 from evo.llm.budget import Bill
 from evo.llm.models import Model
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 from operators.llm.base import Prompt
 
 
@@ -49,7 +49,7 @@ class Provider(Protocol):
         """As they are stored with each question."""
         ...
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> ModelAnswer:
         """The answer.  Raises Failed where another attempt may succeed, LlmError where none will."""
         ...
 
@@ -59,17 +59,17 @@ class Provider(Protocol):
 def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
     """The provider of `model`, with its key from `environment`."""
     if model.provider == "mailbox":
-        from evo.llm.mailbox import Mailbox
+        from evo.llm.mailbox import MailboxProvider
 
-        return Mailbox(model)
+        return MailboxProvider(model)
     if model.provider == "replay":
-        from evo.llm.replay import Replay
+        from evo.llm.replay import ReplayProvider
 
-        return Replay(model)
+        return ReplayProvider(model)
     try:
-        from evo.llm.client import Client, find_key
+        from evo.llm.client import EndpointProvider, find_key
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"model {model.name}: expected the package openai, but {error}; {how_to_install('llm')}"
         ) from error
-    return Client(model, find_key(model, environment))
+    return EndpointProvider(model, find_key(model, environment))

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from evo.llm.budget import Bill, Limits, most
+from evo.llm.budget import Bill, ModelBudget, most
 from evo.llm.models import Model
 from evo.llm.providers import Failed, LlmError, Provider, Request, open_provider
 from evo.search.termination import SILENT
-from evo.storage.model_calls import Answer, Call, CallLog, Question
+from evo.storage.model_calls import Call, CallLog, ModelAnswer, Question
 from evo.storage.store import plain_text
 
 # Waits between two attempts, where the endpoint names none: 1, 2, 4 ... s, half of it by chance, so that those refused
@@ -35,7 +35,7 @@ FAILURES = 3
 Tell = Callable[[Model, str], None]
 
 
-class Lane:
+class ModelQueue:
     """Asks models.  Its public methods are for the thread of the search.
 
     tell: called, from the lane's thread, with the error of the first attempt of each model that fails.
@@ -46,7 +46,7 @@ class Lane:
         folder: Path,
         models: Sequence[Model],
         providers: Mapping[str, Provider],
-        limits: Limits,
+        limits: ModelBudget,
         slots: int,
         tell: Tell = lambda model, error: None,
     ) -> None:
@@ -205,7 +205,7 @@ class Lane:
         self._log.failed(call.number, error)
         return dataclasses.replace(call, error=error, limited=limited)
 
-    def _answered(self, call: Call, reserved: Bill, answer: Answer, seconds: float) -> Call:
+    def _answered(self, call: Call, reserved: Bill, answer: ModelAnswer, seconds: float) -> Call:
         self._log.answered(call.number, answer, seconds)
         if answer.bill is not None:
             self._limits.settle(reserved, answer.bill)
@@ -240,7 +240,7 @@ class Lane:
             raise _Closing
 
 
-async def ask_once(provider: Provider, request: Request, model: Model) -> Answer:
+async def ask_once(provider: Provider, request: Request, model: Model) -> ModelAnswer:
     """One attempt.  Raises Failed also where a paid one takes longer than the model's time-out.
 
     Here answers come in, and from here on they are what UTF-8 can hold: what is read is what is stored, and replayed.
@@ -253,7 +253,7 @@ async def ask_once(provider: Provider, request: Request, model: Model) -> Answer
         raise Failed(f"no whole answer within {model.timeout_s:g} s") from None
 
 
-def _storable(answer: Answer) -> Answer:
+def _storable(answer: ModelAnswer) -> ModelAnswer:
     text, finish, reasoning = map(plain_text, (answer.text, answer.finish, answer.reasoning))
     return dataclasses.replace(answer, text=text, finish=finish, reasoning=reasoning)
 
@@ -271,9 +271,9 @@ def open_lane(
     folder: Path,
     models: Sequence[Model],
     environment: Mapping[str, str],
-    limits: Limits,
+    limits: ModelBudget,
     slots: int,
     tell: Tell = lambda model, error: None,
-) -> Lane:
+) -> ModelQueue:
     """A lane with a provider for each model; keys come from `environment`."""
-    return Lane(folder, models, {m.name: open_provider(m, environment) for m in models}, limits, slots, tell)
+    return ModelQueue(folder, models, {m.name: open_provider(m, environment) for m in models}, limits, slots, tell)

@@ -18,12 +18,12 @@ from evo.core.errors import ConfigError
 from evo.llm.budget import Bill
 from evo.llm.models import Model
 from evo.llm.providers import LlmError, Request
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 
 _FIELDS = {"model", "prompt_hash", "answer", "finish"}
 
 
-class Replay:
+class ReplayProvider:
     """Answers as the model of the same name did."""
 
     paid = False
@@ -31,12 +31,12 @@ class Replay:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._answers: dict[str, list[Answer]] = defaultdict(list)
+        self._answers: dict[str, list[ModelAnswer]] = defaultdict(list)
         for row in _rows(model.path):
             if row["model"] == model.name:
                 self._answers[row["prompt_hash"]].append(_answer(row))
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> ModelAnswer:
         found = self._answers.get(request.prompt.hash, [])
         if request.repeat >= len(found):
             known = f"{len(found)} of it" if found else f"{len(self._answers)} other prompts"
@@ -84,8 +84,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _answer(row: Mapping[str, Any]) -> Answer:
+def _answer(row: Mapping[str, Any]) -> ModelAnswer:
     bill = None
     if row.get("tokens_in") is not None:
         bill = Bill(row["tokens_in"], row["tokens_out"], row["usd"])
-    return Answer(row["answer"], row["finish"], row.get("reasoning") or "", bill)
+    return ModelAnswer(row["answer"], row["finish"], row.get("reasoning") or "", bill)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from evo.storage.model_calls import Answer
+from evo.storage.model_calls import ModelAnswer
 from evo.storage.store import plain_text
 from fitness.frontend.plan import ITEMSIZE
 from fitness.tasks.scaffold import entries, waivers
@@ -37,7 +37,7 @@ class Drafting:
 
 def draft(
     kernel: str,
-    ask: Callable[[Prompt], Answer | None],
+    ask: Callable[[Prompt], ModelAnswer | None],
     check: Callable[[str], Accepted],
     say: Callable[[Round], None] = lambda done: None,
 ) -> Drafting:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from evo.core.records import Candidate, Certificate, Evaluation, Fitness, Proposal, Trial, Verdict
 from evo.core.settings import RunConfig
-from evo.llm.prompt_scheduler import Asker
-from evo.llm.queue import Lane
+from evo.llm.prompt_scheduler import PromptScheduler
+from evo.llm.queue import ModelQueue
 from evo.search.archive import Archive
 from evo.search.budget import Budget
 from evo.search.scheduler import Scheduler
@@ -68,12 +68,12 @@ class Observer(Protocol):
 class Llm:
     """The models' side of a run: what is asked, and where."""
 
-    asker: Asker
-    lane: Lane
+    asker: PromptScheduler
+    lane: ModelQueue
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EngineOutcome:
     """How a run ended.
 
     `reason`: "budget spent", "search space exhausted", "interrupted", why the strategy ended it, why no model can be
@@ -129,7 +129,7 @@ class Engine:
         self._serial = config.serial
         self._arms = {asks: [o for o in config.operators if ("@" in o) is asks] for asks in (False, True)}
 
-    def run(self) -> Outcome:
+    def run(self) -> EngineOutcome:
         """Searches until the budget is spent, nothing new can be made, or `stop` says so."""
         with self._pool:
             try:
@@ -139,7 +139,7 @@ class Engine:
                 if self._lane is not None:
                     self._lane.close()
         self._store.event("ended", reason)
-        return Outcome(reason, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
+        return EngineOutcome(reason, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
 
     def _take_up(self) -> None:
         """What an earlier process left, or the beginning."""

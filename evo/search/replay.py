@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial
-from evo.llm.prompt_scheduler import Asker
+from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
 from evo.search.scheduler import Scheduler
 from evo.search.strategies import STRATEGIES
@@ -23,7 +23,7 @@ from operators.llm.base import LlmContext, LlmOperator
 
 
 @dataclass(frozen=True)
-class Redone:
+class DecisionReplay:
     """One decision as it is stored, and as it is made now."""
 
     name: str  # "call 3" or "trial 7"
@@ -75,7 +75,7 @@ class Redoing:
         self._registered = 0
         self._flying: dict[int, StoredCall] = {}
         self._archive = Archive()
-        self._asker = Asker(
+        self._asker = PromptScheduler(
             llm_operators,
             config.models,
             config.guidance,
@@ -93,7 +93,7 @@ class Redoing:
         self._rules = [o for o in config.operators if "@" not in o]
         self._models = [o for o in config.operators if "@" in o]
 
-    def decisions(self) -> Iterator[Redone]:
+    def decisions(self) -> Iterator[DecisionReplay]:
         """Every decision but the seed, in the order they were made."""
         self._scheduler.assume_seed(self._proposals[0].candidate)
         for step in sorted([*self._asked(), *self._made()], key=lambda s: s.place):
@@ -127,7 +127,7 @@ class Redoing:
             self._scheduler.register(self._proposals[index])
         self._registered = max(self._registered, step.proposed)
 
-    def _ask(self, stored: StoredCall) -> Redone:
+    def _ask(self, stored: StoredCall) -> DecisionReplay:
         for number, other in list(self._flying.items()):
             if other.call.error and other.ended_at is not None and other.ended_at < stored.asked_at:
                 self._asker.collected(self._flying.pop(number).call.question)
@@ -138,29 +138,29 @@ class Redoing:
         self._asker.asked(question)
         return redone
 
-    def _read(self, stored: StoredCall) -> Redone:
+    def _read(self, stored: StoredCall) -> DecisionReplay:
         assert stored.trial is not None  # it is one of those with a trial
         self._flying.pop(stored.call.number)
         self._asker.collected(stored.call.question)
         made = self._scheduler.read(stored.call)
         verdict = self._verdicts.get(stored.trial) if made.evaluation else None
-        return Redone(
+        return DecisionReplay(
             f"trial {stored.trial}",
             _of_proposal(self._proposals[stored.trial], verdict),
             _of_proposal(made.proposal, made.evaluation),
         )
 
-    def _propose(self, proposal: Proposal) -> Redone:
+    def _propose(self, proposal: Proposal) -> DecisionReplay:
         self._wanted = proposal
         return self._first_same(f"trial {proposal.index}", _of_proposal(proposal), self._rules)
 
-    def _first_same(self, name: str, stored: Mapping[str, Any], lane: Sequence[str]) -> Redone:
+    def _first_same(self, name: str, stored: Mapping[str, Any], lane: Sequence[str]) -> DecisionReplay:
         """Operators are chosen among all, or (where models and workers are kept busy apart) among those of one lane."""
         tried = []
         for among in ([*self._rules, *self._models], lane):
             made = self._scheduler.ask(among)
             found = _of_question(made) if isinstance(made, Question) else _of_proposal(made) if made else {}
-            tried.append(Redone(name, stored, found))
+            tried.append(DecisionReplay(name, stored, found))
             if tried[-1].same:
                 break
         return next((r for r in tried if r.same), tried[0])

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from evo.core.records import Candidate, Proposal, Trial, Verdict
 from evo.core.settings import RunConfig
-from evo.llm.prompt_scheduler import Asker, Made
+from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
@@ -45,7 +45,7 @@ class Scheduler:
         operators: Mapping[str, Operator],
         archive: Archive,
         screen: Screen | None,
-        asker: Asker | None = None,
+        asker: PromptScheduler | None = None,
         twin: Twin | None = None,
     ) -> None:
         """`twin`: costs a compilation; where there is one, drafts that are twins of something told are dropped, at most

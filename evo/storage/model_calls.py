@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What a model said.  `finish`: "stop", "length" (truncated) or what else the endpoint calls it."""
 
     text: str
@@ -50,7 +50,7 @@ class Call:
 
     number: int
     question: Question
-    answer: Answer | None = None
+    answer: ModelAnswer | None = None
     error: str = ""
     fault: Exception | None = None  # the error will not pass by itself: the run cannot go on
     limited: bool = False  # the error is that the limits have no room for another attempt
@@ -113,7 +113,7 @@ class CallLog:
         """The bill of an attempt."""
         self._write(_SETTLE, (bill.tokens_in, bill.tokens_out, bill.usd, number))
 
-    def answered(self, number: int, answer: Answer, seconds: float) -> None:
+    def answered(self, number: int, answer: ModelAnswer, seconds: float) -> None:
         """An answer, with the bill of its attempt (None: unknown), in one transaction."""
         with transaction(self._db, self._folder):
             if answer.bill is not None:
@@ -184,7 +184,7 @@ def _call(row: tuple[Any, ...], folder: Path) -> Call:
         question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
     answer = None
     if text is not None:
-        answer = Answer(text, finish, reasoning or "", None if bill[0] is None else Bill(*bill))
+        answer = ModelAnswer(text, finish, reasoning or "", None if bill[0] is None else Bill(*bill))
     return Call(number, question, answer, error or "")
 
 

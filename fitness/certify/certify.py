@@ -20,13 +20,13 @@ from typing import Any
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict
-from fitness.certify.sanitize import TOOLS, Finding, sanitize
+from fitness.certify.sanitize import TOOLS, SanitizerFinding, sanitize
 from fitness.frontend.stages import Stop, expect_ok
 from fitness.frontend.target import get_target, machine, sm_name
-from fitness.gpu.eager_answers import Malformed, checked
+from fitness.gpu.eager_answers import MalformedAnswer, checked
 from fitness.gpu.eager_check import Match
 from fitness.gpu.launch_bundle import make_work
-from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
@@ -81,7 +81,7 @@ class Certifier:
                 zygote.close()
         remove(self._root)
 
-    def quick(self, source: str, work: Work, *, seed: str) -> Certificate:
+    def quick(self, source: str, work: LaunchBundle, *, seed: str) -> Certificate:
         """On the task's cases.  work: of this very source, with `choices`.  The seed is tried only if this fails."""
         certificate = self._eager(source, work, self._task.cases, seed, samples=0)
         if certificate.verdict is Verdict.OK or (problem := self._problem()) is None:
@@ -153,7 +153,7 @@ class Certifier:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def _work(self, source: str, cases: Sequence[Case]) -> Work:
+    def _work(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
         """What to replay.  The source has one configuration for each launch.  Raises Stop."""
         self._recorder = self._recorder or Zygote(self._compiled_for, ("record", "compile"))
         calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
@@ -166,7 +166,9 @@ class Certifier:
         choices = {name: [0] * len(plan.launches) for name, plan in work.plans.items()}
         return dataclasses.replace(work, choices=choices)
 
-    def _eager(self, source: str, work: Work | None, cases: Sequence[Case], seed: str, *, samples: int) -> Certificate:
+    def _eager(
+        self, source: str, work: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int
+    ) -> Certificate:
         """One process, every case on inputs of its own.  `work`: what to compare with to the bit."""
         layers: tuple[str, ...] = ()
         answers: list[Mapping[str, Any]] = []
@@ -216,7 +218,7 @@ def not_run(source: str, why: str) -> Certificate:
     return Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why, checks)
 
 
-def _delegates(work: Work | None) -> bool:
+def _delegates(work: LaunchBundle | None) -> bool:
     """Whether libraries do part of the work: they may choose other algorithms in another process."""
     return work is not None and any(plan.delegated for plan in work.plans.values())
 
@@ -233,7 +235,7 @@ def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[st
 def _sound(call: Any, case: Case) -> Mapping[str, Any]:
     try:
         return checked(call, timed=True)
-    except Malformed as error:
+    except MalformedAnswer as error:
         message = f"{case.name}: the eager process gave a malformed answer: {error}"
         raise Stop("certify", Verdict.RUNTIME_ERROR, message) from error
 
@@ -254,7 +256,7 @@ def _compared(case: Case, match: Match, answer: Mapping[str, Any]) -> Evidence:
     return Evidence(_name(case), "passed", f"{how}, arguments not modified", figures)
 
 
-def _sanitized(finding: Finding) -> Evidence:
+def _sanitized(finding: SanitizerFinding) -> Evidence:
     """Racecheck looks at shared memory, which the source of a Triton kernel does not mention: what it finds is the
     compiler's (known of reductions), or its own mistake (of asynchronous copies), and is noted.
     """

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from evo.core.records import Case
 from fitness.cuda.nvidia import find_tool
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 
 # With their options.  Errors of API calls are not asked for: torch makes some as it looks for what the driver offers.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
@@ -30,7 +30,7 @@ _FIRST = re.compile(r"^=+ ((?:Invalid|Error|Warning|Misaligned|Race|Potential|Pr
 
 
 @dataclass(frozen=True)
-class Finding:
+class SanitizerFinding:
     """What one tool said.  `problem`: why it could not be run, "" where it was; `errors`: what it counted."""
 
     tool: str
@@ -39,11 +39,13 @@ class Finding:
     text: str = ""
 
 
-def sanitize(tool: str, task: Path, work: Work, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str) -> Finding:
+def sanitize(
+    tool: str, task: Path, work: LaunchBundle, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str
+) -> SanitizerFinding:
     """`tool` over one replay of each case's plan.  task: folder; gpu: as in CUDA_VISIBLE_DEVICES; folder: for files."""
     program = find_tool(PROGRAM)
     if not program:
-        return Finding(tool, "compute-sanitizer is not installed")
+        return SanitizerFinding(tool, "compute-sanitizer is not installed")
     file = folder / "replay.pickle"
     file.write_bytes(pickle.dumps((work, list(cases), seed)))
     command = [program, "--tool", tool, *TOOLS[tool], sys.executable, "-m", "fitness.certify.sanitize_process"]
@@ -64,19 +66,21 @@ def sanitize(tool: str, task: Path, work: Work, cases: Sequence[Case], *, seed: 
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return Finding(tool, f"not finished after {WALL_S:g} s")
+        return SanitizerFinding(tool, f"not finished after {WALL_S:g} s")
     return read_output(tool, output.decode(errors="replace"))
 
 
-def read_output(tool: str, output: str) -> Finding:
+def read_output(tool: str, output: str) -> SanitizerFinding:
     """What the tool's output says.  Errors count even where the process did not reach its end."""
     summary = _SUMMARY.search(output)
     errors = [int(n) for n in re.findall(r"\d+", summary[1])] if summary else []
     if errors and errors[0]:
         first = _FIRST.search(output)
-        return Finding(tool, "", errors[0], f"{summary[1] if summary else ''}; first: {first[1] if first else '?'}")
+        return SanitizerFinding(
+            tool, "", errors[0], f"{summary[1] if summary else ''}; first: {first[1] if first else '?'}"
+        )
     if not errors or FINISHED not in output:
         lines = [line for line in output.splitlines() if line.strip()]
-        return Finding(tool, f"it did not run to its end: {' | '.join(lines[-3:])[-400:]}")
+        return SanitizerFinding(tool, f"it did not run to its end: {' | '.join(lines[-3:])[-400:]}")
     done = output[output.index(FINISHED) :].splitlines()[0]
-    return Finding(tool, "", 0, f"{summary[1] if summary else ''}; {done.removeprefix(FINISHED).strip()}")
+    return SanitizerFinding(tool, "", 0, f"{summary[1] if summary else ''}; {done.removeprefix(FINISHED).strip()}")

@@ -16,7 +16,7 @@ FILES_BYTES = 64 << 20  # of a task's folder, sent to every actor
 
 
 @dataclass(frozen=True)
-class Terms:
+class WorkerSettings:
     """What is the same for all tasks."""
 
     target: Target
@@ -43,7 +43,7 @@ def _public(version: str) -> str:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class TaskBundle:
     """A task on its way."""
 
     name: str
@@ -51,7 +51,7 @@ class Parcel:
     hash: str
 
     @classmethod
-    def of(cls, task: Task) -> Parcel:
+    def of(cls, task: Task) -> TaskBundle:
         """Raises ConfigError where the task is too large to be sent around."""
         paths = [path for path in task.folder.iterdir() if path.is_file() and not path.name.startswith(".")]
         size = sum(path.stat().st_size for path in paths)

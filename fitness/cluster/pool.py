@@ -26,18 +26,18 @@ from typing import Any, cast
 
 from evo.core.errors import ConfigError, EvoError, TaskError, how_to_install
 from evo.core.records import Certificate
-from fitness.candidate import Estimates, Facts, Recorder
-from fitness.cluster.bundle import Parcel, Terms
-from fitness.cluster.workers import Crew, Lost
-from fitness.cpu_backend import CpuJudge
+from fitness.candidate import CompiledCandidate, Estimates, FrontEnd
+from fitness.cluster.bundle import TaskBundle, WorkerSettings
+from fitness.cluster.workers import Lost, WorkerPool
+from fitness.cpu_backend import CpuBackend
 from fitness.cuda.gpus import Gpus, find_gpus, measuring
 from fitness.devices import check_address
-from fitness.evaluator import Evaluator, Judged
+from fitness.evaluator import BackendResult, Evaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_backend import GpuJudge, gpu_judge
+from fitness.gpu_backend import GpuBackend, gpu_backend
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_root
@@ -214,20 +214,20 @@ class Actor:
     at a time, whatever its task.
     """
 
-    def start(self, role: str, terms: Terms) -> Exception | None:
+    def start(self, role: str, terms: WorkerSettings) -> Exception | None:
         """Makes what the tasks share."""
         try:
             terms.check_versions()
             self._role, self._terms, self._folder = role, terms, scratch_root()
             self._gpu = SharedGpu()  # Ray shows it the one that is its own
-            self._tasks: dict[int, Recorder | CpuJudge | GpuJudge] = {}
+            self._tasks: dict[int, FrontEnd | CpuBackend | GpuBackend] = {}
             jobs = ("record", "compile", "trace") if role == "recorder" else () if terms.measured else ("interpret",)
             self._zygote = Zygote(terms.target.name, jobs) if jobs else None
         except (Stop, EvoError) as error:
             return error
         return None
 
-    def open(self, key: int, parcel: Parcel) -> Exception | None:
+    def open(self, key: int, parcel: TaskBundle) -> Exception | None:
         """Makes the object whose methods `call` calls under that key."""
         try:
             self._tasks[key] = self._make(parcel.load(self._folder / str(key)))
@@ -235,13 +235,13 @@ class Actor:
             return error
         return None
 
-    def _make(self, task: Task) -> Recorder | CpuJudge | GpuJudge:
+    def _make(self, task: Task) -> FrontEnd | CpuBackend | GpuBackend:
         target, limits = self._terms.target, self._terms.limits
         if self._role == "recorder":
-            return Recorder(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
+            return FrontEnd(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
         if self._terms.measured:
-            return gpu_judge(task, limits=limits, gpu=self._gpu)
-        return CpuJudge(task, target, limits=limits, zygote=self._zygote)
+            return gpu_backend(task, limits=limits, gpu=self._gpu)
+        return CpuBackend(task, target, limits=limits, zygote=self._zygote)
 
     def call(self, key: int, method: str, *arguments: Any) -> Any:
         """What the method answers, or the attribute of that name."""
@@ -278,7 +278,7 @@ _KEYS = itertools.count()
 class Assignment:
     """A task, and how a worker begins with it: `calls` are its first ones, each a method and its arguments."""
 
-    def __init__(self, parcel: Parcel, *calls: tuple[Any, ...]) -> None:
+    def __init__(self, parcel: TaskBundle, *calls: tuple[Any, ...]) -> None:
         self.key, self.parcel, self.calls = next(_KEYS), parcel, calls
         self.over = threading.Event()
 
@@ -286,7 +286,7 @@ class Assignment:
 class Remote:
     """An actor as a worker of a crew, whose calls begin with their Assignment."""
 
-    def __init__(self, post: Post, role: str, terms: Terms, closing: threading.Event) -> None:
+    def __init__(self, post: Post, role: str, terms: WorkerSettings, closing: threading.Event) -> None:
         """Raises Lost where it does not start, and from all that is waited for once `closing` is set."""
         self._closing = closing
         self._begun: dict[int, list[Any]] = {}  # by key: answers of the first calls
@@ -374,15 +374,15 @@ def _first_line(error: BaseException) -> str:
 # --- as recorder and judge of an evaluator -------------------------------------------------------------------------
 
 
-class Staff:
+class ActorFactory:
     """The workers of one role, for all tasks."""
 
-    def __init__(self, role: str, stage: str, places: Sequence[Post], terms: Terms) -> None:
+    def __init__(self, role: str, stage: str, places: Sequence[Post], terms: WorkerSettings) -> None:
         """`stage`: that their calls are part of.  Raises as Crew does."""
         self._role, self._terms = role, terms
         self._closing = threading.Event()
         self._open: dict[int, Assignment] = {}
-        self.crew = Crew(stage, {_name(i, post): partial(self._hire, post) for i, post in enumerate(places)})
+        self.crew = WorkerPool(stage, {_name(i, post): partial(self._hire, post) for i, post in enumerate(places)})
 
     def _hire(self, post: Post) -> Remote:
         """A worker that has begun with all that is open, so that one that cannot is not hired."""
@@ -418,10 +418,10 @@ class Staff:
         self.crew.close()
 
 
-class Recorders:
-    """A recorder (`fitness.evaluator.Recorder`) that is many."""
+class FrontEnds:
+    """A recorder (`fitness.evaluator.CandidateBuilder`) that is many."""
 
-    def __init__(self, staff: Staff, parcel: Parcel) -> None:
+    def __init__(self, staff: ActorFactory, parcel: TaskBundle) -> None:
         self.staff, self._task = staff, Assignment(parcel)
         staff.open(self._task)
 
@@ -430,15 +430,15 @@ class Recorders:
         """As of every recorder; of one of the nodes, each evaluation tells its own."""
         return cast("Mapping[str, str]", self.staff.crew.call("layers", self._task))
 
-    def collect(self, source: str) -> Facts:
+    def collect(self, source: str) -> CompiledCandidate:
         """As of every recorder."""
-        return cast(Facts, self.staff.crew.call("collect", self._task, source))
+        return cast(CompiledCandidate, self.staff.crew.call("collect", self._task, source))
 
-    def complete(self, source: str, facts: Facts) -> Facts:
+    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
         """As of every recorder."""
-        return cast(Facts, self.staff.crew.call("complete", self._task, source, facts))
+        return cast(CompiledCandidate, self.staff.crew.call("complete", self._task, source, facts))
 
-    def estimates(self, source: str, facts: Facts) -> Estimates:
+    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates:
         """As of every recorder."""
         return cast("Estimates", self.staff.crew.call("estimates", self._task, source, facts))
 
@@ -446,30 +446,30 @@ class Recorders:
         self.staff.close_task(self._task)
 
 
-class Judges:
-    """A judge (`fitness.evaluator.Judge`) that is many; each compares with the seed on its own GPU."""
+class Backends:
+    """A judge (`fitness.evaluator.Backend`) that is many; each compares with the seed on its own GPU."""
 
-    def __init__(self, staff: Staff, stage: str, parcel: Parcel) -> None:
+    def __init__(self, staff: ActorFactory, stage: str, parcel: TaskBundle) -> None:
         self.staff, self.stage, self._parcel = staff, stage, parcel
         self.environment: Mapping[str, Any] = {}
         self._task: Assignment | None = None
 
-    def prepare(self, seed: str, facts: Facts) -> Judged:
+    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
         """As of every judge: on all of them.  Raises ConfigError where their GPUs differ."""
         self.close()
         self._task = Assignment(self._parcel, ("prepare", seed, facts), ("environment",))
         judged, self.environment = _as_one(self.staff.open(self._task))
         return judged
 
-    def judge(self, source: str, facts: Facts, key: str) -> Judged:
+    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
         """As of every judge."""
-        return cast(Judged, self._call("judge", source, facts, key))
+        return cast(BackendResult, self._call("judge", source, facts, key))
 
     def certify(self, source: str, key: str) -> Certificate:
         """As of every judge."""
         return cast(Certificate, self._call("certify", source, key))
 
-    def counters(self, work: Work, case: str) -> Counters:
+    def counters(self, work: LaunchBundle, case: str) -> Counters:
         """As of every judge."""
         return cast(Counters, self._call("counters", work, case))
 
@@ -483,7 +483,7 @@ class Judges:
             self.staff.close_task(self._task)
 
 
-def _as_one(prepared: Mapping[str, Sequence[Any]]) -> tuple[Judged, Mapping[str, Any]]:
+def _as_one(prepared: Mapping[str, Sequence[Any]]) -> tuple[BackendResult, Mapping[str, Any]]:
     """What the first of all judges found, and the GPUs of all.  Raises ConfigError unless they are of one model.
 
     prepared: by place, what a judge found of the seed and its environment.
@@ -501,7 +501,7 @@ def _name(index: int, post: Post) -> str:
     return f"number {index} on {post.node.host}"
 
 
-class ClusterWorkshop:
+class ClusterEvaluatorFactory:
     """Opens evaluators of several tasks that share the workers of a cluster.
 
     They evaluate as `GpuEvaluator` does on `gpus` GPUs, or, with none, as `CpuEvaluator` on CPUs.  Every worker takes
@@ -519,12 +519,12 @@ class ClusterWorkshop:
     ) -> None:
         """`versions`: of what decides results, to be the same on all nodes; `cluster` is closed with the workshop."""
         self._cluster, self.target = cluster, cluster.measuring(target) if gpus else target
-        terms = Terms(self.target, gpus > 0, limits or Limits(), versions, versions())
+        terms = WorkerSettings(self.target, gpus > 0, limits or Limits(), versions, versions())
         recorders, judges = posts(cluster.nodes, gpus)
-        self._stage = (GpuJudge if gpus else CpuJudge).stage
-        self._recorders = Staff("recorder", "record", recorders, terms)
+        self._stage = (GpuBackend if gpus else CpuBackend).stage
+        self._recorders = ActorFactory("recorder", "record", recorders, terms)
         try:
-            self._judges = Staff("judge", self._stage, judges, terms)
+            self._judges = ActorFactory("judge", self._stage, judges, terms)
         except Exception:
             self._recorders.close()
             raise
@@ -532,10 +532,10 @@ class ClusterWorkshop:
     def open(self, task: Task) -> Evaluator:
         return Evaluator(task, self.target, *self.hands(task))
 
-    def hands(self, task: Task) -> tuple[Recorders, Judges]:
+    def hands(self, task: Task) -> tuple[FrontEnds, Backends]:
         """For an evaluator of that task.  Raises ConfigError where the task cannot be sent to the nodes."""
-        parcel = Parcel.of(task)
-        return Recorders(self._recorders, parcel), Judges(self._judges, self._stage, parcel)
+        parcel = TaskBundle.of(task)
+        return FrontEnds(self._recorders, parcel), Backends(self._judges, self._stage, parcel)
 
     def close(self) -> None:
         """Ends all workers, whatever they are doing."""
@@ -549,7 +549,7 @@ class ClusterEvaluator(Evaluator):
 
     def __init__(self, cluster: Cluster, task: Task, target: Target, **terms: Any) -> None:
         """As of ClusterWorkshop."""
-        self.workshop = ClusterWorkshop(cluster, target, **terms)
+        self.workshop = ClusterEvaluatorFactory(cluster, target, **terms)
         super().__init__(task, self.workshop.target, *self.workshop.hands(task))
 
     def close(self) -> None:

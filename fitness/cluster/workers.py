@@ -39,7 +39,7 @@ class Worker(Protocol):
 Hire = Callable[[], Worker]  # returns when the worker is ready; raises Lost, Stop or EvoError
 
 
-class Crew:
+class WorkerPool:
     """Hands calls to whichever worker has room; callers wait where none has.  Thread-safe.
 
     A call whose worker is lost goes to another, ATTEMPTS times at most.  Meanwhile the lost worker's place is filled

@@ -48,7 +48,7 @@ class Scratch:
     alignment: int
 
 
-class Kernel:
+class LoadedKernel:
     """One loaded cubin.  `build` is an item of "builds" as `fitness.frontend.compile.job` returns it."""
 
     def __init__(self, cubin: bytes, build: Mapping[str, Any]) -> None:

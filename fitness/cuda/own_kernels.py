@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from fitness.cuda.launcher import Kernel
+    from fitness.cuda.launcher import LoadedKernel
 
 PROGRAMS_PER_MULTIPROCESSOR = 8  # enough loads under way to reach the bandwidth of the memory
 ALIGNED = 16  # bytes
 
 
-def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Kernel | None:
+def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> LoadedKernel | None:
     """The kernel `name`, loaded on CUDA device `index`; None where that is no target.
 
     `args`: tensors (aligned to ALIGNED) as TensorRef, constants; a parameter `n` is added, which may be any count.
     """
-    from fitness.cuda.launcher import Kernel
+    from fitness.cuda.launcher import LoadedKernel
     from fitness.frontend import compile as compiler
     from fitness.frontend.target import TARGETS, sm_name
 
@@ -36,7 +36,7 @@ def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Ker
     with tempfile.TemporaryDirectory() as folder:
         payload = {"source": source, "constants": {}, "target": target, "launches": [launch]}
         build = compiler.job(payload, Path(folder))["builds"][0]
-        return Kernel((Path(folder) / build["cubin"]).read_bytes(), build)
+        return LoadedKernel((Path(folder) / build["cubin"]).read_bytes(), build)
 
 
 def suits(*tensors: torch.Tensor) -> bool:
@@ -44,7 +44,7 @@ def suits(*tensors: torch.Tensor) -> bool:
     return all(x.is_cuda and x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in tensors)
 
 
-def launched(kernel: Kernel, device: torch.device, args: Mapping[str, Any], results: int) -> torch.Tensor:
+def launched(kernel: LoadedKernel, device: torch.device, args: Mapping[str, Any], results: int) -> torch.Tensor:
     """What `kernel` writes to its parameter `out`, `results` numbers a program: (programs, results), on the CPU."""
     out = torch.empty((programs_of(device), results), dtype=torch.float64, device=device)
     enqueue(kernel, device, (len(out), 1, 1), {**args, "out": out.data_ptr()})
@@ -56,7 +56,7 @@ def programs_of(device: torch.device) -> int:
     return PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def enqueue(kernel: Kernel, device: torch.device, grid: tuple[int, int, int], args: Mapping[str, Any]) -> None:
+def enqueue(kernel: LoadedKernel, device: torch.device, grid: tuple[int, int, int], args: Mapping[str, Any]) -> None:
     """One launch on the current stream."""
     scratch = [0] * len(kernel.scratch((1, 1, 1)))
     kernel.launch(grid, args, scratch, torch.cuda.current_stream(device).cuda_stream)

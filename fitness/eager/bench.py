@@ -29,7 +29,7 @@ from fitness.frontend.stages import Stop
 from fitness.gpu.eager_check import draw, judge, raised
 from fitness.gpu.runner import Report
 from fitness.gpu.timing import paired_ratio
-from fitness.gpu.verification_summary import FRESH, Tally, replays
+from fitness.gpu.verification_summary import FRESH, VerificationSummary, replays
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 
@@ -148,7 +148,7 @@ class Comparison:
         with ExitStack() as stack:
             own, base = (stack.enter_context(_Process(self.root, name, self.wall_s)) for name in (OWN, SEED))
             own.begin()
-            tally = Tally()
+            tally = VerificationSummary()
             for case in self.task.cases:
                 self._verify(own, case, tally)
             builds = own.builds()
@@ -158,7 +158,7 @@ class Comparison:
 
     # --- verification ------------------------------------------------------------------------------------------------
 
-    def _verify(self, own: _Process, case: Case, tally: Tally) -> None:
+    def _verify(self, own: _Process, case: Case, tally: VerificationSummary) -> None:
         for variant, number in replays(self.task, case, self._key):
             where, key = f"{case.name} ({case.role}), inputs {variant!r}", self._key + number
             self._load(own, case, [key], variant)
@@ -191,7 +191,7 @@ class Comparison:
 
     def _compare(
         self, own: _Process, case: Case, keys: Sequence[int], digests: Sequence[Sequence[str]], where: str,
-        tally: Tally, variant: str = "normal",
+        tally: VerificationSummary, variant: str = "normal",
     ) -> None:  # fmt: skip
         """Looks at the results of a round.  Raises Stop where they are wrong, or not those of the digests."""
         for key, answer, committed in zip(keys, own.give(str(next(self._names)), len(keys)), digests, strict=True):
@@ -207,7 +207,7 @@ class Comparison:
 
     # --- timing ------------------------------------------------------------------------------------------------------
 
-    def _timed(self, own: _Process, base: _Process, case: Case, tally: Tally) -> Timing:
+    def _timed(self, own: _Process, base: _Process, case: Case, tally: VerificationSummary) -> Timing:
         """Pairs of samples of alternating order, each pair on inputs of its own, the same ones for both."""
         calls = self._calls(case)
         looked_at, watched = (set(self._looked_at.sample(range(PAIRS), LOOKED_AT)) for _ in range(2))

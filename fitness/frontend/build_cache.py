@@ -14,7 +14,7 @@ from fitness.frontend.kernels import Closure
 from fitness.sandbox.scratch import created, opened
 
 
-class KnownBuilds:
+class BuildCache:
     """What was compiled for a task: candidates have most of their kernels and configurations in common.
 
     A build is known by all that decides it: the text of its kernel and of what that calls, the constants in it, the

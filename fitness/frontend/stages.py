@@ -28,7 +28,7 @@ class Stop(Exception):
         findings: tuple[Finding, ...] = (),
         seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """`seconds`: as of `fitness.evaluator.Judged`, where a judge gives the verdict.
+        """`seconds`: as of `fitness.evaluator.Backendd`, where a judge gives the verdict.
 
         Messages may quote a candidate, its names or its errors: they are made plain and short here, for whoever reads
         them.

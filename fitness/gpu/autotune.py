@@ -10,13 +10,13 @@ from typing import Any
 from evo.core.records import Case
 from fitness.cuda.launcher import DeviceError
 from fitness.gpu.programs import Loaded, Programs, choices
-from fitness.gpu.timer import Stopwatch
+from fitness.gpu.timer import Timer
 from fitness.tasks.task import Task
 
 SAMPLES = 5  # replays of each configuration
 
 
-def race(task: Task, programs: Programs, stopwatch: Stopwatch, loaded: Loaded) -> dict[str, list[int]]:
+def race(task: Task, programs: Programs, stopwatch: Timer, loaded: Loaded) -> dict[str, list[int]]:
     """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another; one
     that no tune case launches by its time over the cases that do.
 
@@ -42,7 +42,7 @@ def _track(task: Task, loaded: Loaded, racer: tuple[str, int]) -> list[Case]:
 
 def _score(
     programs: Programs,
-    stopwatch: Stopwatch,
+    stopwatch: Timer,
     loaded: Loaded,
     chosen: Mapping[tuple[str, int], int],
     track: Sequence[tuple[Case, Sequence[Any]]],

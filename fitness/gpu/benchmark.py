@@ -22,22 +22,22 @@ from fitness.gpu import bits, ceilings, fingerprint
 from fitness.gpu.autotune import race
 from fitness.gpu.baselines import NAMES, Baseline, Call
 from fitness.gpu.eager_check import Match, Planned, draw, judge
-from fitness.gpu.paired_benchmark import Contest
+from fitness.gpu.paired_benchmark import PairedBenchmark
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
-from fitness.gpu.runner import Report, Work
+from fitness.gpu.runner import LaunchBundle, Report
 from fitness.gpu.seed_times import SeedTimes
-from fitness.gpu.timer import Comparison, Stopwatch
+from fitness.gpu.timer import PairedBlock, Timer
 from fitness.gpu.timing import Stopping, counts
 from fitness.gpu.verification import Verifier
-from fitness.gpu.verification_summary import FRESH, Tally
+from fitness.gpu.verification_summary import FRESH, VerificationSummary
 from fitness.interpreter.delegation import check_share
 from fitness.tasks import elsewhere
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 
 
-class Bench:
+class Benchmark:
     """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
 
     def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
@@ -45,10 +45,10 @@ class Bench:
         for own in (bits, fingerprint):
             own.prepare(index)  # what loads its kernels cannot be captured
         self.stream = torch.cuda.Stream(device)
-        stopwatch = Stopwatch(task, self.stream, Watch(index), facts.l2_bytes, stopping)
+        stopwatch = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
         self._set_up(task, device, facts, stopwatch)
 
-    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, stopwatch: Stopwatch) -> None:
+    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, stopwatch: Timer) -> None:
         self.task, self.device, self.facts, self.stopwatch = task, device, facts, stopwatch
         self.programs = Programs(task, device)
         self._verifier = Verifier(self.programs)
@@ -61,7 +61,7 @@ class Bench:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, work: Work) -> Report:
+    def prepare(self, work: LaunchBundle) -> Report:
         """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
         self._start_over()
         self.programs.seed = loaded = self._load(work)
@@ -71,11 +71,11 @@ class Bench:
             self.programs.seed = None
             raise
 
-    def verify(self, work: Work) -> Report:
+    def verify(self, work: LaunchBundle) -> Report:
         """Verifies the seed kernel and compares it with nothing.  Raises Stop where it fails."""
         self._start_over()
         self.programs.seed = loaded = self._load(work)
-        key, tally = oracle.key_of("seed"), Tally()
+        key, tally = oracle.key_of("seed"), VerificationSummary()
         for case in self.task.cases:
             program = self._verifier.verified(loaded, case, key, tally)
             if case.role == "tune" and program.plan.delegated:
@@ -84,7 +84,7 @@ class Bench:
         infinite = sorted(tally.infinite)
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
 
-    def beside(self, seed: Work, kernel: Work, other: bool) -> dict[str, Report]:
+    def beside(self, seed: LaunchBundle, kernel: LaunchBundle, other: bool) -> dict[str, Report]:
         """See `Runner.beside`."""
         self._start_over()
         self.programs.seed = chosen = self._load(seed)
@@ -93,7 +93,7 @@ class Bench:
         key, found = oracle.key_of(elsewhere.SEED), {}
         for case in (c for c in self.task.cases if c.name in kernel.plans):
             programs = Programs(elsewhere.asked(self.task, case, other), self.device)
-            programs.seed, tally = chosen, Tally()
+            programs.seed, tally = chosen, VerificationSummary()
             try:
                 Verifier(programs).verified(loaded, case, key, tally, prove=False)
                 found[case.name] = Report(Verdict.OK, "done", check=tally.check())
@@ -103,7 +103,7 @@ class Bench:
         self._start_over()
         return found
 
-    def baselines(self, work: Work) -> list[Baseline]:
+    def baselines(self, work: LaunchBundle) -> list[Baseline]:
         """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
         self._start_over()
         loaded = self._load(work)
@@ -125,7 +125,7 @@ class Bench:
         medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
         return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))
 
-    def evaluate(self, work: Work, seed: str) -> Report:
+    def evaluate(self, work: LaunchBundle, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
         if self.programs.seed is None:
             raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
@@ -147,7 +147,12 @@ class Bench:
         ]
 
     def judge(
-        self, work: Work | None, cases: Sequence[Case], seed: str, folder: str, answers: Sequence[Mapping[str, Any]]
+        self,
+        work: LaunchBundle | None,
+        cases: Sequence[Case],
+        seed: str,
+        folder: str,
+        answers: Sequence[Mapping[str, Any]],
     ) -> list[Match]:
         """What another process made of the arguments that `draw` wrote, case by case.
 
@@ -182,7 +187,7 @@ class Bench:
 
         return None if loaded is None else outputs
 
-    def _load(self, work: Work) -> Loaded:
+    def _load(self, work: LaunchBundle) -> Loaded:
         loaded = Loaded(work)
         if not work.choices:
             loaded.choices = race(self.task, self.programs, self.stopwatch, loaded)
@@ -191,7 +196,7 @@ class Bench:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     def _measure(self, loaded: Loaded, seed: str) -> Report:
-        key, tally = oracle.key_of(seed), Tally()
+        key, tally = oracle.key_of(seed), VerificationSummary()
         programs = [
             (case, self._verifier.verified(loaded, case, key, tally, FRESH - 1 if case.role == "tune" else FRESH))
             for case in self.task.cases
@@ -201,11 +206,11 @@ class Bench:
         )
         return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
 
-    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: Tally) -> Timing:
+    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: VerificationSummary) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
         # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
         baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
-        contest = Contest(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
+        contest = PairedBenchmark(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
         alone = self.seed_times.alone(contest)
         found = contest.decide(alone, functools.partial(self.seed_times.harder, contest))
         self.check_roofline(case, statistics.median(found.own_us))
@@ -248,7 +253,7 @@ class Bench:
         """Raises Stop(REJECTED) where the time is impossible."""
         ceilings.check_roofline(self.task, case, self.facts, time_us)
 
-    def _terms(self, case: Case, found: Comparison, floor: float, copies: int) -> dict[str, float]:
+    def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
         """Beside the times: how they were taken, and rates against the measured ceilings."""
         terms = {"noise_floor": floor, "counts": float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}

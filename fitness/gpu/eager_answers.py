@@ -1,7 +1,7 @@
 """What a process with untrusted code in it answers for one call, before anyone acts on it.
 
 Any JSON may come.  What is read of an answer is taken out of it, checked, and everything else is dropped; an answer
-that is malformed is the candidate's fault, and `Malformed` says what is wrong with it.
+that is malformed is the candidate's fault, and `MalformedAnswer` says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fitness.sandbox.jobs import told
 MOST_US = 1e9  # of a call: no process may take so long
 
 
-class Malformed(ValueError):
+class MalformedAnswer(ValueError):
     """An answer that does not hold together."""
 
 
@@ -26,14 +26,14 @@ def checked(raw: Any, *, timed: bool = False) -> dict[str, Any]:
     Raises Malformed.
     """
     if not isinstance(raw, Mapping):
-        raise Malformed(f"its answer is {_shown(raw)}")
+        raise MalformedAnswer(f"its answer is {_shown(raw)}")
     if "error" in raw:
         return {"error": _error(raw["error"])}
     structure, outputs, modified = (_field(raw, name) for name in ("structure", "outputs", "modified"))
     if not isinstance(structure, str):
-        raise Malformed(f"the structure of its results is {_shown(structure)}")
+        raise MalformedAnswer(f"the structure of its results is {_shown(structure)}")
     if not isinstance(outputs, list):
-        raise Malformed(f"its outputs are {_shown(outputs)}")
+        raise MalformedAnswer(f"its outputs are {_shown(outputs)}")
     answer = {
         "structure": structure,
         "outputs": [described(output, f"output {number}") for number, output in enumerate(outputs)],
@@ -45,13 +45,13 @@ def checked(raw: Any, *, timed: bool = False) -> dict[str, Any]:
 def described(raw: Any, what: str) -> dict[str, Any]:
     """The description of a tensor (`fitness.gpu.exchange`).  Raises Malformed."""
     if not isinstance(raw, Mapping) or "file" not in raw:
-        raise Malformed(f"{what} is no tensor: {_shown(raw)}")
+        raise MalformedAnswer(f"{what} is no tensor: {_shown(raw)}")
     file, dtype, shape, strides = (_field(raw, name) for name in ("file", "dtype", "shape", "strides"))
     if not isinstance(file, str) or not isinstance(dtype, str) or dtype not in ITEMSIZE:
-        raise Malformed(f"{what} is of dtype {_shown(dtype)} in the file {_shown(file)}")
+        raise MalformedAnswer(f"{what} is of dtype {_shown(dtype)} in the file {_shown(file)}")
     shape, strides = (_whole(numbers, f"shape and strides of {what}") for numbers in (shape, strides))
     if len(shape) != len(strides):
-        raise Malformed(f"{what} has {len(shape)} dimensions and {len(strides)} strides")
+        raise MalformedAnswer(f"{what} has {len(shape)} dimensions and {len(strides)} strides")
     return {"file": file, "dtype": dtype, "shape": shape, "strides": strides}
 
 
@@ -59,26 +59,26 @@ def _error(raw: Any) -> dict[str, Any]:
     try:
         error = told(raw)
     except ValueError as why:
-        raise Malformed(f"it tells of a failure that makes no sense: {why}: {_shown(raw)}") from why
+        raise MalformedAnswer(f"it tells of a failure that makes no sense: {why}: {_shown(raw)}") from why
     return {"verdict": error.verdict, "message": error.message, "line": error.line}
 
 
 def _field(raw: Mapping[str, Any], name: str) -> Any:
     if name not in raw:
-        raise Malformed(f"{name!r} is missing in {_shown(raw)}")
+        raise MalformedAnswer(f"{name!r} is missing in {_shown(raw)}")
     return raw[name]
 
 
 def _whole(raw: Any, what: str) -> list[int]:
     """Numbers as tensors can have them: of what a process can address."""
     if not isinstance(raw, list) or not all(type(n) is int and 0 <= n <= MOST_BYTES for n in raw):
-        raise Malformed(f"{what} are {_shown(raw)}")
+        raise MalformedAnswer(f"{what} are {_shown(raw)}")
     return raw
 
 
 def _times(raw: Any) -> list[float]:
     if not isinstance(raw, list) or not all(isinstance(t, float) and 0 < t < MOST_US for t in raw):
-        raise Malformed(f"its times are {_shown(raw)}")
+        raise MalformedAnswer(f"its times are {_shown(raw)}")
     return raw
 
 

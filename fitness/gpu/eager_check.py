@@ -20,7 +20,7 @@ from evo.core.text import plain, short
 from fitness.eager.digest import digests
 from fitness.frontend.memory import DTYPES
 from fitness.gpu.bits import bits, same_bits
-from fitness.gpu.eager_answers import Malformed, checked
+from fitness.gpu.eager_answers import MalformedAnswer, checked
 from fitness.gpu.exchange import ExchangeError, put, take
 from fitness.sandbox.jobs import told
 from fitness.tasks.task import Task
@@ -87,7 +87,7 @@ def judge(
     """
     try:
         answer = checked(answer)
-    except Malformed as error:
+    except MalformedAnswer as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     if "error" in answer:
         return raised(case.name, answer["error"])

@@ -16,7 +16,7 @@ import torch
 
 from fitness.frontend.memory import assign, contents
 from fitness.frontend.plan import ITEMSIZE
-from fitness.gpu.eager_answers import Malformed
+from fitness.gpu.eager_answers import MalformedAnswer
 from fitness.gpu.eager_answers import described as checked
 from fitness.sandbox.scratch import LeftError
 
@@ -41,7 +41,7 @@ def take(described: Mapping[str, Any], folder: Path, device: torch.device | str)
         return described["value"]
     try:
         found = checked(described, "what was to be read")
-    except Malformed as error:
+    except MalformedAnswer as error:
         raise ExchangeError(str(error)) from error
     name, dtype, shape, strides = (found[key] for key in ("file", "dtype", "shape", "strides"))
     if Path(name).name != name:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-class Turn:
+class GpuLock:
     """A lock on a GPU, held through a file; whoever dies gives it back.  Of one thread, which may take it again."""
 
     def __init__(self, uuid: str, folder: Path | None = None) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 
 from evo.core.records import Build, Verdict
 from evo.core.text import short
-from fitness.frontend.build_cache import KnownBuilds, build_key, cubin_of
+from fitness.frontend.build_cache import BuildCache, build_key, cubin_of
 from fitness.frontend.kernels import Closure, closures
 from fitness.frontend.plan import MOST_TUNED, Launch, LaunchPlan, from_json, to_json, too_many_tuned
 from fitness.frontend.result_validation import checked
 from fitness.frontend.screen import out_of_resources
 from fitness.frontend.stages import Stop, at_line, expect_ok
 from fitness.frontend.target import Target, from_spec
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import Zygote
@@ -128,7 +128,7 @@ def build(
     target: str,
     scratch: Path,
     limits: Limits,
-    known: KnownBuilds | None = None,
+    known: BuildCache | None = None,
     cases: Collection[str] | None = None,
     build_s: float | None = None,
     slow: bool = False,
@@ -150,7 +150,7 @@ def build(
     compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
     kernels = closures(source)
     launches, ways = _launches(compiled)
-    known = known or KnownBuilds()
+    known = known or BuildCache()
     keys = [build_key(kernels, constants, target, launch) for launch in launches]
     firsts = _firsts(keys)
     different = sorted(set(firsts))
@@ -330,10 +330,10 @@ def make_work(
     target: str,
     scratch: Path,
     limits: Limits,
-) -> Work:
+) -> LaunchBundle:
     """Work for the GPU of `source` on `calls`, with every configuration left to choose from.  Raises Stop."""
     recorded = record(source, task, calls, zygote=zygote, target=target, scratch=scratch, limits=limits)
     built = build(
         source, recorded.plans, recorded.constants, zygote=zygote, target=target, scratch=scratch, limits=limits
     )
-    return Work(built.plans, built.builds, cubins(built.builds, scratch))
+    return LaunchBundle(built.plans, built.builds, cubins(built.builds, scratch))

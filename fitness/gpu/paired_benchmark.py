@@ -21,11 +21,11 @@ import torch
 
 from evo.core.records import Case, Verdict
 from fitness.frontend.stages import Stop
-from fitness.gpu.program import Late, Program
-from fitness.gpu.timer import Comparison, Stopwatch
+from fitness.gpu.program import Program, SwappedInputs
+from fitness.gpu.timer import PairedBlock, Timer
 from fitness.gpu.timing import Alone
 from fitness.gpu.verification import UNSTEADY, Verifier
-from fitness.gpu.verification_summary import FRESH, Tally
+from fitness.gpu.verification_summary import FRESH, VerificationSummary
 from fitness.verify import oracle
 
 OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
@@ -39,23 +39,23 @@ NEW_US = 5.0  # of a sample, and so much at least: what comes before it may add 
 
 
 @dataclass(frozen=True)
-class Contest:
+class PairedBenchmark:
     """A program beside the seed's, on the same inputs: those of `keys`, one for each copy.
 
     verified: the program of a single copy that was verified, which is the timed one where that has no more.
     """
 
     verifier: Verifier
-    stopwatch: Stopwatch
-    tally: Tally
+    stopwatch: Timer
+    tally: VerificationSummary
     case: Case
     program: Program
     verified: Program
     baseline: Program
     keys: Sequence[int]
 
-    def decide(self, alone: Alone, harder: Callable[[], float]) -> Comparison:
-        """Times both; `alone`, `harder`: as of `Stopwatch.compare`.  Raises Stop where what was timed is not right."""
+    def decide(self, alone: Alone, harder: Callable[[], float]) -> PairedBlock:
+        """Times both; `alone`, `harder`: as of `Timer.compare`.  Raises Stop where what was timed is not right."""
         for given in (self.baseline, self.program):
             given.remember_inputs()
         first_us = self._first_us()
@@ -136,7 +136,7 @@ class Contest:
 
     # --- each launch does the work of its own copy -------------------------------------------------------------------
 
-    def _late(self, copy: int) -> Late:
+    def _late(self, copy: int) -> SwappedInputs:
         """Arguments that a copy is given when its turn comes, on which the verified graph is right."""
         number = secrets.randbits(48)
         arguments = self._late_arguments(copy, number)
@@ -145,7 +145,7 @@ class Contest:
         self._compare_late(copy, number, [self.verified.outputs()], where)
         self.verified.reset()
         usual = self._inputs(self.keys[copy])
-        return Late(copy, number, arguments, usual, right if self.verifier.task.deterministic else None)
+        return SwappedInputs(copy, number, arguments, usual, right if self.verifier.task.deterministic else None)
 
     def _late_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
         """Those of a copy with few elements changed, where they may be: who looks at some of them does not see it."""
@@ -175,7 +175,7 @@ class Contest:
 
     # --- nothing is kept from one replay for the next ----------------------------------------------------------------
 
-    def _check_new(self, found: Comparison, first_us: tuple[float, float]) -> None:
+    def _check_new(self, found: PairedBlock, first_us: tuple[float, float]) -> None:
         """What was timed took no longer on inputs that it was not executed on before, else it kept results somewhere.
 
         One sample may be disturbed, and so is taken again, on other inputs; each is held against the baseline's.
@@ -198,7 +198,7 @@ class Contest:
         )
         raise Stop("time", Verdict.REJECTED, message)
 
-    def _anew(self) -> Contest:
+    def _anew(self) -> PairedBenchmark:
         """The same two on other inputs."""
         keys = [key + len(self.keys) for key in self.keys]
         for given in (self.baseline, self.program):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from evo.core.records import Verdict
-from fitness.cuda.launcher import Kernel
+from fitness.cuda.launcher import LoadedKernel
 from fitness.frontend import aten
 from fitness.frontend.memory import POISONS, Poison, assign
 from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
@@ -31,7 +31,7 @@ Graph = torch.cuda.CUDAGraph
 
 
 @dataclass(frozen=True)
-class Late:
+class SwappedInputs:
     """Arguments that one copy is given just before it is executed, while the others have their usual ones.
 
     number: what they were drawn with; usual: those that it has otherwise; right: fingerprints of the outputs on
@@ -60,7 +60,7 @@ class Program:
         self,
         plan: LaunchPlan,
         choice: Sequence[int],
-        kernels: Sequence[Kernel],
+        kernels: Sequence[LoadedKernel],
         *,
         device: torch.device,
         copies: int = 1,
@@ -85,8 +85,8 @@ class Program:
         self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
         self._kept: list[list[torch.Tensor]] = []
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
-        self.lates: Sequence[Late] = ()  # of which some are executed, nobody knows when
-        self._kept_late: list[tuple[Late, list[torch.Tensor]]] = []
+        self.lates: Sequence[SwappedInputs] = ()  # of which some are executed, nobody knows when
+        self._kept_late: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
         self._differs_late = torch.zeros((), dtype=torch.bool, device=device)
 
     @property
@@ -243,7 +243,7 @@ class Program:
         """The outputs of a copy, of each time they were kept."""
         return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
-    def execute_late(self, lates: Iterable[Late]) -> None:
+    def execute_late(self, lates: Iterable[SwappedInputs]) -> None:
         """Enqueues all steps, copy after copy, as a replay does; some copies are given their arguments just before
         their turn, and their outputs are looked at just after.
 
@@ -268,7 +268,7 @@ class Program:
             self.write_inputs(late.usual, copy)
             self.look_around()
 
-    def kept_late(self, late: Late) -> list[list[torch.Tensor]]:
+    def kept_late(self, late: SwappedInputs) -> list[list[torch.Tensor]]:
         """The outputs of a copy on late arguments, of each time they were kept: where they may differ."""
         return [outputs for of, outputs in self._kept_late if of is late]
 

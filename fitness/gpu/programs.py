@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from evo.core.records import Case, Verdict
-from fitness.cuda.launcher import Kernel
+from fitness.cuda.launcher import LoadedKernel
 from fitness.frontend.plan import PlanError
 from fitness.frontend.stages import Stop
 from fitness.gpu.program import Program
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 
@@ -20,18 +20,18 @@ from fitness.verify import oracle
 class Loaded:
     """Work with its chosen kernels on the device."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LaunchBundle) -> None:
         self.work = work
         self.choices = {name: list(choice) for name, choice in work.choices.items()}
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, LoadedKernel] = {}
 
-    def kernels(self, case: str) -> list[Kernel]:
+    def kernels(self, case: str) -> list[LoadedKernel]:
         """The kernel of each launch of a case, in the chosen configuration."""
         found = []
         for by_config, i in zip(self.work.builds[case], self.choices[case], strict=True):
             build = by_config[i]
             if build["key"] not in self._kernels:
-                self._kernels[build["key"]] = Kernel(self.work.cubins[build["cubin"]], build)
+                self._kernels[build["key"]] = LoadedKernel(self.work.cubins[build["cubin"]], build)
             found.append(self._kernels[build["key"]])
         return found
 
@@ -96,7 +96,7 @@ class Programs:
         return self.seed is not None and any(program.plan is plan for plan in self.seed.work.plans.values())
 
 
-def choices(work: Work, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
+def choices(work: LaunchBundle, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
     """For each case the configuration of each launch; `chosen`: that of (kernel, number of its configurations)."""
     return {
         name: [chosen[launch.kernel, len(launch.configs)] for launch in plan.launches]

@@ -41,7 +41,7 @@ Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchBundle:
     """What a candidate asks of the device, case by case (by name, tune and holdout), at the target's sizes.
 
     `builds[case][launch][configuration]` are items of "builds" from `fitness.frontend.compile.job`, `cubins` the
@@ -92,14 +92,14 @@ class Runner:
         """
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
         self._device, self._wall_s = device, wall_s
-        self._baseline: Work | None = None
+        self._baseline: LaunchBundle | None = None
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them
         self._lock = threading.RLock()  # whoever has it idle may ask it something
         self._process: _Process | None = None
         self._closed = False
         self.respawns = 0
 
-    def prepare(self, work: Work) -> Report:
+    def prepare(self, work: LaunchBundle) -> Report:
         """Verifies the seed kernel and makes it the baseline of everything that follows."""
         with self._lock:
             self._baseline = None
@@ -108,7 +108,7 @@ class Runner:
                 self._baseline = work
             return report
 
-    def evaluate(self, work: Work, *, seed: str) -> Report:
+    def evaluate(self, work: LaunchBundle, *, seed: str) -> Report:
         """Verifies and times a candidate; `seed` keys its inputs.  Raises EvoError where no runner can be had."""
         with self._lock:
             if self._baseline is None:
@@ -124,7 +124,7 @@ class Runner:
             return replace(report, note=note, seconds=seconds)
 
     def compare(
-        self, work: Work | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
+        self, work: LaunchBundle | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
     ) -> list[Match] | Report:
         """Has `run` execute a candidate elsewhere on fresh inputs, and compares what it left with oracle and plans.
 
@@ -157,12 +157,14 @@ class Runner:
             finally:
                 self._ask("leave", wall_s=START_S)
 
-    def verify(self, task: str | os.PathLike[str], work: Work) -> Report:
+    def verify(self, task: str | os.PathLike[str], work: LaunchBundle) -> Report:
         """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
         with self._lock:
             return self._turn_to(task) or self._ask("verify", work, wall_s=self._wall_s)  # type: ignore[no-any-return]
 
-    def beside(self, task: str | os.PathLike[str], seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
+    def beside(
+        self, task: str | os.PathLike[str], seed: LaunchBundle, kernel: LaunchBundle, other: bool
+    ) -> Mapping[str, Report]:
         """Verifies other kernels in the seed's place, each case that `kernel` has a plan of for itself; by case.
 
         other: on inputs that the task does not draw (`fitness.tasks.elsewhere`).
@@ -180,7 +182,7 @@ class Runner:
                 for c, r in self.beside(task, seed, replace(kernel, plans=plans), other).items()
             }
 
-    def baselines(self, task: str | os.PathLike[str], work: Work) -> list[Baseline] | Report:
+    def baselines(self, task: str | os.PathLike[str], work: LaunchBundle) -> list[Baseline] | Report:
         """PyTorch's times beside those of the seed kernel of another task; a Report where there are none."""
         with self._lock:
             return self._turn_to(task) or self._ask("baselines", work, wall_s=START_S)  # type: ignore[no-any-return]

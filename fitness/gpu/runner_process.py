@@ -24,9 +24,9 @@ from fitness.cuda.launcher import DeviceError
 from fitness.eager.bench import Comparison
 from fitness.frontend.stages import Stop
 from fitness.gpu import bits, fingerprint, timing
-from fitness.gpu.benchmark import Bench
+from fitness.gpu.benchmark import Benchmark
 from fitness.gpu.faults import verdict_of_text
-from fitness.gpu.gpu_lock import Turn
+from fitness.gpu.gpu_lock import GpuLock
 from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report
 from fitness.sandbox.jobs import JobError
@@ -53,20 +53,20 @@ def main(arguments: list[str]) -> None:
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
-    turn = Turn(Watch(index).uuid)
+    turn = GpuLock(Watch(index).uuid)
     facts = known_facts(index, json.loads(arguments[4]))
     if facts is None:
         with turn.held():
             facts = device_facts(index)
     while True:
-        asked = _serve(connection, Bench(task, index, facts, stopping), turn)
+        asked = _serve(connection, Benchmark(task, index, facts, stopping), turn)
         if asked is None:
             return
         task = load_task(asked, tried=True)
         connection.send(None)
 
 
-def _serve(connection: Connection, bench: Bench, turn: Turn) -> str | None:
+def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | None:
     """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault.
 
     Before each answer the other side is told that it is this process's turn.
@@ -98,7 +98,7 @@ def _serve(connection: Connection, bench: Bench, turn: Turn) -> str | None:
                 return None
 
 
-def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
+def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
     """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
@@ -121,14 +121,14 @@ def answered(bench: Bench, kind: str, request: list[Any]) -> Any:
     return report if report.fault else _settled(bench, report)
 
 
-def _leave_memory(bench: Bench) -> None:
+def _leave_memory(bench: Benchmark) -> None:
     """What this process keeps for its next allocations goes back where the next process might lack it."""
     free, total = torch.cuda.mem_get_info(bench.device)
     if free < SCARCE * total:
         torch.cuda.empty_cache()
 
 
-def _eager(bench: Bench, folder: str, seed: str, wall_s: float) -> Report:
+def _eager(bench: Benchmark, folder: str, seed: str, wall_s: float) -> Report:
     torch.cuda.empty_cache()  # two other processes need the device
     return Comparison(bench.task, bench.device, Path(folder), wall_s, bench.check_roofline).report(seed)
 
@@ -142,7 +142,7 @@ def _unexpected(error: Exception) -> Report:
     return Report(Verdict.INFRASTRUCTURE, "verify", f"{type(error).__name__}: {text}", fault=True)
 
 
-def _settled(bench: Bench, report: Report) -> Report:
+def _settled(bench: Benchmark, report: Report) -> Report:
     """The report, or that of a CUDA error which was still on its way."""
     try:
         bench.stream.synchronize()

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 
 from evo.core.records import Case
-from fitness.gpu.paired_benchmark import Contest
+from fitness.gpu.paired_benchmark import PairedBenchmark
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Programs
-from fitness.gpu.timer import Stopwatch
+from fitness.gpu.timer import Timer
 from fitness.gpu.timing import EQUAL, Alone, noise_floor
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
@@ -28,7 +28,7 @@ ALONE_TURNS, ALONE_SAMPLES = 2, 5  # of a baseline that was slow, on each of two
 class SeedTimes:
     """Of the seed of `programs`, found where they are first needed."""
 
-    def __init__(self, programs: Programs, stopwatch: Stopwatch) -> None:
+    def __init__(self, programs: Programs, stopwatch: Timer) -> None:
         self._programs, self._stopwatch = programs, stopwatch
         self.start_over()
 
@@ -50,7 +50,7 @@ class SeedTimes:
         known = self._copies.setdefault(case.name, copies)
         return known if copies <= known <= min(most, 2 * copies) else copies
 
-    def alone(self, contest: Contest) -> Alone:
+    def alone(self, contest: PairedBenchmark) -> Alone:
         """What the seed's graph of a case is beside another one of the same plan."""
         case, baseline, keys = contest.case, contest.baseline, contest.keys
         known = (case.name, baseline.copies)
@@ -73,7 +73,7 @@ class SeedTimes:
             self._alone[known], self._alone_on[known] = Alone(floor, min(medians)), keys
         return self._alone[known]
 
-    def harder(self, contest: Contest) -> float:
+    def harder(self, contest: PairedBenchmark) -> float:
         """How many times as long the seed takes on these inputs as on those that it had alone, both now.
 
         By turns, and the least of each: what disturbs one of them only is no reason.

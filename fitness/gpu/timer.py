@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedBlock:
     """Some pairs: microseconds of one execution of the plan.  retaken: how often they were thrown away before."""
 
     own_us: list[float]
@@ -44,7 +44,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Comparison(Block):
+class PairedBlock(TimedBlock):
     """As many pairs as decide it.
 
     ratio: baseline over candidate; drift: how many times as long as beside itself the baseline took, which is taken
@@ -55,7 +55,7 @@ class Comparison(Block):
     drift: float = dataclasses.field(kw_only=True)
 
 
-class Stopwatch:
+class Timer:
     """Times programs of one task on one GPU.  Use it within its stream.  rule: when enough pairs were taken."""
 
     def __init__(self, task: Task, stream: torch.cuda.Stream, watch: Watch, l2_bytes: int, rule: Stopping) -> None:
@@ -130,7 +130,7 @@ class Stopwatch:
         baseline: Program | Call,
         alone: Alone | None = None,
         harder: Callable[[], float] = lambda: 1.0,
-    ) -> Comparison:
+    ) -> PairedBlock:
         """alone: the baseline beside itself, on other inputs; harder: how many times as long it takes on these, asked
         where it does.  What it drifted beyond that is taken out of its times.
         """
@@ -156,7 +156,7 @@ class Stopwatch:
         drifted = drift(baseline_us)
         baseline_us = [us / drifted for us in baseline_us]
         ratio = self._rule.ratio(own_us, baseline_us)
-        return Comparison(own_us, baseline_us, retaken, ratio=ratio, drift=drifted)
+        return PairedBlock(own_us, baseline_us, retaken, ratio=ratio, drift=drifted)
 
     def block(
         self,
@@ -164,7 +164,7 @@ class Stopwatch:
         baseline: Program | Call,
         pairs: int,
         drift: Callable[[Sequence[float]], float] = lambda baseline_us: 1.0,
-    ) -> Block:
+    ) -> TimedBlock:
         """Pairs taken between equal states of the clocks, and without drift if they can be had."""
         retaken, kept = 0, program.times_kept
         while True:
@@ -173,7 +173,7 @@ class Stopwatch:
             disturbed = disturbance(before, self._watch.read()) is not None
             drifted = drift(baseline_us) > 1
             if retaken == RETAKES or not (drifted or disturbed):
-                return Block(own_us, baseline_us, retaken)
+                return TimedBlock(own_us, baseline_us, retaken)
             retaken += 1
             program.drop_outputs(kept)
             if drifted:

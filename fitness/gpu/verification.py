@@ -16,7 +16,7 @@ from fitness.frontend.stages import Stop
 from fitness.gpu import bits
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
-from fitness.gpu.verification_summary import FRESH, Tally, replays
+from fitness.gpu.verification_summary import FRESH, VerificationSummary, replays
 from fitness.interpreter.delegation import Share, check_share, needs_proof
 from fitness.verify import oracle, seed_oracle
 
@@ -33,7 +33,14 @@ class Verifier:
         self.task, self.programs = programs.task, programs
 
     def verified(
-        self, loaded: Loaded, case: Case, key: int, tally: Tally, fresh: int = FRESH, *, prove: bool = True
+        self,
+        loaded: Loaded,
+        case: Case,
+        key: int,
+        tally: VerificationSummary,
+        fresh: int = FRESH,
+        *,
+        prove: bool = True,
     ) -> Program:
         """The program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
 
@@ -52,7 +59,9 @@ class Verifier:
             tally.own_share = min(tally.own_share, share.own)
         return program
 
-    def _verify(self, program: Program, case: Case, variant: str, key: int, tally: Tally, *, poison: int) -> None:
+    def _verify(
+        self, program: Program, case: Case, variant: str, key: int, tally: VerificationSummary, *, poison: int
+    ) -> None:
         """One replay on fresh inputs, beginning from the poison of that number; the first plain one several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(self.programs.inputs(case, key, variant))
@@ -115,7 +124,7 @@ class Verifier:
         program: Program,
         expected: oracle.Expected,
         where: str,
-        tally: Tally,
+        tally: VerificationSummary,
         outputs: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """`outputs`: others than those of the first copy as they are.  Raises Stop(WRONG)."""

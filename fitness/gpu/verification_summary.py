@@ -21,7 +21,7 @@ def replays(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[
     return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(fresh)]
 
 
-class Tally:
+class VerificationSummary:
     """The worst replay so far."""
 
     def __init__(self) -> None:

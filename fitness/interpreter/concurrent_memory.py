@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class AtOnce:
+class ConcurrentMemory:
     """Watches accesses as `Conflicts` does.  Each program begins from the memory as it was before the launch.
 
     What they stored is there when the launch ends, that of later programs in place of that of earlier ones.

@@ -20,7 +20,7 @@ from fitness.frontend.kernels import argument, get_kernel, load_kernels
 from fitness.frontend.memory import FILE_NAME, Layout
 from fitness.frontend.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.interpreter.bounds import Array, Arrays, Notes, Place, Undefined
-from fitness.interpreter.concurrent_memory import AtOnce
+from fitness.interpreter.concurrent_memory import ConcurrentMemory
 from fitness.interpreter.conflicts import Conflicts
 from fitness.interpreter.delegation import Authors
 from fitness.interpreter.interpreter import Interpreter, Program, programs_of
@@ -130,8 +130,10 @@ class _Run:
     def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
         return self.layout.attach(scratch, run.get("buffers", FILE_NAME))
 
-    def _watch(self, run: Mapping[str, Any], memory: np.ndarray, first: int) -> Conflicts | AtOnce | Validity:
-        return AtOnce(memory, first) if self.order == "at once" else Conflicts(first, first + self.layout.total)
+    def _watch(self, run: Mapping[str, Any], memory: np.ndarray, first: int) -> Conflicts | ConcurrentMemory | Validity:
+        return (
+            ConcurrentMemory(memory, first) if self.order == "at once" else Conflicts(first, first + self.layout.total)
+        )
 
     def _authors(self, path: Path) -> Authors:
         data = torch.frombuffer(self.memory, dtype=torch.uint8)

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, T
 
 from fitness.interpreter import libdevice
 from fitness.interpreter.bounds import Arrays, Notes, Undefined, arrays_of, like
-from fitness.interpreter.concurrent_memory import AtOnce
+from fitness.interpreter.concurrent_memory import ConcurrentMemory
 from fitness.interpreter.conflicts import Conflicts
 from fitness.interpreter.numerics import decode, encode, numpy_dtype, towards_zero
 from fitness.interpreter.validity import Validity
@@ -38,7 +38,7 @@ class Builder(InterpreterBuilder):
 
     memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
     arrays: Arrays | None = None  # those in that memory, to which the pointers lead
-    conflicts: Conflicts | AtOnce | Validity | None = None  # watches that memory
+    conflicts: Conflicts | ConcurrentMemory | Validity | None = None  # watches that memory
     arguments: Sequence[tuple[int, int, int]] = ()  # first address, the one past the last, and position of each
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fitness.cuda.nvidia import find_tool
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 
 SECTIONS = (
     "SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis",
@@ -63,7 +63,7 @@ class NoCounters(Exception):
 Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each launch, in order
 
 
-def counters(task: str | os.PathLike[str], work: Work, case: str, *, device: int = 0) -> Counters:
+def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, device: int = 0) -> Counters:
     """Readings of each launch of one case of `work`, which must have its choices.  Raises NoCounters.
 
     Nothing else should run on the GPU meanwhile.

@@ -1,8 +1,8 @@
 """Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay TASK WORK CASE DEVICE`.
 
-WORK is a pickled `fitness.gpu.runner.Work` with its choices.  No Python of a candidate runs here, and no graph, in
-which a profiler would not see kernels by name.  Only the second execution is profiled: the first loads the machine
-code.
+WORK is a pickled `fitness.gpu.runner.LaunchBundle` with its choices.  No Python of a candidate runs here, and no
+graph, in which a profiler would not see kernels by name.  Only the second execution is profiled: the first loads the
+machine code.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from pathlib import Path
 
 import torch
 
-from fitness.cuda.launcher import Kernel
+from fitness.cuda.launcher import LoadedKernel
 from fitness.gpu.program import Program
-from fitness.gpu.runner import Work
+from fitness.gpu.runner import LaunchBundle
 from fitness.tasks.task import load_task
 from fitness.verify import oracle
 
 
 def main(arguments: list[str]) -> None:
     task, case_name, index = load_task(arguments[0], tried=True), arguments[2], int(arguments[3])
-    work: Work = pickle.loads(Path(arguments[1]).read_bytes())
+    work: LaunchBundle = pickle.loads(Path(arguments[1]).read_bytes())
     case = next(c for c in task.cases if c.name == case_name)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(device)):
         chosen = [by_config[i] for by_config, i in zip(work.builds[case_name], work.choices[case_name], strict=True)]
-        kernels = [Kernel(work.cubins[build["cubin"]], build) for build in chosen]
+        kernels = [LoadedKernel(work.cubins[build["cubin"]], build) for build in chosen]
         plan = work.plans[case_name]
         program = Program(plan, work.choices[case_name], kernels, device=device, written=task.written)
         program.write_inputs(oracle.make_inputs(task, case, 0, device=device))

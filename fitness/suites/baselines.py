@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from fitness.candidate import Recorder
+from fitness.candidate import FrontEnd
 from fitness.cuda.gpus import measuring
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.baselines import NAMES, Baseline
-from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.zygote import Zygote
 from fitness.suites.check import LIMITS
 from fitness.tasks.task import Task
@@ -32,16 +32,16 @@ def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tup
             yield task, _failed(task, found.message) if isinstance(found, (Stop, Report)) else found
 
 
-def _maker(target: Target, zygote: Zygote) -> Callable[[Task], Work | Stop]:
-    def make(task: Task) -> Work | Stop:
-        recorder = Recorder(task, target, measured=True, limits=LIMITS, zygote=zygote)
+def _maker(target: Target, zygote: Zygote) -> Callable[[Task], LaunchBundle | Stop]:
+    def make(task: Task) -> LaunchBundle | Stop:
+        recorder = FrontEnd(task, target, measured=True, limits=LIMITS, zygote=zygote)
         try:
             facts = recorder.collect(task.seed_source)
         except Stop as stop:
             return stop
         finally:
             recorder.close()
-        return Work(facts.plans, facts.builds, facts.cubins)
+        return LaunchBundle(facts.plans, facts.builds, facts.cubins)
 
     return make
 

@@ -16,22 +16,22 @@ from typing import Any, Protocol
 
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Verdict
-from fitness.candidate import PROGRAMS_SAMPLED, Facts
+from fitness.candidate import PROGRAMS_SAMPLED, CompiledCandidate
 from fitness.estimate.time_model import traces_from_json
 from fitness.estimate.trace import Traffic
-from fitness.frontend.build_cache import KnownBuilds
+from fitness.frontend.build_cache import BuildCache
 from fitness.frontend.gate import gate
 from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json
 from fitness.frontend.stages import Stop, expect_ok
 from fitness.frontend.target import Target
 from fitness.gpu import launch_bundle
-from fitness.gpu.runner import Report, Runner, Work
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.suites import sizes
 from fitness.suites.folder import drawable, write_folder, write_task
-from fitness.suites.tritonbench import TITLE, Source
+from fitness.suites.tritonbench import TITLE, TritonBenchFile
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task, check_arguments, load_task
 from fitness.validation import vacuous
@@ -49,7 +49,7 @@ SLOWEST_S = 30.0
 
 
 @dataclass
-class Outcome:
+class CheckOutcome:
     """How far a file came.  `reason` is "" where it was verified."""
 
     name: str
@@ -70,7 +70,7 @@ class Outcome:
         return "verified" in self.stages
 
 
-Verifier = Callable[[Task, Facts], Collection[str]]  # cases whose outputs hold infinities; raises Stop
+Verifier = Callable[[Task, CompiledCandidate], Collection[str]]  # cases whose outputs hold infinities; raises Stop
 
 
 class GpuVerifier:
@@ -81,14 +81,14 @@ class GpuVerifier:
         for runner in runners:
             self._idle.put(runner)
 
-    def __call__(self, task: Task, facts: Facts) -> Collection[str]:
+    def __call__(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
         with self._one() as runner:
             report = runner.verify(task.folder, vacuous.work_of(facts))
         if report.verdict is not Verdict.OK:
             raise Stop(report.stage, report.verdict, report.message)
         return report.infinite
 
-    def beside(self, task: Task, seed: Work, kernel: Work, other: bool) -> Mapping[str, Report]:
+    def beside(self, task: Task, seed: LaunchBundle, kernel: LaunchBundle, other: bool) -> Mapping[str, Report]:
         """See `Runner.beside`."""
         with self._one() as runner:
             return runner.beside(task.folder, seed, kernel, other)
@@ -121,7 +121,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Checker:
+class SuiteChecker:
     """Checks files, several at once where several threads call it.  Here: those of TritonBench-G."""
 
     launching = True  # whether the calls that are captured launch kernels
@@ -131,11 +131,11 @@ class Checker:
         self._root, self._target, self._zygote = root, target, zygote
         self._on_gpu = verifier is not None
         self._verifier = verifier or self._interpreted
-        self._known = KnownBuilds()  # a file's are wanted again where its calls are tried one by one
+        self._known = BuildCache()  # a file's are wanted again where its calls are tried one by one
 
-    def check(self, source: Named) -> Outcome:
+    def check(self, source: Named) -> CheckOutcome:
         """How far the file comes.  Raises EvoError where nothing can be checked at all."""
-        outcome = Outcome(source.name)
+        outcome = CheckOutcome(source.name)
         try:
             with scratch_folder() as scratch:
                 self._through(source, scratch, outcome)
@@ -149,17 +149,17 @@ class Checker:
             outcome.reason = f"fault of evo: {type(error).__name__}: {first_line(str(error))}"
         return outcome
 
-    def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+    def _through(self, source: Any, scratch: Path, outcome: CheckOutcome) -> None:
         self._at_sizes(source, scratch, outcome, sizes.MOST_BYTES)
         if outcome.infinite:
             self._at_smaller_sizes(source, scratch, outcome)
 
-    def _at_smaller_sizes(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+    def _at_smaller_sizes(self, source: Any, scratch: Path, outcome: CheckOutcome) -> None:
         """For timed calls that overflow: what is beyond a format cannot be compared.  As it was if none helps."""
         folder, kept = self._root / source.name, scratch / "kept"
         shutil.copytree(folder, kept)
         for times in sizes.SMALLER:
-            smaller = Outcome(source.name, seconds=outcome.seconds)
+            smaller = CheckOutcome(source.name, seconds=outcome.seconds)
             with scratch_folder(scratch) as own, suppress(Stop, TaskError):
                 self._at_sizes(source, own, smaller, sizes.MOST_BYTES // times)
                 if not smaller.infinite and not smaller.note:
@@ -169,7 +169,7 @@ class Checker:
         shutil.rmtree(folder)
         shutil.copytree(kept, folder)
 
-    def _at_sizes(self, source: Any, scratch: Path, outcome: Outcome, most_bytes: int) -> None:
+    def _at_sizes(self, source: Any, scratch: Path, outcome: CheckOutcome, most_bytes: int) -> None:
         with _timed(outcome, "captured"):
             captured = self._capture(source, scratch, outcome, most_bytes)
             calls = drawable(captured)
@@ -192,7 +192,9 @@ class Checker:
             self._all_of(source, good, scratch, outcome)
         outcome.left_out += len(captured) - outcome.calls
 
-    def _all_of(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: Outcome) -> None:
+    def _all_of(
+        self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: CheckOutcome
+    ) -> None:
         """Takes these calls through what follows capture.  Raises Stop, with `outcome` as far as they came."""
         folder = self._root / source.name
         task = self._task(source, calls, scratch)
@@ -231,7 +233,7 @@ class Checker:
         outcome.stages = list(STAGES)
 
     def _good(
-        self, source: Source, captured: Sequence[Mapping[str, Any]], scratch: Path, outcome: Outcome
+        self, source: TritonBenchFile, captured: Sequence[Mapping[str, Any]], scratch: Path, outcome: CheckOutcome
     ) -> tuple[list[Mapping[str, Any]], str]:
         """The calls that go through alone, and why the first of the others does not.
 
@@ -241,7 +243,7 @@ class Checker:
         why = ""
         known = bool(outcome.vacuous)  # of all calls together
         for number, call in enumerate(captured):
-            alone = Outcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
+            alone = CheckOutcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
                 self._all_of(source, [call], scratch, alone)
                 found.append(call)
@@ -253,7 +255,9 @@ class Checker:
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
 
-    def _any_configuration(self, task: Task, facts: Facts, first: Facts, scratch: Path, outcome: Outcome) -> Facts:
+    def _any_configuration(
+        self, task: Task, facts: CompiledCandidate, first: CompiledCandidate, scratch: Path, outcome: CheckOutcome
+    ) -> CompiledCandidate:
         """With the first configuration of each launch, or the best of all if that one fails: which it was."""
         try:
             self._verify(task, first, outcome)
@@ -269,7 +273,9 @@ class Checker:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _capture(self, source: Source, scratch: Path, outcome: Outcome, most_bytes: int) -> list[Mapping[str, Any]]:
+    def _capture(
+        self, source: TritonBenchFile, scratch: Path, outcome: CheckOutcome, most_bytes: int
+    ) -> list[Mapping[str, Any]]:
         # The sizes at which the suite times a file are too large for the interpreter.
         timed = source.timed if self._on_gpu else ""
         payload = {
@@ -290,18 +296,18 @@ class Checker:
             outcome.note = f"at the sizes of its tests: {first_line(found['untimed']) or 'its script calls no kernel'}"
         return list(found["calls"])
 
-    def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
+    def _task(self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder = self._root / source.name
         write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
         return load_task(folder, tried=True)  # what it draws is what `write_folder` takes care of
 
-    def _record(self, task: Task, calls: Calls, scratch: Path) -> Facts:
+    def _record(self, task: Task, calls: Calls, scratch: Path) -> CompiledCandidate:
         described = calls.described()
         wanted = [{"name": case.name, "args": described[case.name]} for case in task.cases]
         recorded = launch_bundle.record(task.seed_source, task, wanted, **self._in(scratch))
-        return Facts(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
+        return CompiledCandidate(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
-    def _first_configurations(self, task: Task, facts: Facts, scratch: Path) -> Facts:
+    def _first_configurations(self, task: Task, facts: CompiledCandidate, scratch: Path) -> CompiledCandidate:
         """Built, every launch with one configuration alone: the first with which its kernel can be compiled.
 
         Raises Stop, also where there is none.
@@ -316,21 +322,21 @@ class Checker:
                     raise
                 left = fewer
 
-    def _build(self, source: str, facts: Facts, scratch: Path) -> Facts:
+    def _build(self, source: str, facts: CompiledCandidate, scratch: Path) -> CompiledCandidate:
         given = (source, facts.plans, facts.constants)
         with scratch_folder(scratch) as own:
             built = launch_bundle.build(*given, known=self._known, **self._in(own))
             cubins = launch_bundle.cubins(built.builds, own)
         return replace(facts, plans=built.plans, builds=built.builds, cubins=cubins)
 
-    def _verify(self, task: Task, facts: Facts, outcome: Outcome) -> None:
+    def _verify(self, task: Task, facts: CompiledCandidate, outcome: CheckOutcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
         with _timed(outcome, "verified"):
             infinite = self._verifier(task, facts)
         timed = {case.name for case in task.cases if case.role == "tune"}
         outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
-    def _check_idle(self, task: Task, facts: Facts, outcome: Outcome) -> None:
+    def _check_idle(self, task: Task, facts: CompiledCandidate, outcome: CheckOutcome) -> None:
         """Raises Stop if kernels that do not do their work are not found wrong."""
         with _timed(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
@@ -344,16 +350,16 @@ class Checker:
             outcome.vacuous = list(dict.fromkeys([*outcome.vacuous, *passed]))
             vacuous.check(found)
 
-    def _built_beside(self, source: str, facts: Facts) -> Facts:
+    def _built_beside(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
         """The seed with other kernels, built."""
         with scratch_folder() as scratch:
             return self._build(source, facts, scratch)
 
-    def _executable(self, task: Task, facts: Facts) -> Executable:
+    def _executable(self, task: Task, facts: CompiledCandidate) -> Executable:
         choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
         return Executable(task.seed_source, facts.constants, facts.plans, choices)
 
-    def _interpreted(self, task: Task, facts: Facts) -> Collection[str]:
+    def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
         """Verified by Triton's interpreter, at sizes that are never timed."""
         kernel = self._executable(task, facts)
         with scratch_folder() as scratch:
@@ -361,7 +367,7 @@ class Checker:
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
         return ()
 
-    def _written(self, task: Task, calls: Calls, facts: Facts) -> set[int]:
+    def _written(self, task: Task, calls: Calls, facts: CompiledCandidate) -> set[int]:
         """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.  Of facts
         with one configuration a launch.
 
@@ -389,7 +395,7 @@ class Checker:
 
 
 def _quickly_compiled(
-    calls: Sequence[Mapping[str, Any]], task: Task, built: Facts, outcome: Outcome
+    calls: Sequence[Mapping[str, Any]], task: Task, built: CompiledCandidate, outcome: CheckOutcome
 ) -> Sequence[Mapping[str, Any]]:
     """The calls that a search can afford to compile for; `outcome` says so where others are left out.
 
@@ -407,7 +413,7 @@ def _quickly_compiled(
 
 
 def _left_out(
-    outcome: Outcome, calls: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]], why: str
+    outcome: CheckOutcome, calls: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]], why: str
 ) -> None:
     """Notes why some calls are left out, and where these are all that the file's script times."""
     outcome.why_left_out = outcome.why_left_out or why
@@ -416,7 +422,7 @@ def _left_out(
 
 
 @contextmanager
-def _timed(outcome: Outcome, stage: str) -> Iterator[None]:
+def _timed(outcome: CheckOutcome, stage: str) -> Iterator[None]:
     """Adds the seconds to those of the stage: where calls are tried one by one there are several times."""
     begin = time.perf_counter()
     try:

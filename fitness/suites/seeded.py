@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from evo.core.errors import ConfigError
-from fitness.candidate import Facts, Recorder
-from fitness.cpu_backend import CpuJudge, executable
+from fitness.candidate import CompiledCandidate, FrontEnd
+from fitness.cpu_backend import CpuBackend, executable
 from fitness.frontend.gate import gate
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
 from fitness.suites import check
-from fitness.suites.check import LIMITS, Named, Outcome, Verifier
+from fitness.suites.check import LIMITS, CheckOutcome, Named, Verifier
 from fitness.suites.texts import python_files, text_of
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
@@ -25,7 +25,7 @@ NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
 _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
 
 
-class Checker(check.Checker):
+class SeededChecker(check.SuiteChecker):
     """As that of files with kernels; a task's reference is PyTorch's."""
 
     stages: ClassVar[Sequence[str]] = check.STAGES
@@ -37,12 +37,12 @@ class Checker(check.Checker):
         super().__init__(root, target, zygote, verifier)
         self._seeds = seeds
 
-    def _check_kernel(self, task: Task, outcome: Outcome) -> None:
+    def _check_kernel(self, task: Task, outcome: CheckOutcome) -> None:
         """Takes the seed kernel through all stages.  Raises Stop, with `outcome` as far as it came."""
         outcome.calls = len(task.cases)
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
-        recorder = Recorder(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
+        recorder = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
             facts = recorder.collect(task.seed_source)
             self._verifier(task, facts)
@@ -54,12 +54,12 @@ class Checker(check.Checker):
             recorder.close()
         outcome.stages = list(self.stages)
 
-    def _executable(self, task: Task, facts: Facts) -> Executable:
+    def _executable(self, task: Task, facts: CompiledCandidate) -> Executable:
         return executable(task, task.seed_source, facts)
 
-    def _interpreted(self, task: Task, facts: Facts) -> Collection[str]:
+    def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
         """Verified at the sizes for a CPU."""
-        judge = CpuJudge(task, self._target, limits=LIMITS, zygote=self._zygote)
+        judge = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
             judge.prepare(task.seed_source, facts)
         finally:

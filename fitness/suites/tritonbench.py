@@ -19,7 +19,7 @@ _SEPARATOR = 20  # a line of so many # or more
 
 
 @dataclass(frozen=True)
-class Source:
+class TritonBenchFile:
     """One file: its kernels with their wrappers (or its function), its tests, and the script that times it."""
 
     name: str
@@ -28,7 +28,7 @@ class Source:
     timed: str = ""  # "" where there is none
 
 
-def sources(checkout: Path, folder: Path = FOLDER, sizes: Path = SIZES) -> list[Source]:
+def sources(checkout: Path, folder: Path = FOLDER, sizes: Path = SIZES) -> list[TritonBenchFile]:
     """The files of a checkout, by name.  Raises ConfigError where it is none."""
     files = python_files(checkout / folder)
     if not files:
@@ -44,7 +44,7 @@ def _text(path: Path) -> str:
     return text_of(path) if path.exists() else ""
 
 
-def _split(name: str, text: str) -> Source:
+def _split(name: str, text: str) -> TritonBenchFile:
     """The last two of the parts between lines of #: one file repeats its kernel part, shortened, before its tests."""
     parts: list[list[str]] = [[]]
     for line in text.split("\n"):
@@ -54,5 +54,5 @@ def _split(name: str, text: str) -> Source:
         else:
             parts[-1].append(line)
     if len(parts) == 1:
-        return Source(name, text, "")
-    return Source(name, "\n".join(parts[-2]).strip("\n") + "\n", "\n".join(parts[-1]))
+        return TritonBenchFile(name, text, "")
+    return TritonBenchFile(name, "\n".join(parts[-2]).strip("\n") + "\n", "\n".join(parts[-1]))

@@ -49,7 +49,7 @@ class Accepted:
     left_out: Mapping[str, str]
 
 
-class Checker:
+class DraftChecker:
     """Checks drafts for one kernel file."""
 
     def __init__(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evo.core.records import Case, Check, Verdict
-from fitness.candidate import Facts, Recorder
-from fitness.cpu_backend import CpuJudge, executable
+from fitness.candidate import CompiledCandidate, FrontEnd
+from fitness.cpu_backend import CpuBackend, executable
 from fitness.frontend.plan import LaunchPlan
 from fitness.frontend.stages import NOTHING_COMPARED, Stop
 from fitness.frontend.target import Target
-from fitness.gpu.runner import Report, Work
+from fitness.gpu.runner import LaunchBundle, Report
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import Zygote
@@ -33,7 +33,7 @@ Judge = Callable[[Idle, bool], Mapping[str, Check | Stop]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class VacuousFinding:
     """An idle kernel that is not found wrong in a case.
 
     what: VACUOUS; SAME, if the kernel is such a function; UNTRIED, if it could not be executed.
@@ -49,7 +49,9 @@ class Finding:
         return f"{self.case}: kernel {self.kernel} that {self.kind}: {self.why}"
 
 
-def findings(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], judge: Judge) -> list[Finding]:
+def findings(
+    source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], judge: Judge
+) -> list[VacuousFinding]:
     """Of all idle kernels of a seed.  plans: by case; written: positions of the arguments that the entry writes."""
     found = []
     for idle in idle_kernels(source, plans, written):
@@ -57,7 +59,7 @@ def findings(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int
         passed = [case for case, result in judged.items() if isinstance(result, Check)]
         again = judge(replace(idle, plans={case: idle.plans[case] for case in passed}), True) if passed else {}
         found += [
-            Finding(case, idle.kernel, idle.kind, *_meaning(result, again.get(case)))
+            VacuousFinding(case, idle.kernel, idle.kind, *_meaning(result, again.get(case)))
             for case, result in judged.items()
             if isinstance(result, Check) or result.verdict is not Verdict.WRONG
         ]
@@ -75,7 +77,7 @@ def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str,
     return VACUOUS, f"its error is {result.max_error:.2g} of the budget (rms budget {result.budget:.2g})"
 
 
-def check(found: Sequence[Finding]) -> None:
+def check(found: Sequence[VacuousFinding]) -> None:
     """Raises Stop if a case is vacuous."""
     vacuous = [finding for finding in found if finding.what == VACUOUS]
     if vacuous:
@@ -86,7 +88,7 @@ def check(found: Sequence[Finding]) -> None:
 # --- by the interpreter ----------------------------------------------------------------------------------------------
 
 
-def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[Finding]:
+def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[VacuousFinding]:
     """By the interpreter, at the sizes for a CPU; none of a task that allows candidates without plans (`eager`).
 
     Raises Stop if the seed kernel itself does not pass.
@@ -94,8 +96,8 @@ def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = 
     if task.eager:
         return []
     limits = limits or Limits()
-    recorder = Recorder(task, target, measured=False, limits=limits, zygote=zygote)
-    judge = CpuJudge(task, target, limits=limits, zygote=zygote)
+    recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
+    judge = CpuBackend(task, target, limits=limits, zygote=zygote)
     try:
         facts = recorder.collect(task.seed_source)
         judge.prepare(task.seed_source, facts)
@@ -105,7 +107,7 @@ def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = 
     return by_interpreter(task, executable(task, task.seed_source, facts), zygote, limits)
 
 
-def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits) -> list[Finding]:
+def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits) -> list[VacuousFinding]:
     """`seed`: what the interpreter executes of the seed kernel, at the sizes for a CPU."""
     with scratch_folder() as scratch:
         trials = _Trials(task, seed, Jobs(zygote, scratch, limits))
@@ -148,17 +150,17 @@ class _Trials:
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def work_of(facts: Facts) -> Work:
+def work_of(facts: CompiledCandidate) -> LaunchBundle:
     """What a GPU gets of the facts."""
-    return Work(facts.plans, facts.builds, facts.cubins)
+    return LaunchBundle(facts.plans, facts.builds, facts.cubins)
 
 
 def on_gpu(
     task: Task,
-    facts: Facts,
-    build: Callable[[str, Facts], Facts],
-    beside: Callable[[Task, Work, Work, bool], Mapping[str, Report]],
-) -> list[Finding]:
+    facts: CompiledCandidate,
+    build: Callable[[str, CompiledCandidate], CompiledCandidate],
+    beside: Callable[[Task, LaunchBundle, LaunchBundle, bool], Mapping[str, Report]],
+) -> list[VacuousFinding]:
     """`facts`: of the seed, built; `build`: the same for another source and its plans; `beside`: `Runner.beside` for a
     task.
     """

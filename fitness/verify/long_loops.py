@@ -38,14 +38,14 @@ ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Added(Case):
+class AddedCase(Case):
     """A size that is none of the task's own, and the variant of inputs that it is tried on."""
 
     variant: str = "normal"
     reduced: bool = False
 
 
-def added(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Added]:
+def added(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """All of them; none where what is right is what the seed kernel does.
 
     plan_of: the plan of the seed kernel for a case, None where there is none.
@@ -56,7 +56,7 @@ def added(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Adde
     return [*long, *_in_part(task, long, plan_of), *reduced(task, plan_of)]
 
 
-def _in_part(task: Task, long: Sequence[Added], plan_of: Callable[[Case], LaunchPlan | None]) -> list[Added]:
+def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """The stretched cases in part, on LONG_STRESS, where they are still longer than at the sizes for a CPU."""
     cases = []
     for case in long if task.stress else ():
@@ -66,17 +66,19 @@ def _in_part(task: Task, long: Sequence[Added], plan_of: Callable[[Case], Launch
         size -= case.axes[axis] % 2 and not size % 2
         if size > on_cpu[axis]:
             axes = {**case.axes, axis: size}
-            cases.append(Added(f"stretched in part to {axis}={size}", axes, case.dtype, "holdout", variant=LONG_STRESS))
+            cases.append(
+                AddedCase(f"stretched in part to {axis}={size}", axes, case.dtype, "holdout", variant=LONG_STRESS)
+            )
     return [case for case in cases if _bearable(task, case, plan_of)]
 
 
-def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Added]:
+def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """At most one case for each axis; `plan_of` as of `added`."""
     found = (next((case for case in sizes if _bearable(task, case, plan_of)), None) for sizes in _by_axis(task))
     return [case for case in found if case is not None]
 
 
-def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Added]:
+def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """A case for each axis that can be 1, beside the least sizes of all others; `plan_of` as of `added`.
 
     Axes that are longer in no case stay so: they are 1 as well, or there is none if they cannot be.
@@ -90,7 +92,9 @@ def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Ad
         never_longer = {a for a, found in sizes.items() if all(s <= t for s, t in zip(found, sizes[axis], strict=True))}
         ones = dict.fromkeys(never_longer & free, 1)
         if all({**least, **ones}[a] == 1 for a in never_longer):
-            cases.append(Added(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout", reduced=True))
+            cases.append(
+                AddedCase(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout", reduced=True)
+            )
     return [case for case in cases if _is_meaningful(task, case) and _has_few_programs(plan_of(case))]
 
 
@@ -118,7 +122,7 @@ def _is_meaningful(task: Task, case: Case) -> bool:
     return all(bool(output.any()) for output in outputs if output.is_floating_point())
 
 
-def _by_axis(task: Task) -> Iterator[list[Added]]:
+def _by_axis(task: Task) -> Iterator[list[AddedCase]]:
     """The longest size first, odd where the task has odd ones too: the last turn of a loop is a part of one then."""
     sizes = _sizes(task)
     least = {axis: min(found) for axis, found in sizes.items()}
@@ -129,7 +133,7 @@ def _by_axis(task: Task) -> Iterator[list[Added]]:
             long = size - 1 if odd and size % 2 == 0 else size
             for others in (several, least) if several != least else (least,):
                 name = f"stretched to {axis}={long}"
-                cases.append(Added(name, {**others, axis: long}, task.cases[0].dtype, "holdout"))
+                cases.append(AddedCase(name, {**others, axis: long}, task.cases[0].dtype, "holdout"))
             size //= SHRINK
         yield cases
 

@@ -26,7 +26,7 @@ from fitness.sandbox.scratch import LeftError, scratch_folder
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 from fitness.verify import oracle, seed_oracle
-from fitness.verify.long_loops import Added
+from fitness.verify.long_loops import AddedCase
 
 # Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
 # buffers, in each file and in all files of a verification; but no more than MOST, or twice what arguments and outputs
@@ -38,7 +38,7 @@ GUARDS_OF_SEED = (1 << 20) + 1  # the number of its guard zones; candidates have
 
 
 @dataclass(frozen=True)
-class Replay:
+class PlanExecution:
     """One execution of a case's plan on one set of inputs.
 
     order: in which order the programs of a grid run; poison: of memory that nothing has written yet; stretched: whether
@@ -61,7 +61,7 @@ class Replay:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
 
 
-def replays(task: Task, stretched: Sequence[Added] = ()) -> list[Replay]:
+def replays(task: Task, stretched: Sequence[AddedCase] = ()) -> list[PlanExecution]:
     """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them.
 
     Those that are `stretched` (or reduced) on their own variant alone.
@@ -75,12 +75,13 @@ def replays(task: Task, stretched: Sequence[Added] = ()) -> list[Replay]:
     stress = [v for v in oracle.variants(task) if v != "normal"]
     for number, case in enumerate(case.on_cpu() for case in task.cases):
         poison = seed_oracle.poison(task, number)
-        found += [Replay(case, "normal", order, poison) for order in orders]
+        found += [PlanExecution(case, "normal", order, poison) for order in orders]
         found += [
-            Replay(case, variant, poison=seed_oracle.poison(task, number + i)) for i, variant in enumerate(stress, 1)
+            PlanExecution(case, variant, poison=seed_oracle.poison(task, number + i))
+            for i, variant in enumerate(stress, 1)
         ]
     return found + [
-        Replay(case, case.variant, order, seed_oracle.poison(task, number), stretched=True)
+        PlanExecution(case, case.variant, order, seed_oracle.poison(task, number), stretched=True)
         for number, case in enumerate(stretched)
         for order in orders
     ]
@@ -89,7 +90,7 @@ def replays(task: Task, stretched: Sequence[Added] = ()) -> list[Replay]:
 class Expectations(NamedTuple):
     """What to compare each replay with, and what the seed kernel does that others may do too."""
 
-    replays: list[tuple[Replay, oracle.Expected]]
+    replays: list[tuple[PlanExecution, oracle.Expected]]
     habits: Habits = NO_HABITS
 
 
@@ -129,7 +130,7 @@ class Jobs:
 class _Run:
     """A replay with its memory."""
 
-    replay: Replay
+    replay: PlanExecution
     plan: LaunchPlan
     choice: list[int]
     inputs: tuple
@@ -155,7 +156,7 @@ def verify(
     seed: str,
     jobs: Jobs,
     kernel: Executable | None = None,
-    stretched: Sequence[Added] = (),
+    stretched: Sequence[AddedCase] = (),
     stretched_limits: Limits | None = None,
     stored_by_seed: set[int] | None = None,
     prove: bool = True,
@@ -211,7 +212,7 @@ def verify(
 
 
 def expectations(
-    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[Added] = ()
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[AddedCase] = ()
 ) -> Expectations:
     """What `verify` compares with.  Raises Stop if there is nothing."""
     key = oracle.key_of(seed)
@@ -273,7 +274,7 @@ def _foreign(run: _Run, error: LeftError) -> Stop:
 def _run(
     task: Task,
     what: Executable,
-    replay: Replay,
+    replay: PlanExecution,
     key: int,
     name: str,
     *,
@@ -335,7 +336,7 @@ def _planned(plan: LaunchPlan) -> int:
     return sum(plan.buffers[b].nbytes for b in buffers)
 
 
-def _expectations(task: Task, stretched: Sequence[Added], key: int) -> Expectations:
+def _expectations(task: Task, stretched: Sequence[AddedCase], key: int) -> Expectations:
     """What to compare each replay with; without those where the float64 reference itself is not finite."""
     every = replays(task, stretched)
     firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
@@ -455,7 +456,7 @@ def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torc
         raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
 
 
-def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: Replay) -> None:
+def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: PlanExecution) -> None:
     if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
         raise Stop(
             "verify",

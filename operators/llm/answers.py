@@ -37,7 +37,7 @@ NOTE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
-class Block:
+class CodeBlock:
     """A fenced block: its language in lower case, and where its content lies."""
 
     language: str
@@ -46,7 +46,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ParsedAnswer:
     """The parts of an answer, with where they lie in its text."""
 
     plan: str
@@ -55,7 +55,7 @@ class Answer:
     code_span: Span
 
 
-def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> Answer | Unreadable:
+def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> ParsedAnswer | Unreadable:
     """Plan and code of an answer that was to hold a whole file; `wanted` is what tells that file from other code."""
     body = body_of(text)
     if isinstance(body, Unreadable):
@@ -69,7 +69,7 @@ def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> Answer | Unreada
         return chosen
     start = _line_before(text, chosen.span[0]) if found else chosen.span[0]
     plan_span = _stripped(text, (body[0], start))
-    return Answer(text[slice(*plan_span)], plan_span, chosen.text, chosen.span)
+    return ParsedAnswer(text[slice(*plan_span)], plan_span, chosen.text, chosen.span)
 
 
 def body_of(text: str) -> Span | Unreadable:
@@ -86,9 +86,9 @@ def body_of(text: str) -> Span | Unreadable:
     return start, len(text)
 
 
-def blocks(text: str, body: Span) -> list[Block] | Unreadable:
+def blocks(text: str, body: Span) -> list[CodeBlock] | Unreadable:
     """The fenced blocks in order."""
-    found: list[Block] = []
+    found: list[CodeBlock] = []
     opened: re.Match[str] | None = None
     begin = 0
     for start, line in _lines(text, body):
@@ -125,7 +125,7 @@ def hint_of(plan: str) -> str:
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _chosen(found: list[Block], text: str, body: Span, wanted: re.Pattern[str]) -> Block | Unreadable:
+def _chosen(found: list[CodeBlock], text: str, body: Span, wanted: re.Pattern[str]) -> CodeBlock | Unreadable:
     python = [b for b in found if b.language in _PYTHON and b.text.strip()]
     if python:
         return next((b for b in reversed(python) if wanted.search(b.text)), python[-1])
@@ -135,17 +135,17 @@ def _chosen(found: list[Block], text: str, body: Span, wanted: re.Pattern[str]) 
     span = _stripped(text, body)
     code = _normal(text[slice(*span)])
     if wanted.search(code) and _parses(code):
-        return Block("", code, span)
+        return CodeBlock("", code, span)
     return Unreadable("no block of code in the answer; put the code between ```python and ```")
 
 
-def _block(opened: re.Match[str], text: str, begin: int, end: int) -> Block:
+def _block(opened: re.Match[str], text: str, begin: int, end: int) -> CodeBlock:
     language = opened["info"].strip().lower().split(" ")[0].strip("{}.:")
     code = text[begin:end]
     indent = opened["indent"]
     if indent:  # in a list; the block is indented as its fence
         code = "".join(line.removeprefix(indent) for line in code.splitlines(keepends=True))
-    return Block(language, _normal(code), (begin, end))
+    return CodeBlock(language, _normal(code), (begin, end))
 
 
 def _opened_up(text: str, body: Span) -> Span:

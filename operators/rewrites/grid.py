@@ -28,7 +28,7 @@ from operators.rewrites.base import (
 )
 from operators.source import (
     Kernel,
-    Launch,
+    LaunchSite,
     Source,
     bracketed,
     called,
@@ -162,7 +162,7 @@ def _swappable(source: Source, kernel: Kernel) -> bool:
     return all(_own_grid(source, n, 2) for n in source.launches_of(kernel))
 
 
-def _own_grid(source: Source, launch: Launch, axes: int) -> bool:
+def _own_grid(source: Source, launch: LaunchSite, axes: int) -> bool:
     """The grid is a tuple of at least `axes` plain elements that only this launch uses."""
     grid, _ = grid_tuple(source, launch)
     if grid is None or len(grid.elements) < axes or not all(isinstance(e, cst.Element) for e in grid.elements):
@@ -269,7 +269,7 @@ def _tile_loop(source: Source, kernel: Kernel, loop: str, setup: str, grid: str,
     return edited(source, pairs)
 
 
-def relaunched(launch: Launch, before: str, texts: Sequence[str], grid: str) -> Pairs:
+def relaunched(launch: LaunchSite, before: str, texts: Sequence[str], grid: str) -> Pairs:
     """The edits of a launch that gets more arguments and another grid, after the lines `before`."""
     line, lines = cast(cst.SimpleStatementLine, launch.line), stmts(before)
     lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
@@ -339,7 +339,7 @@ def _written_out(kernel: Kernel, node: cst.BaseExpression) -> str:
     return code(node)
 
 
-def _one_each(source: Source, launch: Launch, block: str, end: str) -> bool:
+def _one_each(source: Source, launch: LaunchSite, block: str, end: str) -> bool:
     """As many programs as elements are launched."""
     values = grid_values(source, launch)
     known = end in launch.arguments and block in launch.arguments

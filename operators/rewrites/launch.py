@@ -13,7 +13,7 @@ from operators.genes import OPTION_DEFAULTS, Gene, get_genes, set_genes
 from operators.rewrites.base import OFTEN, SELDOM, Pairs, Rewrite, edited, idempotent, pick, shuffled, with_arguments
 from operators.source import (
     Kernel,
-    Launch,
+    LaunchSite,
     Source,
     bindings,
     called,
@@ -93,7 +93,7 @@ def _tunable(source: Source, kernel: Kernel) -> bool:
     return not kernel.autotuned and not in_clusters and idempotent(kernel)  # configurations say num_ctas, too
 
 
-def _options_now(launches: Sequence[Launch]) -> dict[str, Gene]:
+def _options_now(launches: Sequence[LaunchSite]) -> dict[str, Gene]:
     """Warps and stages as genes at the value of the first launch."""
     now = {}
     for name, default in OPTION_DEFAULTS.items():
@@ -104,7 +104,7 @@ def _options_now(launches: Sequence[Launch]) -> dict[str, Gene]:
     return now
 
 
-def _movable_blocks(source: Source, launch: Launch) -> dict[str, tuple[Gene, cst.CSTNode | None]]:
+def _movable_blocks(source: Source, launch: LaunchSite) -> dict[str, tuple[Gene, cst.CSTNode | None]]:
     """Block parameters given by keyword as a literal or as a variable used for nothing else (with its line)."""
     tuple_, _ = grid_tuple(source, launch)
     if tuple_ is None or launch.host is None or _grid_shared(launch):
@@ -125,7 +125,7 @@ def _movable_blocks(source: Source, launch: Launch) -> dict[str, tuple[Gene, cst
     return found
 
 
-def _grid_shared(launch: Launch) -> bool:
+def _grid_shared(launch: LaunchSite) -> bool:
     """The grid is a variable that something else uses too."""
     if not isinstance(launch.grid, cst.Name) or launch.host is None:
         return False
@@ -136,7 +136,7 @@ def _mentions(node: cst.CSTNode, name: str) -> int:
     return sum(isinstance(n, cst.Name) and n.value == name for n in walk(node))
 
 
-def _only_for_launch(launch: Launch, variable: str, grid: cst.Tuple) -> bool:
+def _only_for_launch(launch: LaunchSite, variable: str, grid: cst.Tuple) -> bool:
     """A variable of the host that is set once and then used by one argument of the launch and by its grid only."""
     host = cast(cst.FunctionDef, launch.host)
     uses = [a for a in launch.call.args if variable in names(a.value)]
@@ -150,12 +150,12 @@ def _line_of(host: cst.FunctionDef, variable: str) -> cst.CSTNode | None:
     return next((n for n in walk(host) if (a := assigned(n)) and a[0] == variable), None)
 
 
-def _untuned(source: Source, launch: Launch, blocks: set[str]) -> object:
+def _untuned(source: Source, launch: LaunchSite, blocks: set[str]) -> object:
     dropped = blocks | set(OPTION_DEFAULTS)
     return lambda call: drop_arguments(call, dropped)
 
 
-def _grid_pairs(source: Source, launch: Launch, blocks: set[str]) -> Pairs:
+def _grid_pairs(source: Source, launch: LaunchSite, blocks: set[str]) -> Pairs:
     """The grid as a function of the configuration, where it mentions a block that moved."""
     grid, is_lambda = grid_tuple(source, launch)
     variables = {launch.arguments[b].value.value: b for b in blocks if isinstance(launch.arguments[b].value, cst.Name)}  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from operators.dataflow import assigned, functions_behind, pointers
 from operators.rewrites.base import ATOMICS, OFTEN, Pairs, Rewrite, edited, pick, with_body
 from operators.source import (
     Kernel,
-    Launch,
+    LaunchSite,
     Source,
     bindings,
     called,
@@ -48,7 +48,7 @@ def axis_of_reduction(call: cst.Call) -> int | None:
     return integer(arg.value) if arg is not None else 0
 
 
-def only_launch(source: Source, kernel: Kernel) -> Launch | None:
+def only_launch(source: Source, kernel: Kernel) -> LaunchSite | None:
     launches = source.launches_of(kernel)
     return launches[0] if len(launches) == 1 and not launches[0].opaque and not kernel.autotuned else None
 
@@ -86,7 +86,7 @@ def _whole_row(source: Source, rng: random.Random) -> str | None:
     return edited(source, [(kernel.node, function), (argument.value, sized)])
 
 
-def _whole_launch(source: Source, kernel: Kernel) -> Launch | None:
+def _whole_launch(source: Source, kernel: Kernel) -> LaunchSite | None:
     """The launch of a kernel whose loops all step through one size by one block, if the rewrite is sound for it."""
     launch = only_launch(source, kernel)
     loops = [n for n in walk(kernel.node.body) if isinstance(n, (cst.For, cst.While))]

@@ -15,7 +15,7 @@ from operators.rewrites.base import ATOMICS, ELEMENTWISE, Pairs, Rewrite, edited
 from operators.rewrites.reduction import axis_of_reduction, only_lanes, only_launch
 from operators.source import (
     Kernel,
-    Launch,
+    LaunchSite,
     Source,
     called,
     code,
@@ -60,7 +60,7 @@ def _stream(source: Source, rng: random.Random) -> str | None:
     return None
 
 
-def _covers(source: Source, launch: Launch, block: str, size: str) -> bool:
+def _covers(source: Source, launch: LaunchSite, block: str, size: str) -> bool:
     """The host makes the block the next power of two of the size, or larger, up to the most that it can take."""
     if size not in launch.arguments:
         return False
@@ -73,7 +73,7 @@ def _covers(source: Source, launch: Launch, block: str, size: str) -> bool:
     )
 
 
-def _row_blocks(source: Source, kernel: Kernel, launch: Launch) -> list[str]:
+def _row_blocks(source: Source, kernel: Kernel, launch: LaunchSite) -> list[str]:
     """Blocks that the host chooses to cover a whole row: not a literal."""
     genes = [g for g in get_genes(source.text) if g.value and g.name.startswith(f"{kernel.name}.")]
     names_ = {g.name.rpartition(".")[2] for g in genes}

@@ -9,7 +9,7 @@ from evo.core.errors import TaskError
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
 from fitness.suites import seeded
-from fitness.suites.check import Outcome, Verifier
+from fitness.suites.check import CheckOutcome, Verifier
 from fitness.suites.kernelbench.folder import parameters_of, write_folder
 from fitness.suites.kernelbench.seeds import seed_kernel
 from fitness.tasks.task import Task, load_task
@@ -18,7 +18,7 @@ STAGES = ("read", "recorded", "compiled", "verified")
 MOST_BYTES = 2 << 30
 
 
-class Checker(seeded.Checker):
+class KernelBenchChecker(seeded.SeededChecker):
     """As that of other suites; a problem's reference is its model, its seed kernel is evo's or the user's."""
 
     stages = STAGES
@@ -37,7 +37,7 @@ class Checker(seeded.Checker):
         super().__init__(root, target, zygote, verifier, seeds=seeds)
         self._most_bytes = most_bytes
 
-    def _through(self, source: Any, scratch: Path, outcome: Outcome) -> None:
+    def _through(self, source: Any, scratch: Path, outcome: CheckOutcome) -> None:
         folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
         sizes = write_folder(folder, source, kernel, self._most_bytes)
         if sizes.reduced:

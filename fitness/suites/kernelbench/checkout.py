@@ -13,7 +13,7 @@ TITLE = "KernelBench"
 
 
 @dataclass(frozen=True)
-class Source:
+class KernelBenchFile:
     """One problem: `level1_19_ReLU` and the text of its file."""
 
     name: str
@@ -25,13 +25,13 @@ class Source:
         return self.name.partition("_")[2].partition("_")[2].strip("_").lower()
 
 
-def sources(checkout: Path) -> list[Source]:
+def sources(checkout: Path) -> list[KernelBenchFile]:
     """The problems of a checkout, level by level and by number.  Raises ConfigError where it is none."""
     found = []
     for level in LEVELS:
         for root in (checkout, checkout / TITLE):
             files = sorted(python_files(root / f"level{level}"), key=_number)
-            found += [Source(f"level{level}_{f.stem}", text_of(f)) for f in files]
+            found += [KernelBenchFile(f"level{level}_{f.stem}", text_of(f)) for f in files]
     if not found:
         raise ConfigError(
             f"expected a checkout of KernelBench with {TITLE}/level1/*.py, found none in {checkout}; "

@@ -13,7 +13,7 @@ import torch
 
 from evo.core import syntax
 from evo.core.errors import TaskError
-from fitness.suites.kernelbench.checkout import TITLE, Source
+from fitness.suites.kernelbench.checkout import TITLE, KernelBenchFile
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of
 
@@ -52,7 +52,7 @@ def baseline({parameters}):
 '''
 
 
-def write_folder(folder: Path, source: Source, kernel: str | None, most_bytes: int) -> Sizes:
+def write_folder(folder: Path, source: KernelBenchFile, kernel: str | None, most_bytes: int) -> Sizes:
     """Makes `folder` (emptied before); without a `kernel` it has a task.py alone.
 
     `most_bytes`: of inputs, state and outputs together.  Raises TaskError where the problem is none for a kernel.

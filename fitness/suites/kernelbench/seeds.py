@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fitness.suites.kernelbench.checkout import Source
+from fitness.suites.kernelbench.checkout import KernelBenchFile
 from fitness.suites.seeded import given
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -121,7 +121,7 @@ def _families() -> dict[str, tuple[str, dict[str, str]]]:
 FAMILIES: Mapping[str, tuple[str, Mapping[str, str]]] = _families()
 
 
-def seed_kernel(source: Source, folder: Path | None = None) -> str | None:
+def seed_kernel(source: KernelBenchFile, folder: Path | None = None) -> str | None:
     """The seed of a problem: `NAME.py` of `folder` where that is there, else of its family, else None."""
     if (kernel := given(source.name, folder)) is not None:
         return kernel

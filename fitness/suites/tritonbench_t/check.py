@@ -17,10 +17,10 @@ import torch
 from evo.core.errors import TaskError
 from evo.core.records import Case
 from fitness.suites import seeded
-from fitness.suites.check import Outcome, first_line
+from fitness.suites.check import CheckOutcome, first_line
 from fitness.suites.folder import write_folder, write_task
 from fitness.suites.kernelbench.folder import same
-from fitness.suites.tritonbench import Source, sources
+from fitness.suites.tritonbench import TritonBenchFile, sources
 from fitness.suites.tritonbench_t.seeds import seed_kernel
 from fitness.suites.values import span
 from fitness.tasks.task import Task, load_task, run_reference
@@ -32,17 +32,19 @@ TITLE = "TritonBench-T"
 DRAWS = 4  # inputs that are tried for a result that depends on them
 
 
-def files(checkout: Path) -> list[Source]:
+def files(checkout: Path) -> list[TritonBenchFile]:
     """The files of a checkout, by name.  Raises ConfigError where it is none."""
     return sources(checkout, FOLDER, SIZES)
 
 
-class Checker(seeded.Checker):
+class TritonBenchTChecker(seeded.SeededChecker):
     """As that of TritonBench-G, with another reference: what a file's function computes."""
 
     launching = False
 
-    def _capture(self, source: Source, scratch: Path, outcome: Outcome, most_bytes: int) -> list[Mapping[str, Any]]:
+    def _capture(
+        self, source: TritonBenchFile, scratch: Path, outcome: CheckOutcome, most_bytes: int
+    ) -> list[Mapping[str, Any]]:
         """The calls whose result a kernel can be compared with; those that are timed are large, and left to the GPU."""
         captured = super()._capture(source, scratch, outcome, most_bytes)
         good = []
@@ -59,7 +61,7 @@ class Checker(seeded.Checker):
         outcome.left_out = len(captured) - len(good)
         return good
 
-    def _task(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
+    def _task(self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
         write_folder(folder, f"{TITLE}, {source.name}.py", kernel or "", calls, scratch, source.kernels)
         task = load_task(folder, tried=True)
@@ -67,7 +69,9 @@ class Checker(seeded.Checker):
         write_task(folder, _written(task, small), stress=all(map(_is_data, calls)) and _takes_any_values(task, small))
         return load_task(folder, tried=len(small) < len(calls))
 
-    def _all_of(self, source: Source, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: Outcome) -> None:
+    def _all_of(
+        self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: CheckOutcome
+    ) -> None:
         task = self._task(source, calls, scratch)
         if seed_kernel(source, self._seeds) is None:
             outcome.calls, outcome.rules = len(task.cases), []

@@ -15,7 +15,7 @@ from evo.core import syntax
 from fitness.suites.kernelbench import seeds as kernelbench
 from fitness.suites.kernelbench.seeds import filled
 from fitness.suites.seeded import given
-from fitness.suites.tritonbench import Source
+from fitness.suites.tritonbench import TritonBenchFile
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -179,7 +179,7 @@ def _seeds() -> dict[str, tuple[Path, dict[str, str], str]]:
 SEEDS: Mapping[str, tuple[Path, Mapping[str, str], str]] = _seeds()
 
 
-def seed_kernel(source: Source, folder: Path | None = None) -> str | None:
+def seed_kernel(source: TritonBenchFile, folder: Path | None = None) -> str | None:
     """The seed of a function: `NAME.py` of `folder` where that is there, else evo's, else None."""
     if (kernel := given(source.name, folder)) is not None:
         return kernel
@@ -192,7 +192,7 @@ def seed_kernel(source: Source, folder: Path | None = None) -> str | None:
     return f"{text}\n\n{_function(source, result)}"
 
 
-def _function(source: Source, result: str) -> str:
+def _function(source: TritonBenchFile, result: str) -> str:
     """Called as the file's function: without its annotations, which name what is not imported here."""
     tree = syntax.parse(source.kernels)
     arguments = next(n.args for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == source.name)
