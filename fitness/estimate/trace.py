@@ -47,7 +47,8 @@ ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements
 WINDOW = 264
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
-EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle
+EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle ...
+EVERYONE_COST = 50_000.0  # ... and all together cost no more than this
 SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
 
 
@@ -208,7 +209,9 @@ class _Tracer:
         if programs > self._samples and has_roles(counters):
             weights = spread(programs)
             counters = [self._count(kernel, args, config.grid, number) for number in weights]
-        elif self._samples < programs <= EVERYONE and some_idle(counters):
+        elif (
+            self._samples < programs <= EVERYONE and some_idle(counters) and _cost(counters, programs) <= EVERYONE_COST
+        ):
             weights = dict.fromkeys(range(programs), 1 / programs)
             counters = [self._count(kernel, args, config.grid, number, brief=True) for number in weights]
         seen = dict(zip(weights, counters, strict=True))
@@ -280,6 +283,11 @@ def has_roles(counters: Sequence[Counter]) -> bool:
 def some_idle(counters: Sequence[Counter]) -> bool:
     """Whether some programs write nothing and others do, as in a grid that is larger than the work."""
     return len({_written(c) for c in counters}) > 1
+
+
+def _cost(counters: Sequence[Counter], programs: int) -> float:
+    """What counting so many programs like these costs."""
+    return programs * math.fsum(c.cost for c in counters) / len(counters)
 
 
 def _written(counter: Counter) -> frozenset[int]:
