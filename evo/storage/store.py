@@ -42,7 +42,7 @@ SCHEMA_VERSION = 2
 APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
-_TRIALS = """VIEW trials AS
+_TRIALS_VIEW = """VIEW trials AS
     SELECT trial, operator, parents, island, note, verdict, stage, speedup, ci_low, ci_high, estimated,
            evaluations.at - proposals.at AS seconds, finished
     FROM proposals LEFT JOIN evaluations USING (trial);
@@ -124,7 +124,7 @@ CREATE TABLE events (
     text TEXT NOT NULL,
     at REAL NOT NULL
 );
-CREATE {_TRIALS}"""
+CREATE {_TRIALS_VIEW}"""
 
 # For tasks with `eager = True`, earlier versions called the Python of candidates and verified no recorded plan.  Such a
 # result is read as what its candidate is now: unsupported, and without times.
@@ -138,7 +138,7 @@ CREATE TEMP VIEW evaluations AS
                                      "timings": [], "eager": null}}') AS evaluation, at
     FROM main.evaluations WHERE verdict = 'ok'
     UNION ALL SELECT * FROM main.evaluations WHERE verdict != 'ok';
-CREATE TEMP {_TRIALS}"""
+CREATE TEMP {_TRIALS_VIEW}"""
 
 _TRIAL = """
     SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost,
