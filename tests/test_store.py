@@ -417,7 +417,7 @@ def test_the_schema_is_documented(tmp_path: Path) -> None:
             assert not missing, f"docs/store.md says nothing on {table}: {missing}"
 
 
-def test_what_an_earlier_version_judged_without_a_plan_is_never_shown_as_measured(tmp_path: Path) -> None:
+def test_what_an_earlier_version_evaluated_without_a_plan_is_never_shown_as_measured(tmp_path: Path) -> None:
     """A store of a task with `eager = True`: the evaluations that were ok say so."""
     with create(tmp_path / "run") as store:
         fill(store, ok_trial(0, operator="seed"), ok_trial(1, 2.0, parents=(0,)), failed_trial(2, parents=(0,)))

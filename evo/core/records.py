@@ -431,7 +431,7 @@ def _fields(value: Any) -> dict[str, Any]:
 def evaluation_from_json(text: str) -> Evaluation:
     raw = json.loads(text)
     if raw.pop("eager", False):  # a key of earlier versions
-        raise ValueError("judged without a recorded plan")
+        raise ValueError("evaluated without a recorded plan")
     raw["verdict"] = Verdict(raw["verdict"])
     raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
     raw["builds"] = tuple(Build(**b) for b in raw["builds"])

@@ -837,7 +837,7 @@ def _check_references(db: sqlite3.Connection, folder: Path) -> None:
 
 
 def _leave_out_unrecorded(db: sqlite3.Connection, folder: Path) -> None:
-    """Where the seed was judged without a recorded plan, so was the whole run: no result of it is read as ok."""
+    """If the seed was evaluated without a recorded plan, so was the whole run: no result of it is read as ok."""
     try:
         if db.execute(_SEED_UNRECORDED).fetchone()[0]:
             db.executescript(_WITHOUT_UNRECORDED)
