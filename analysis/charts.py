@@ -93,7 +93,7 @@ class Series:
     name: str
     steps: Sequence[Step]
     end: float
-    kind: str = "measured"  # or "eager", "estimated", "mixed"
+    kind: str = "measured"  # or "estimated", "mixed"
     dots: Sequence[tuple[float, float]] = field(default_factory=tuple)  # single candidates behind the line
 
 

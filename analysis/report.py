@@ -414,10 +414,7 @@ def _interval(fitness: Fitness) -> str:
     return f"{fitness.speedup:.2f}× [{low:.2f}, {high:.2f}]"
 
 
-_SHORT = {"measured": "", "eager": " eager", "estimated": " est."}
-
-
 def _outcome(trial: Trial) -> str:
     if trial.fitness is None:
         return trial.evaluation.verdict.value.replace("_", " ")
-    return f"{trial.fitness.speedup:.2f}×{_SHORT[trial.fitness.kind]}"
+    return f"{trial.fitness.speedup:.2f}×{' est.' if trial.fitness.estimated else ''}"

@@ -95,7 +95,7 @@ def evaluations(run: RunReader) -> Iterator[Row]:
         check = e["check"] or {}
         yield (
             finished, trial, candidate, verdict, stage, Verdict(verdict).rank, e["message"],
-            speedup, low, high, _flag(estimated), e.get("eager", False), cases, e["findings"], e["builds"],
+            speedup, low, high, _flag(estimated), cases, e["findings"], e["builds"],
             *(check.get(name) for name in ("cases", "worst_case", "max_error", "budget")),
             e["plan_hash"], e["duplicate_of"] or None, e["seconds"], _json(e["environment"]), _time(at),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 3
+VERSION = 4
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -186,7 +186,6 @@ _TABLES = (
             ),
             ("message", _TEXT, "", 'why; "" where there is nothing to say'),
             *_SPEEDUP,
-            ("eager", _FLAG, "", "true: of the weaker tier, its Python was called and timed from outside"),
             (
                 "cases",
                 pa.list_(_CASE),

@@ -38,7 +38,6 @@ _ANSWERS = f"""
            e.verdict, e.stage, t.verdict, t.stage,
            COALESCE(e.speedup, t.speedup, u.speedup), COALESCE(e.ci_low, t.ci_low, u.ci_low),
            COALESCE(e.ci_high, t.ci_high, u.ci_high), COALESCE(e.estimated, t.estimated, u.estimated),
-           COALESCE(json_extract(e.evaluation, '$.eager'), 0),
            (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value),
            p.parents, s.text, COALESCE(json_extract(p.cost, '$.tuned'), 0)
     FROM llm_calls c JOIN proposals p USING (trial) JOIN sources s USING (candidate) JOIN evaluations e USING (trial)
@@ -75,7 +74,6 @@ class TrainingAnswer:
     ci_low: float | None
     ci_high: float | None
     estimated: bool | None
-    eager: int  # as of Evaluation
     parent_speedup: float | None
     parents: str = "[]"  # JSON
     source: str = ""  # that was evaluated; a line that says so where the text holds none of its own
@@ -184,8 +182,6 @@ def sft(
             notes["left out: no gain"] += 1
         elif answer.estimated and not allow_estimated:
             notes["left out: a gain, but only an estimated one (--allow-estimated takes it)"] += 1
-        elif answer.eager:
-            notes["left out: a gain, but only of the eager tier"] += 1
         elif isinstance(made := answer.completion(completions), str):
             notes[made] += 1
         else:

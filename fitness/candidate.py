@@ -107,8 +107,6 @@ class FrontEnd:
         ]
         if not self._measured:
             stages.append(self._estimate)
-        elif self.task.eager:  # judged by its Python, whether it could be recorded or not
-            stages = [self._gate]
         with scratch_folder(self._root) as scratch:
             for stage in stages:
                 begin, name = time.perf_counter(), stage.__name__.strip("_")

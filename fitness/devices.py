@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError
 
-
-class Gpus(Protocol):
-    """The GPUs of this machine; `problem` says why the first cannot be used, "" where it can."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def problem(self) -> str: ...
+if TYPE_CHECKING:
+    from fitness.cuda.gpus import Gpus
 
 
 @dataclass(frozen=True)

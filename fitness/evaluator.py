@@ -47,8 +47,6 @@ class BackendResult:
     note: str = ""  # what is worth knowing beside the verdict
     environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, where waiting for a turn is to be told apart
-    eager: bool = False  # as of Evaluation
-    builds: tuple[Build, ...] = ()  # where there are none among the facts
 
 
 class SeedError(TaskError):
@@ -175,8 +173,6 @@ class Evaluator:
         """
         if evaluation.verdict is not Verdict.OK:
             raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
-        if evaluation.eager:
-            raise EvoError("candidates of the eager tier are not profiled: there is no plan of them")
         with self._lock:
             known = self._profiles.get((evaluation.plan_hash, counters))
         if known is None:
@@ -294,14 +290,13 @@ class Evaluator:
             verdict=Verdict.OK,
             stage="done",
             message=judged.note,
-            builds=judged.builds or self._chosen_builds(facts, judged.choices),
+            builds=self._chosen_builds(facts, judged.choices),
             check=judged.check,
             timings=judged.timings,
             plan_hash=facts.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(facts, judged.choices)),
             seconds={**facts.seconds, **judged_s},
             environment={**self._environment(facts), **judged.environment},
-            eager=judged.eager,
         )
 
     def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:

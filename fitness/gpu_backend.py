@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Mapping
@@ -10,19 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from evo.core.errors import EvoError
-from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Timing, Verdict
+from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
-from fitness.eager.host import Host, builds_of
 from fitness.evaluator import BackendResult, Evaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.gpu.sharing import SharedGpu
-from fitness.gpu.timing import Ratio, counts
-from fitness.profile.ncu import Counters, NoCounters, counters
+from fitness.profile.ncu import Counters, counters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.score import fitness_of
@@ -30,12 +27,6 @@ from fitness.tasks.task import Task
 
 # Of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
-
-# Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by where
-# their memory lies, and by what the host does (0.89 and 1.22 were seen on an H200).
-LEAST_FLOOR = 1.4
-# How much slower the seed may be beside a candidate than it was beside itself; beyond, somebody disturbed it.
-DISTURBED = 1.5
 
 
 class GpuBackend:
@@ -68,14 +59,10 @@ class GpuBackend:
 
     def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
         """As of every judge."""
-        self._begin()
-        return _judged(self._runner.prepare(_work(facts)))
-
-    def _begin(self) -> None:
-        """Starts the processes, and finds out which GPU it is."""
         self._facts = self._gpu.start(self._runner)
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
+        return _judged(self._runner.prepare(_work(facts)))
 
     def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
         """As of every judge.  A new champion must also do eagerly what it was measured for."""
@@ -133,73 +120,6 @@ class GpuBackend:
             self._gpu.close()
 
 
-class EagerJudge(GpuBackend):
-    """The weaker tier, of tasks that allow it: calls the Python of candidates, of which there are no plans.
-
-    The seed is called like them, so all speedups of a run are of one kind.
-    """
-
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """As of every judge: the seed is compared with itself, which also tells how much is noise."""
-        self._begin()
-        with self._runner.idle():
-            self._host = Host(self._task, self._runner, wall_s=self._wall_s)
-            self._target = self._host.target
-        self._alone: Mapping[str, Timing] = {}
-        judged = self._compared(seed, "seed")
-        self._alone = {t.case: t for t in judged.timings}
-        return judged
-
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
-        """As of every judge.  There is nothing more to certify: what is judged is the Python itself."""
-        self._prepared()
-        return self._compared(source, key)
-
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """As of every judge."""
-        raise NoCounters("no counters: candidates of the eager tier have no plans that could be replayed")
-
-    def _compared(self, source: str, key: str) -> BackendResult:
-        with self._runner.idle():
-            report, layers = self._host.compare(source, key=key)
-        judged = _judged(report)
-        try:
-            builds = builds_of(report.compiled, self._target)
-            timings = tuple(with_floor(t, self._alone.get(t.case, t)) for t in judged.timings)
-            if not builds:
-                raise Stop("verify", Verdict.REJECTED, "the entry launches no Triton kernel")
-        except Stop as stop:
-            stop.seconds = judged.seconds
-            raise
-        environment = {"uuid": self._facts["uuid"], "sandbox": list(layers)}
-        return replace(judged, timings=timings, environment=environment, eager=True, builds=builds)
-
-    def close(self) -> None:
-        if self._certifier is not None:
-            self._host.close()
-        super().close()
-
-
-def with_floor(timing: Timing, alone: Timing) -> Timing:
-    """`timing` with what says whether it counts.  alone: the seed beside itself.
-
-    Raises Stop(INFRASTRUCTURE) where the seed was slower beside this candidate.
-    """
-    beside, before = statistics.median(timing.baseline_us), statistics.median(alone.baseline_us)
-    if beside > DISTURBED * before:
-        message = f"case {timing.case}: the seed took {beside:.1f} us, {before:.1f} us beside itself"
-        raise Stop("time", Verdict.INFRASTRUCTURE, f"{message}: beside this candidate no times can be compared")
-    low, high = alone.ci95
-    floor = max(high, 1 / low, LEAST_FLOOR)
-    counted = counts(Ratio(timing.ratio, *timing.ci95, len(timing.samples_us)), floor)
-    return replace(timing, terms={**timing.terms, "noise_floor": floor, "counts": float(counted)})
-
-
-def gpu_backend(task: Task, **options: Any) -> GpuBackend:
-    """The judge that a task asks for."""
-    return EagerJudge(task, **options) if task.eager else GpuBackend(task, **options)
-
-
 class GpuEvaluator(Evaluator):
     """Measures all cases at the target's sizes on one GPU.  The estimate serves `screen` alone."""
 
@@ -222,7 +142,7 @@ class GpuEvaluator(Evaluator):
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
         recorder = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
-        super().__init__(task, target, recorder, gpu_backend(task, device=device, limits=limits, gpu=gpu))
+        super().__init__(task, target, recorder, GpuBackend(task, device=device, limits=limits, gpu=gpu))
 
 
 def _work(facts: CompiledCandidate) -> LaunchBundle:

@@ -17,10 +17,10 @@ def score(evaluation: Evaluation) -> Fitness | None:
     A measured case whose difference does not count (`terms["counts"]` is 0: the interval includes 1, or the ratio lies
     within the noise floor of the device) enters as ratio 1, with its interval widened to include 1.
     """
-    return fitness_of(evaluation.timings, evaluation.eager) if evaluation.verdict is Verdict.OK else None
+    return fitness_of(evaluation.timings) if evaluation.verdict is Verdict.OK else None
 
 
-def fitness_of(timings: Sequence[Timing], eager: bool = False) -> Fitness:
+def fitness_of(timings: Sequence[Timing]) -> Fitness:
     """The same of the timings of a candidate that is right."""
     cases = {t.case: _counted(t) for t in timings}
     ratios, lows, highs = zip(*cases.values(), strict=True)
@@ -29,7 +29,6 @@ def fitness_of(timings: Sequence[Timing], eager: bool = False) -> Fitness:
         ci95=(_geometric_mean(lows), _geometric_mean(highs)),
         per_case={case: ratio for case, (ratio, _, _) in cases.items()},
         estimated=any(t.estimated for t in timings),
-        eager=eager,
     )
 
 

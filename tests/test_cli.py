@@ -393,15 +393,15 @@ def test_evaluate_prints_one_object_a_kernel(
 ) -> None:
     assert run("evaluate", "softmax", *kernels, kernels[0], "--json") == 1
     right, wrong, again = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    keys = ["kernel", "verdict", "stage", "message", "findings", "speedup", "ci95", "estimated", "eager"]
+    keys = ["kernel", "verdict", "stage", "message", "findings", "speedup", "ci95", "estimated"]
     assert list(right) == list(wrong) == keys
     assert right == again == {
         "kernel": "right.py", "verdict": "ok", "stage": "done", "message": "", "findings": [],
-        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True, "eager": False,
+        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True,
     }  # fmt: skip
     assert wrong == {
         "kernel": "wrong.py", "verdict": "wrong", "stage": "verify", "message": "wrong result", "findings": [],
-        "speedup": None, "ci95": None, "estimated": False, "eager": False,
+        "speedup": None, "ci95": None, "estimated": False,
     }  # fmt: skip
     assert opened[0].closed
 

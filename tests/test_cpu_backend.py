@@ -75,6 +75,19 @@ def reference(x, lock):
 """
 
 
+def test_host_code_that_needs_a_value_of_the_device_is_unsupported_and_says_what_to_do(evaluators):
+    """Beside it, the same kernel without that value."""
+    source = (Path(__file__).parent / "hacks" / "value_item.py").read_text(encoding="utf-8")
+    right = source.replace("return y if y[0, 0].item() >= 0.0 else launch(y)", "return y")
+    assert right != source
+    found = evaluators("softmax").evaluate(Candidate(source), seed=7, known={})
+    assert (found.verdict, found.stage) == (Verdict.UNSUPPORTED, "record")
+    assert "host code needs a value computed on the device" in found.message
+    assert "decide in the kernel, or from shapes and dtypes" in found.message
+    found = evaluators("softmax").evaluate(Candidate(right), seed=7, known={})
+    assert found.verdict is Verdict.OK, found.message
+
+
 def test_what_the_seed_stores_to_others_may_leave_as_it_was_too(tmp_path):
     (tmp_path / "task.py").write_text(LOCKED_TASK)
     (tmp_path / "kernel.py").write_text(LOCKED)

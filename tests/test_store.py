@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,7 +11,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from analysis.report import Bounds, write_report
+from analysis.rows import evaluations
+from analysis.schema import EXPORT
+from evo.cli.run_text import show_run, show_trial
 from evo.core.errors import StoreError
 from evo.core.records import Finding, Proposal, Trial, Verdict
 from evo.storage.model_calls import stored_calls
@@ -409,3 +415,34 @@ def test_the_schema_is_documented(tmp_path: Path) -> None:
             columns = [row[1] for row in run._db.execute(f"PRAGMA table_info({table})")]
             missing = [c for c in columns if f"`{c}`" not in section.group(1)]
             assert not missing, f"docs/store.md says nothing on {table}: {missing}"
+
+
+def test_what_an_earlier_version_evaluated_without_a_plan_is_never_shown_as_measured(tmp_path: Path) -> None:
+    """A store of a task with `eager = True`: the evaluations that were ok say so."""
+    with create(tmp_path / "run") as store:
+        fill(store, ok_trial(0, operator="seed"), ok_trial(1, 2.0, parents=(0,)), failed_trial(2, parents=(0,)))
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as db, db:
+        db.execute("""UPDATE evaluations SET estimated = iif(verdict = 'ok', 0, NULL),
+                      evaluation = substr(evaluation, 1, length(evaluation) - 1)
+                      || iif(verdict = 'ok', ', "eager": true}', ', "eager": false}')""")
+    with RunReader(tmp_path / "run") as run:
+        found = list(run.trials())
+        assert [t.evaluation.verdict for t in found] == [Verdict.UNSUPPORTED, Verdict.UNSUPPORTED, Verdict.WRONG]
+        assert run.best() is None and run.verdicts() == {"unsupported": 2, "wrong": 1}
+        assert [t.fitness for t in found] == [None] * 3 and not any(t.evaluation.timings for t in found)
+        for table in ("trials", "evaluations"):
+            assert list(run.rows(f"SELECT COUNT(speedup), COUNT(estimated) FROM {table}")) == [(0, 0)]
+        console = Console(file=io.StringIO(), width=200)
+        show_run(run, console)
+        show_trial(run, 1, console)
+    shown = console.file.getvalue()
+    assert "verdict: unsupported at stage record" in shown and "verified no recorded plan" in shown
+    assert "2.00x" not in shown and "measured" not in shown
+    write_report([tmp_path / "run"], tmp_path / "report.html", [Bounds()])
+    page = (tmp_path / "report.html").read_text()
+    assert "no speedups yet" in page and "2.00×" not in page and ">measured<" not in page
+    with RunReader(tmp_path / "run") as run:
+        names = [column.name for column in EXPORT["evaluations"].columns][1:]
+        rows = [dict(zip(names, row, strict=True)) for row in evaluations(run)]
+    assert [row["verdict"] for row in rows] == ["unsupported", "unsupported", "wrong"]
+    assert all(row["speedup"] is None and not row["cases"] for row in rows)

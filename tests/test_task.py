@@ -133,6 +133,11 @@ WRONG = {
     "reference nan": ("x * factor", "x * factor / 0", "NaN or infinity on its own inputs"),
     "import": ("import torch\n", "import torch, no_such_module\n", "cannot be executed: ModuleNotFoundError"),
     "syntax": ("def inputs(", "def inputs", "line 12: not Python"),
+    "values of the device": (
+        "import torch\n",
+        "import torch\neager = True\n",
+        "got eager = True, .*; delete it, and let host",
+    ),
 }
 
 

@@ -81,7 +81,6 @@ def _evaluation(i: int, rng: random.Random) -> tuple[Any, ...]:
         "frozen_source": "",
         "seconds": {"record": 0.05, "compile": 0.1, "verify": 0.2},
         "environment": {"target": "sm_90"},
-        "eager": False,
     }
     fitness = (speedup, 0.99 * speedup, 1.01 * speedup, 0, json.dumps(dict.fromkeys(CASES, speedup)))
     row = (evaluation["verdict"], evaluation["stage"], evaluation["plan_hash"], *(fitness if ok else (None,) * 5))

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from evo.search.engine import Score
     from evo.search.profiling import Profiler
     from fitness.cluster.pool import Cluster, ClusterEvaluatorFactory
-    from fitness.devices import Choice, Gpus
+    from fitness.cuda.gpus import Gpus
+    from fitness.devices import Choice
     from fitness.evaluator_factory import EvaluatorFactory
     from fitness.sandbox.jobs import Limits
     from fitness.tasks.task import Task

@@ -72,17 +72,13 @@ def _facts(path: Path, evaluation: Evaluation, score: Score) -> dict[str, Any]:
         "speedup": fitness.speedup if fitness else None,
         "ci95": list(fitness.ci95) if fitness else None,
         "estimated": evaluation.estimated,
-        "eager": evaluation.eager,
     }
 
 
 def _in_words(facts: dict[str, Any]) -> str:
-    from evo.core.records import kind_of
-
     if facts["speedup"] is not None:
         low, high = facts["ci95"]
-        kind = kind_of(facts["estimated"], facts["eager"])
-        kind = "" if kind == "measured" else f" {kind}"
+        kind = " estimated" if facts["estimated"] else ""
         return f"{facts['kernel']}: ok, {facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} against the seed"
     lines = [f"{facts['kernel']}: {facts['verdict']} at stage {facts['stage']}: {facts['message']}"]
     lines += [f"  line {f['line']}: {f['rule']}: {f['message']}" for f in facts["findings"]]

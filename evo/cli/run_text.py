@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Evaluation, Profile, Proposal, Timing, Trial, kind_of
+from evo.core.records import Evaluation, Profile, Proposal, Timing, Trial
 from evo.search.budget import SEED_OPERATOR, gpu_seconds
 from evo.storage.result import best_source, diff, read_result, speedup_text
 from evo.storage.store import ModelUse, OperatorCredit, RunReader
@@ -104,7 +104,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
     if evaluation.builds:
         _print_builds(evaluation, console)
     for timing in evaluation.timings:
-        _print_timing(timing, kind_of(timing.estimated, evaluation.eager), console)
+        _print_timing(timing, console)
     _print_facts(console, "seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()})
     _print_facts(console, "environment", evaluation.environment)
 
@@ -118,9 +118,10 @@ def _print_builds(evaluation: Evaluation, console: Console) -> None:
     _print_table(console, "builds", columns, rows)
 
 
-def _print_timing(timing: Timing, kind: str, console: Console) -> None:
+def _print_timing(timing: Timing, console: Console) -> None:
     ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
     low, high = timing.ci95
+    kind = "estimated" if timing.estimated else "measured"
     title = f"case {timing.case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
     rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
     _print_table(console, title, ("term", "µs" if timing.estimated else "value"), rows)

@@ -129,8 +129,6 @@ def conclude(store: Store, outcome: EngineOutcome | None = None, evaluator: Eval
         common.say(f"best: {speedup_text(fitness)} against the seed, trial {best.index}")
         if fitness.estimated:
             common.say("      estimated: a model of the target computed it, no GPU measured it")
-        if fitness.eager:
-            common.say("      eager: the weaker tier, its Python was called and timed from outside (docs/gpu.md)")
         if fitness.ci95[0] <= 1:
             common.say("      the interval includes 1: it may be no faster")
     common.say(f"certificate: {result.certificate.summary}")

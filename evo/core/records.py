@@ -263,7 +263,6 @@ class Evaluation:
     # Wall time per stage, and "wait" for a turn on the GPU.  Decides nothing but when a budget of GPU seconds is spent.
     seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
-    eager: bool = False  # the weaker tier: its Python was called, no recorded plan was verified (docs/gpu.md)
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -388,17 +387,11 @@ class Fitness:
     ci95: tuple[float, float]
     per_case: Mapping[str, float]
     estimated: bool
-    eager: bool = False  # as of Evaluation
 
     @property
     def kind(self) -> str:
-        """What it rests on: "measured", "eager" or "estimated"."""
-        return kind_of(self.estimated, self.eager)
-
-
-def kind_of(estimated: bool | None, eager: bool) -> str:
-    """What times rest on: "measured", "eager" or "estimated"."""
-    return "estimated" if estimated else "eager" if eager else "measured"
+        """What it rests on: "measured" or "estimated"."""
+        return "estimated" if self.estimated else "measured"
 
 
 @dataclass(frozen=True)
@@ -437,6 +430,8 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def evaluation_from_json(text: str) -> Evaluation:
     raw = json.loads(text)
+    if raw.pop("eager", False):  # a key of earlier versions
+        raise ValueError("evaluated without a recorded plan")
     raw["verdict"] = Verdict(raw["verdict"])
     raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
     raw["builds"] = tuple(Build(**b) for b in raw["builds"])

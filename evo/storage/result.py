@@ -17,9 +17,9 @@ BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is
 
 
 def speedup_text(fitness: Fitness) -> str:
-    """E.g. "3.42x [3.01, 3.88] estimated"; the last word where it is less than measured on a GPU."""
+    """E.g. "3.42x [3.01, 3.88] estimated"; the last word where a model computed it."""
     low, high = fitness.ci95
-    return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{'' if fitness.kind == 'measured' else f' {fitness.kind}'}"
+    return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if fitness.estimated else ''}"
 
 
 def best_source(trial: Trial) -> str:
@@ -102,7 +102,6 @@ def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
         "task_hash": info.task_hash,
         "target": info.config.target,
         "estimated": best.evaluation.estimated,
-        "eager": best.evaluation.eager,
         "versions": dict(info.versions),
         "environment": dict(info.environment),
         "stages": [s for s in STAGES if s in best.evaluation.seconds or s == best.evaluation.stage],
@@ -135,7 +134,6 @@ def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
         "speedup": fitness.speedup,
         "ci95": list(fitness.ci95),
         "estimated": fitness.estimated,
-        "eager": fitness.eager,
         "per_case": dict(fitness.per_case),
         "frozen": bool(best.evaluation.frozen_source),
         "versions": dict(info.versions),

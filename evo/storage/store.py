@@ -42,7 +42,12 @@ SCHEMA_VERSION = 2
 APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
-_SCHEMA = """
+_TRIALS_VIEW = """VIEW trials AS
+    SELECT trial, operator, parents, island, note, verdict, stage, speedup, ci_low, ci_high, estimated,
+           evaluations.at - proposals.at AS seconds, finished
+    FROM proposals LEFT JOIN evaluations USING (trial);
+"""
+_SCHEMA = f"""
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -119,11 +124,21 @@ CREATE TABLE events (
     text TEXT NOT NULL,
     at REAL NOT NULL
 );
-CREATE VIEW trials AS
-    SELECT trial, operator, parents, island, note, verdict, stage, speedup, ci_low, ci_high, estimated,
-           evaluations.at - proposals.at AS seconds, finished
-    FROM proposals LEFT JOIN evaluations USING (trial);
-"""
+CREATE {_TRIALS_VIEW}"""
+
+# For tasks with `eager = True`, earlier versions called the Python of candidates and verified no recorded plan.  Such a
+# result is read as what its candidate is now: unsupported, and without times.
+_UNRECORDED = "an earlier version called its Python and verified no recorded plan, so its times do not count"
+_SEED_UNRECORDED = """SELECT EXISTS(SELECT 1 FROM evaluations WHERE trial = 0 AND instr(evaluation, '"eager": true'))"""
+_WITHOUT_UNRECORDED = f"""
+CREATE TEMP VIEW evaluations AS
+    SELECT finished, trial, 'unsupported' AS verdict, 'record' AS stage, plan_hash, NULL AS speedup, NULL AS ci_low,
+           NULL AS ci_high, NULL AS estimated, NULL AS per_case,
+           json_patch(evaluation, '{{"verdict": "unsupported", "stage": "record", "message": "{_UNRECORDED}",
+                                     "timings": [], "eager": null}}') AS evaluation, at
+    FROM main.evaluations WHERE verdict = 'ok'
+    UNION ALL SELECT * FROM main.evaluations WHERE verdict != 'ok';
+CREATE TEMP {_TRIALS_VIEW}"""
 
 _TRIAL = """
     SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost,
@@ -198,6 +213,7 @@ class RunReader:
         try:
             self.info = _read_info(self._db, folder)
             _check_references(self._db, folder)
+            _leave_out_unrecorded(self._db, folder)
         except BaseException:
             self._db.close()
             raise
@@ -605,7 +621,7 @@ def _trial(row: Sequence[Any], folder: Path) -> Trial:
         found = evaluation_from_json(evaluation)
         if speedup is not None:
             ci95 = float(low), float(high)
-            fitness = Fitness(float(speedup), ci95, _object(per_case), bool(estimated), found.eager)
+            fitness = Fitness(float(speedup), ci95, _object(per_case), bool(estimated))
         return Trial(proposal, found, fitness)
 
 
@@ -818,6 +834,15 @@ def _check_references(db: sqlite3.Connection, folder: Path) -> None:
         row = f"{'trial' if table == 'proposals' else 'row'} {number}"
         with decoding(folder, table, row):
             raise KeyError(f"its row of {parent} is missing")
+
+
+def _leave_out_unrecorded(db: sqlite3.Connection, folder: Path) -> None:
+    """If the seed was evaluated without a recorded plan, so was the whole run: no result of it is read as ok."""
+    try:
+        if db.execute(_SEED_UNRECORDED).fetchone()[0]:
+            db.executescript(_WITHOUT_UNRECORDED)
+    except sqlite3.DatabaseError as error:
+        raise _damaged(folder / FILE, error) from error
 
 
 def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[str, str]) -> None:

@@ -96,16 +96,12 @@ class Certifier:
         cases = [*self._task.cases, *allowed]
         small = [dataclasses.replace(case.on_cpu(), name=f"{case.name}, small") for case in cases]
         try:
-            work = None if self._task.eager else self._work(source, [*cases, *small])
+            work = self._work(source, [*cases, *small])
         except Stop as stop:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
         certificate = self._eager(source, work, cases, seed, samples=SAMPLES)
         checks = [*certificate.checks, *left_out]
         if certificate.verdict is not Verdict.OK:
-            return dataclasses.replace(certificate, checks=tuple(checks))
-        if work is None:
-            why = "there is no plan that could be replayed under it"
-            checks += [Evidence(tool, "not run", why) for tool in TOOLS]
             return dataclasses.replace(certificate, checks=tuple(checks))
         with scratch_folder(self._root) as folder, self._runner.idle():
             for tool in TOOLS:

@@ -37,13 +37,13 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
     Raises JobError where the candidate cannot be imported.
     """
-    full_precision()
+    _full_precision()
     with torch.no_grad(), earlier_modules():
         function = entry_of(compiled(payload["source"], scratch), payload["entry"])
         return {"calls": [_called(function, call, payload["device"], scratch) for call in payload["calls"]]}
 
 
-def full_precision() -> None:
+def _full_precision() -> None:
     """Matrix products as the runner has them."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -61,7 +61,7 @@ def _results(function: Callable[..., Any], call: Mapping[str, Any], device: str,
     name, written = call["name"], call["written"]
     arguments = [take(described, scratch, device) for described in call["args"]]
     before = [a.clone() if isinstance(a, torch.Tensor) and i not in written else a for i, a in enumerate(arguments)]
-    poison(device)
+    _poison(device)
     items, structure = returned(_guarded(function, arguments, device, name))
     items += written_among(arguments, written)
     # Written before anything else is called: a later call must not be able to change them.
@@ -73,14 +73,14 @@ def _results(function: Callable[..., Any], call: Mapping[str, Any], device: str,
 
 def _guarded(function: Callable[..., Any], arguments: Sequence[Any], device: str, name: str) -> Any:
     """The entry's result, computed to its end."""
-    with blamed(name):
+    with _blamed(name):
         result = function(*arguments)
         _wait(device)
         return result
 
 
 @contextlib.contextmanager
-def blamed(name: str) -> Iterator[None]:
+def _blamed(name: str) -> Iterator[None]:
     """Whatever goes wrong inside is the candidate's: a JobError with its line and the call's name."""
     try:
         yield
@@ -104,7 +104,7 @@ def _timed(function: Callable[..., Any], arguments: Sequence[Any], device: str, 
     return times
 
 
-def poison(device: str) -> None:
+def _poison(device: str) -> None:
     """Leaves NaN in the memory that the next allocations get: fresh memory of a GPU is often zero."""
     torch.full((POISON_BYTES // 4,) if device != "cpu" else (1,), float("nan"), device=device)
     _wait(device)

@@ -37,7 +37,7 @@ from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
 from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_backend import GpuBackend, gpu_backend
+from fitness.gpu_backend import GpuBackend
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_root
@@ -240,7 +240,7 @@ class Actor:
         if self._role == "recorder":
             return FrontEnd(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
         if self._terms.measured:
-            return gpu_backend(task, limits=limits, gpu=self._gpu)
+            return GpuBackend(task, limits=limits, gpu=self._gpu)
         return CpuBackend(task, target, limits=limits, zygote=self._zygote)
 
     def call(self, key: int, method: str, *arguments: Any) -> Any:

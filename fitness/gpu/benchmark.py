@@ -213,7 +213,7 @@ class Benchmark:
         contest = PairedBenchmark(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
         alone = self.seed_times.alone(contest)
         found = contest.decide(alone, functools.partial(self.seed_times.harder, contest))
-        self.check_roofline(case, statistics.median(found.own_us))
+        self._check_roofline(case, statistics.median(found.own_us))
         terms = self._terms(case, found, alone.floor, program.copies)
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
@@ -249,7 +249,7 @@ class Benchmark:
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 
-    def check_roofline(self, case: Case, time_us: float) -> None:
+    def _check_roofline(self, case: Case, time_us: float) -> None:
         """Raises Stop(REJECTED) where the time is impossible."""
         ceilings.check_roofline(self.task, case, self.facts, time_us)
 

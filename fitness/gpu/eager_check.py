@@ -17,7 +17,6 @@ import torch
 
 from evo.core.records import Case, Verdict
 from evo.core.text import plain, short
-from fitness.eager.digest import digests
 from fitness.frontend.memory import DTYPES
 from fitness.gpu.bits import bits, same_bits
 from fitness.gpu.eager_answers import MalformedAnswer, checked
@@ -56,15 +55,12 @@ class Match:
     verdict: Verdict = Verdict.OK
     message: str = ""
     max_error: float = 0.0  # in units of the budget, as `evo.core.records.Check` has it
-    budget: float = 0.0  # absolute, root mean square
     bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
 
 
-def draw(
-    task: Task, case: Case, key: int, path: Path, device: torch.device | str, variant: str = "normal"
-) -> list[dict[str, Any]]:
+def draw(task: Task, case: Case, key: int, path: Path, device: torch.device | str) -> list[dict[str, Any]]:
     """Writes the arguments of a case into files `path`.0, `path`.1, ... and returns their descriptions."""
-    arguments = oracle.make_inputs(task, case, key, variant, device=device)
+    arguments = oracle.make_inputs(task, case, key, device=device)
     return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
 
 
@@ -77,23 +73,20 @@ def judge(
     device: torch.device | str,
     planned: Planned | None = None,
     expect: Expect | None = None,
-    variant: str = "normal",
-    committed: Sequence[str] | None = None,
 ) -> Match:
     """What `fitness.certify.eager.job` answered for the inputs that `draw` made, against oracle and plan.
 
     planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
-    committed: `fitness.eager.digest.digests` that the outputs must have, where their process named them before.
     """
     try:
         answer = checked(answer)
     except MalformedAnswer as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     if "error" in answer:
-        return raised(case.name, answer["error"])
+        return _raised(case.name, answer["error"])
     if answer["modified"]:
         return Match(case.name, Verdict.WRONG, f"argument {answer['modified'][0]} was modified; copy it instead")
-    expected = oracle.expect(task, case, key, variant, device=device) if expect is None else expect(case, key)
+    expected = oracle.expect(task, case, key, device=device) if expect is None else expect(case, key)
     if expected is None:
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
     # The form first: of outputs that are not as large as they must be, or too many, not a byte is read.
@@ -105,24 +98,22 @@ def judge(
         outputs = [take(output, folder, device) for output in answer["outputs"]]
     except ExchangeError as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
-    if committed is not None and digests(outputs) != list(committed):
-        return Match(case.name, Verdict.WRONG, "its outputs are not those it had when it said that they were computed")
     distance, wrong = oracle.compare(expected, structure, outputs, strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, wrong, distance)
     if planned is None:
-        return Match(case.name, max_error=distance, budget=expected.rms_budget)
+        return Match(case.name, max_error=distance)
     again = functools.partial(oracle.make_inputs, task, case, key, device=device)
     first = planned(again())
     if _equal(first, outputs):
         return Match(case.name, max_error=distance, bitwise=True)
     if task.reference is None and _equal_where_defined(outputs, first, planned(again(), fill=0)):
-        return Match(case.name, max_error=distance, budget=expected.rms_budget)
+        return Match(case.name, max_error=distance)
     message = "other results than those of the recorded plan on the same inputs"
     return Match(case.name, Verdict.WRONG, message, distance)
 
 
-def raised(case: str, error: Any) -> Match:
+def _raised(case: str, error: Any) -> Match:
     """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
     try:
         failure = told(error)

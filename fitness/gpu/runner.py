@@ -73,7 +73,6 @@ class Report:
     note: str = ""
     seconds: float = 0.0
     infinite: Sequence[str] = ()  # of `verify`: cases whose outputs hold infinities
-    compiled: Sequence[Mapping[str, Any]] = ()  # of the eager tier: fields of Build, as the process told them
 
 
 class Runner:
@@ -138,14 +137,6 @@ class Runner:
                 return drawn
             answers = run(drawn)
             return self._ask("judge", work, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
-
-    def eager(self, folder: Path, *, seed: str, wall_s: float) -> Report:
-        """Verifies and times the process in `folder`, beside one with the seed (`fitness/eager/host.py` starts both).
-
-        wall_s: for all of it; one call may take what `evaluate` may.
-        """
-        with self._lock:
-            return self._timed("eager", str(folder), seed, self._wall_s, wall_s=wall_s)
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from evo.core.records import Verdict
 from fitness.cuda import norms
 from fitness.cuda.device import Watch, device_facts, known_facts
 from fitness.cuda.launcher import DeviceError
-from fitness.eager.bench import Comparison
 from fitness.frontend.stages import Stop
 from fitness.gpu import bits, fingerprint, timing
 from fitness.gpu.benchmark import Benchmark
@@ -102,7 +99,7 @@ def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
     """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "judge": bench.judge, "eager": partial(_eager, bench), "baselines": bench.baselines, "beside": bench.beside,
+        "judge": bench.judge, "baselines": bench.baselines, "beside": bench.beside,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]
@@ -126,11 +123,6 @@ def _leave_memory(bench: Benchmark) -> None:
     free, total = torch.cuda.mem_get_info(bench.device)
     if free < SCARCE * total:
         torch.cuda.empty_cache()
-
-
-def _eager(bench: Benchmark, folder: str, seed: str, wall_s: float) -> Report:
-    torch.cuda.empty_cache()  # two other processes need the device
-    return Comparison(bench.task, bench.device, Path(folder), wall_s, bench.check_roofline).report(seed)
 
 
 def _unexpected(error: Exception) -> Report:

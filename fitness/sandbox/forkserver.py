@@ -47,7 +47,6 @@ _MODULES = {
     "trace": "fitness.estimate.trace",
     "interpret": "fitness.interpreter.job",
     "eager": "fitness.certify.eager",
-    "serve": "fitness.eager.serve",
 }
 
 WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind

@@ -36,7 +36,7 @@ from fitness.sandbox.scratch import NO_SPACE, no_space
 
 JOBS = ("record", "compile", "interpret", "trace")
 # Of the sandbox; every other job runs in "strict".  A backward pass starts threads where torch is built for CUDA.
-PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager": "gpu", "serve": "gpu"}
+PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager": "gpu"}
 # Of any one file that a job writes, where it needs less than its limits allow: the source it was given, or what a
 # compiler makes of it.  (What it maps and finds there does not count.)
 FILE_BYTES = {"record": 16 << 20, "trace": 16 << 20, "interpret": 16 << 20, "compile": 256 << 20}
@@ -44,11 +44,10 @@ FILE_BYTES = {"record": 16 << 20, "trace": 16 << 20, "interpret": 16 << 20, "com
 DISK_BYTES = {"record": 64 << 20, "trace": 64 << 20, "interpret": 64 << 20, "compile": 1 << 30}
 SCRATCH_BYTES = {"record": 64 << 20}  # the one job of host code alone: what it has to say is its result
 # Of a job's result, where less than the usual is ample: builds have about 700 bytes each, and at most 64 configurations
-# of a kernel are tried; the interpreter and `serve` leave what they have to say elsewhere.
+# of a kernel are tried; the interpreter leaves what it has to say elsewhere.
 RESULT_BYTES = {
     "compile": 8 << 20,
     "interpret": 1 << 20,
-    "serve": 1 << 20,
     "fitness.validation.draft_rehearsal": 1 << 20,
 }
 BYTES_A_MARK = 8  # a result may have a bracket or comma for so many of the bytes it may have; plans have one for 7

@@ -15,11 +15,7 @@ and, where they apply: `writes` (names of parameters of `reference`, or of the e
 that are written in place; `reference` gets copies and mutates those), `flops(case)`, `bytes(case)`, `tolerance`
 (relative error that widens the budget), `stress = False`, `deterministic = False`, `allow_delegation = True`,
 `min_own_share`, `certify`, `baseline`, `lenient = True` (what the gate finds in the seed kernel, it lets candidates do
-too: for seeds of others, written without these rules in mind), `eager = True`.
-
-`eager = True` is for kernels whose host code needs values that the device computed (`.item()`): on a GPU candidates
-are not recorded, their Python is called in a sandbox and judged from outside.  Every result says that it is of this
-weaker tier (`docs/gpu.md`); all candidates of the task and its seed are of the same one.
+too: for seeds of others, written without these rules in mind).
 
 `allow_delegation = True` lets a candidate leave part of the work to PyTorch operators.  Its own kernels must then do
 `min_own_share` of it (0.5 unless the task says otherwise): of the bytes of the outputs that own kernels or operators
@@ -77,7 +73,7 @@ BUILTIN_TASKS = Path(__file__).parent / "builtin"
 MIN_OWN_SHARE = 0.5
 SEED = "seed"  # as `reference`
 # Options that are no functions.
-_SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient", "eager")
+_SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient")
 _VALUES = ("tolerance", "min_own_share", "certify", "writes")
 
 
@@ -103,7 +99,6 @@ class Task:
     min_own_share: float = MIN_OWN_SHARE
     certify: tuple[Case, ...] = ()
     lenient: bool = False
-    eager: bool = False
     baseline: Callable[..., tuple[Callable[..., Any], Sequence[Any]]] | None = field(default=None, repr=False)
 
     @functools.cached_property
@@ -161,7 +156,6 @@ def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False, ex
     _check_cases(task)
     _check_seed(task)
     _check_writes(task)
-    _check_eager(task)
     for case in () if tried else (*task.cases, *task.certify):
         _check_case(task, case)
     return task
@@ -237,6 +231,11 @@ def _required(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
 
 def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
     _check_spelling(folder, names)
+    if names.get("eager") is True:  # an option of earlier versions
+        raise TaskError(
+            f"{folder / 'task.py'}: expected a task whose candidates can be recorded, got eager = True, which evo no "
+            "longer has; delete it, and let host code use shapes and dtypes, not values that the device computed"
+        )
     found: dict[str, Any] = {}
     for name in _SWITCHES:
         if name in names:
@@ -304,17 +303,6 @@ def _check_writes(task: Task) -> None:
         raise TaskError(
             f"{task.folder / 'task.py'}: writes must name different parameters of reference "
             f"({', '.join(task.parameters)}), got {', '.join(task.writes)}"
-        )
-
-
-def _check_eager(task: Task) -> None:
-    """What only a recorded plan can show is not asked of what is not recorded."""
-    if task.eager and task.reference is None:
-        raise TaskError(f"task {task.name}: eager = True needs a reference that is a function, got {SEED!r}; write one")
-    if task.eager and task.allow_delegation and task.min_own_share > 0:
-        raise TaskError(
-            f"task {task.name}: how much own kernels do cannot be shown of what is not recorded (eager = True), but "
-            f"min_own_share is {task.min_own_share}; set min_own_share = 0, or leave out allow_delegation"
         )
 
 

@@ -171,6 +171,6 @@ def _check_settings(task: Task) -> None:
             "function needs less"
         )
     needed = waivers(task.seed_source, task.entry)
-    for name in ("allow_delegation", "lenient", "eager"):  # the last is for the user to say
+    for name in ("allow_delegation", "lenient"):
         if getattr(task, name) != (name in needed):
             raise Refused(f"expected {name} = {name in needed}: so it is by what the rules find in kernel.py")

@@ -89,12 +89,10 @@ def check(found: Sequence[VacuousFinding]) -> None:
 
 
 def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[VacuousFinding]:
-    """By the interpreter, at the sizes for a CPU; none of a task that allows candidates without plans (`eager`).
+    """By the interpreter, at the sizes for a CPU.
 
     Raises Stop if the seed kernel itself does not pass.
     """
-    if task.eager:
-        return []
     limits = limits or Limits()
     recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
     judge = CpuBackend(task, target, limits=limits, zygote=zygote)

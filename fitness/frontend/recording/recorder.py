@@ -249,14 +249,6 @@ class Recorder(TorchDispatchMode):
             self.add(Fill(TensorRef(buffer, dtype, (1,), (1,), i), value))
 
 
-def computes(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-    """Whether an operator, which was called like that, does more than allocate, view, fill, copy and read a value."""
-    name = func.overloadpacket.__name__
-    known = {_address(t) for t in _tensors((args, kwargs))}
-    touches = _written(func, args, kwargs) or any(_address(t) not in known for t in _tensors(result))
-    return bool(touches) and name not in (_ALLOCATE | _FILL.keys() | _COPY.keys() | {"lift_fresh"})
-
-
 def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
