@@ -41,6 +41,7 @@ from tests.cluster_support import two_nodes
 TASK = "vector_sin"
 OTHER = "rms_norm"
 TARGET = get_target("sm_90")
+pytestmark = pytest.mark.xdist_group("pool")  # it takes as long as the other users of `evaluators` take together
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def test_tasks_share_the_workers_and_one_that_is_hired_knows_them_all(evaluator,
     sources = {name: load_task(name).seed_source for name in (TASK, OTHER)}
     with closing(evaluator.workshop.open(load_task(OTHER))) as other:
         first = other.prepare()
-        assert first.timings == evaluators(OTHER).prepare().timings
+        assert first.timings == evaluators(OTHER).evaluate(Candidate(sources[OTHER]), seed=0, known={}).timings
         assert [[member.worker for member in crew._members] for crew in crews] == before, "no worker is added"
         assert [tasks_known(crew) for crew in crews] == [[2, 2], [2, 2]]
         process = process_of(judges)

@@ -9,7 +9,6 @@ import torch
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Case, Evaluation, Timing, Verdict
-from fitness.cpu_backend import CpuEvaluator
 from fitness.estimate.time_model import DRAM_EFFICIENCY, Estimate, StepEstimate
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan
 from fitness.frontend.target import get_target
@@ -156,10 +155,10 @@ def test_the_case_is_the_longest_of_the_seed():
 
 
 @pytest.fixture(scope="module")
-def gemv():
-    task = load_task("gemv_batched")
-    with CpuEvaluator(task, H200) as evaluator:
-        yield evaluator, Candidate(task.seed_source), evaluator.prepare()
+def gemv(evaluators):
+    evaluator = evaluators("gemv_batched")
+    seed = Candidate(evaluator.task.seed_source)
+    return evaluator, seed, evaluator.evaluate(seed, seed=0, known={})
 
 
 # Whether they spill, or are so many that few warps fit, is up to the version of Triton.
