@@ -18,8 +18,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-import evo
 from analysis import charts
+from evo.core import VERSION
 from evo.core.errors import ConfigError
 from evo.core.records import Fitness, Trial
 from evo.search.archive import Niche, niche_of
@@ -162,7 +162,7 @@ def render(views: Sequence[View]) -> str:
     )
     template = environment.get_template("report.html")
     together = overlay(views) if len(views) > 1 else []
-    return template.render(views=views, together=together, key=charts.key, version=evo.__version__, REGISTERS=REGISTERS)
+    return template.render(views=views, together=together, key=charts.key, version=VERSION, REGISTERS=REGISTERS)
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ OPERATORS: dict[str, Operator] = {o.name: o for o in (Params(), RandomParams(), 
 LLM_OPERATORS: dict[str, LlmOperator] = {
     o.name: o for o in (LlmMutate(), LlmCrossover(), LlmRepair(), LlmExplore(), LlmInitial())
 }
+# Of these, the ones that work from a seed kernel: a run with models uses them unless it names others.
+DEFAULT_LLM_OPERATORS = ("mutate", "crossover", "repair", "explore")
 
 
 def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:

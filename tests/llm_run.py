@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from analysis.benchmarks.endpoint import llm_of, search_with
-from evo.llm.models import Model
+from evo.core.models import Model
 from evo.storage.store import FILE
 from tests.engine_support import create, resume
 

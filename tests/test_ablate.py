@@ -415,7 +415,7 @@ trials = 12
 
 @pytest.fixture
 def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "DEFAULT_OPERATORS", ("change", "mend"))
+    monkeypatch.setattr(operators.registry, "DEFAULT_LLM_OPERATORS", ("change", "mend"))
     monkeypatch.setattr(models, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")

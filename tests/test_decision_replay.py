@@ -11,8 +11,8 @@ import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context, llm_of, search_with
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
+from evo.core.models import Model
 from evo.llm import queue as lane_module
-from evo.llm.models import Model
 from evo.search.engine import Engine
 from evo.search.replay import DecisionReplay, Redoing
 from evo.storage.store import RunReader, Store

@@ -17,8 +17,8 @@ from contextlib import closing
 from pathlib import Path
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
+from evo.core.models import Model
 from evo.core.settings import RunConfig
-from evo.llm.models import Model
 from evo.storage.store import RunInfo, Store
 
 LATENCY_S, SLOTS = 2.0, 16

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from evo.core.models import Model
 from evo.core.settings import RunConfig
-from evo.llm.models import Model
 from evo.search.strategies import STRATEGIES
+from operators import registry
 
 Arm = Callable[[RunConfig], RunConfig]
 
 
 def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
     """Operators called `names`, those that ask once for each model.  Raises ConfigError where there is no such name."""
-    from operators.registry import LLM_OPERATORS, get_operators
-
-    get_operators([name.partition("@")[0] for name in names], model=bool(models))
+    registry.get_operators([name.partition("@")[0] for name in names], model=bool(models))
     expanded: list[str] = []
     for name in names:
-        expanded += [f"{name}@{m.name}" for m in models] if name in LLM_OPERATORS else [name]
+        expanded += [f"{name}@{m.name}" for m in models] if name in registry.LLM_OPERATORS else [name]
     return tuple(expanded)
 
 
@@ -28,15 +27,12 @@ def _keep(test: Callable[[str], bool]) -> Arm:
 
 
 def _single(name: str) -> bool:
-    from operators.registry import LLM_OPERATORS, OPERATORS
-
-    return (LLM_OPERATORS[name].arity if name in LLM_OPERATORS else OPERATORS[name].arity) < 2
+    operator = registry.LLM_OPERATORS[name] if name in registry.LLM_OPERATORS else registry.OPERATORS[name]
+    return operator.arity < 2
 
 
 def _no_repair(config: RunConfig) -> RunConfig:
-    from operators.registry import LLM_OPERATORS
-
-    return _keep(lambda name: name not in LLM_OPERATORS or not LLM_OPERATORS[name].repairs)(config)
+    return _keep(lambda name: name not in registry.LLM_OPERATORS or not registry.LLM_OPERATORS[name].repairs)(config)
 
 
 def _without_models(config: RunConfig) -> RunConfig:

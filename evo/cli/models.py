@@ -16,15 +16,13 @@ from evo.core.records import GPU_FACTS
 from evo.core.text import quoted
 
 if TYPE_CHECKING:
+    from evo.core.models import Model
     from evo.core.settings import RunConfig
-    from evo.llm.models import Model
     from evo.search.engine import Llm
     from evo.storage.store import RunInfo, Store
     from fitness.tasks.task import Task
     from operators.llm.base import LlmContext
 
-# Of those that ask, the ones that work from a seed kernel.
-DEFAULT_OPERATORS = ("mutate", "crossover", "repair", "explore")
 # Questions in flight where several workers evaluate.
 DEFAULT_CONCURRENCY = 8
 
@@ -56,11 +54,11 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     from evo.core.settings import GUIDANCE
     from evo.llm.models import read_models
     from evo.search.strategies import STRATEGIES
-    from operators.registry import LLM_OPERATORS, get_operators
+    from operators.registry import DEFAULT_LLM_OPERATORS, LLM_OPERATORS, get_operators
 
     models = read_models(arguments.model, arguments.models)
     if models and arguments.operators is None and not STRATEGIES[arguments.strategy].asks:
-        names = [*names, *DEFAULT_OPERATORS]
+        names = [*names, *DEFAULT_LLM_OPERATORS]
     if STRATEGIES[arguments.strategy].asks and not models:
         raise ConfigError(
             f"--strategy {arguments.strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
@@ -156,12 +154,12 @@ def open_llm(store: Store, task: Task) -> Llm:
     from evo.llm.prompt_scheduler import PromptScheduler
     from evo.llm.queue import open_lane
     from evo.search.engine import Llm
-    from evo.search.strategies import STRATEGIES
+    from evo.search.strategies import strategy_of
     from operators.registry import LLM_OPERATORS
 
     config = store.info.config
     context = prompt_context(store.info, task)
-    remembers = STRATEGIES[config.strategy].remembers
+    remembers = strategy_of(config).remembers
     asker = PromptScheduler(
         LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers
     )

@@ -60,6 +60,36 @@ _RANK = {
     Verdict.OK: 5,
 }
 
+
+class StopReason(enum.StrEnum):
+    """Why a run stopped.  The value is the text that a run folder stores."""
+
+    BUDGET = "budget spent"
+    EXHAUSTED = "search space exhausted"
+    STRATEGY = "the strategy ended the search"  # a strategy may store a text of its own instead
+    LIMIT = "limit on tokens or dollars reached"
+    INTERRUPTED = "interrupted"
+    SILENT = "no model answers"
+    # If only a part of the run was asked for:
+    PROPOSED = "proposed"
+    ALL_PROPOSED = "all of the budget is proposed"
+    NOTHING_NEW = "nothing new can be made of what is known"
+    NOTHING_PENDING = "nothing is pending"
+
+    @classmethod
+    def parse(cls, text: str) -> StopReason:
+        """Return the reason that `text` stands for in a run folder: STRATEGY if it is a strategy's own text."""
+        try:
+            return cls(text)
+        except ValueError:
+            return cls.STRATEGY
+
+    @property
+    def final(self) -> bool:
+        """Whether the run came to its end; if not, there was more to do."""
+        return self in (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT)
+
+
 # Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU,
 # where the estimate comes before it; with one, "time" verifies and times.  Who ended after "compile" was compiled.
 STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")

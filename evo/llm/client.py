@@ -16,10 +16,9 @@ import openai
 from openai.types.chat import ChatCompletion
 
 from evo.core.errors import ConfigError
+from evo.core.models import Bill, Model
 from evo.core.text import plain
-from evo.llm.budget import Bill
-from evo.llm.models import Model
-from evo.llm.providers import Failed, LlmError, Request
+from evo.llm.base import Failed, LlmError, Request
 from evo.storage.model_calls import ModelAnswer
 from evo.storage.store import plain_text
 

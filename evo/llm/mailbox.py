@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from evo.core.errors import ConfigError
-from evo.llm.models import Model
-from evo.llm.providers import Request
+from evo.core.models import Model
+from evo.llm.base import Request
 from evo.storage.model_calls import ModelAnswer
 from evo.storage.store import plain_text
 

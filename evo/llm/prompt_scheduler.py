@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial, Verdict
-from evo.llm.models import Model
 from evo.llm.repairs import REPAIRS, repairable
 from evo.storage.model_calls import Call, ModelAnswer, Question
 from operators.base import Draft, Parent

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from evo.llm.budget import Bill, ModelBudget, most
-from evo.llm.models import Model
-from evo.llm.providers import Failed, LlmError, Provider, Request, open_provider
-from evo.search.termination import SILENT
+from evo.core.models import Bill, Model
+from evo.core.records import StopReason
+from evo.llm.base import Failed, LlmError, Provider, Request
+from evo.llm.budget import ModelBudget, most
+from evo.llm.providers import open_provider
 from evo.storage.model_calls import Call, CallLog, ModelAnswer, Question
 from evo.storage.store import plain_text
 
@@ -100,11 +101,11 @@ class ModelQueue:
         return name not in self._full and self._failures[name] < FAILURES
 
     @property
-    def ended(self) -> str:
-        """Why no model will be asked any more, "" while one may be."""
+    def ended(self) -> StopReason | None:
+        """Why no model will be asked any more; None while one may be."""
         if any(map(self._usable, self.models)):
-            return ""
-        return "limit on tokens or dollars reached" if self._full else SILENT
+            return None
+        return StopReason.LIMIT if self._full else StopReason.SILENT
 
     def submit(self, question: Question) -> bool:
         """Asks; False where the limits have no room for it now.

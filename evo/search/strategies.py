@@ -9,17 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from evo.core.errors import ConfigError
+from evo.core.records import Trial
+from evo.core.settings import RunConfig
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
 from evo.search.archive import Archive, Elite
 from evo.search.bandit import Bandit
 from evo.search.budget import SEED_OPERATOR, price
-
-if TYPE_CHECKING:
-    from evo.core.records import Trial
-    from evo.core.settings import RunConfig
 
 # Candidates `Random` chooses from.
 RESERVOIR = 256
@@ -251,3 +250,21 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "best-of-n": BestOfN,
     "tritonforge": TritonForge,
 }
+
+
+def strategy_of(config: RunConfig) -> type[Strategy]:
+    """Return the strategy of a run.
+
+    Raises ConfigError if there is none of that name, or if it cannot work with the models and workers of `config`.
+    """
+    if config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {config.strategy!r}")
+    strategy = STRATEGIES[config.strategy]
+    if strategy.asks and not config.models:
+        raise ConfigError(f"strategy {config.strategy}: expected a model to ask, got none; name one by --model")
+    if strategy.path and not config.serial:
+        raise ConfigError(
+            f"strategy {config.strategy} is a single path: expected one worker and one question at a time, got "
+            f"{config.workers} and {config.llm_slots}; set --workers 1 and --llm-concurrency 1"
+        )
+    return strategy

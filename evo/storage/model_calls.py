@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evo.llm.budget import Bill
+from evo.core.models import Bill
 from evo.storage.store import RunReader, connect_to_write, decoding, plain_text, transaction
 from operators.llm.base import Message, Prompt
 
