@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from evo.core.models import Model
+from evo.core.records import OperatorRef
 from evo.core.settings import RunConfig
 from evo.search.strategies import STRATEGIES
 from operators import registry
@@ -15,15 +16,15 @@ Arm = Callable[[RunConfig], RunConfig]
 
 def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
     """Operators called `names`, those that ask once for each model.  Raises ConfigError where there is no such name."""
-    registry.get_operators([name.partition("@")[0] for name in names], model=bool(models))
+    registry.get_operators([OperatorRef.parse(name).name for name in names], model=bool(models))
     expanded: list[str] = []
     for name in names:
-        expanded += [f"{name}@{m.name}" for m in models] if name in registry.LLM_OPERATORS else [name]
+        expanded += [str(OperatorRef(name, m.name)) for m in models] if name in registry.LLM_OPERATORS else [name]
     return tuple(expanded)
 
 
 def _keep(test: Callable[[str], bool]) -> Arm:
-    return lambda c: dataclasses.replace(c, operators=tuple(o for o in c.operators if test(o.partition("@")[0])))
+    return lambda c: dataclasses.replace(c, operators=tuple(o for o in c.operators if test(OperatorRef.parse(o).name)))
 
 
 def _single(name: str) -> bool:
@@ -36,7 +37,7 @@ def _no_repair(config: RunConfig) -> RunConfig:
 
 
 def _without_models(config: RunConfig) -> RunConfig:
-    rules = tuple(o for o in config.operators if "@" not in o)
+    rules = tuple(o for o in config.operators if not OperatorRef.parse(o).asks)
     return dataclasses.replace(config, operators=rules, models=(), max_tokens=None, guidance="digest")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common as parts
 from evo.core.errors import ConfigError
-from evo.core.records import GPU_FACTS
+from evo.core.records import GPU_FACTS, OperatorRef
 from evo.core.text import quoted
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
             f"another strategy"
         )
     check(models)
-    get_operators([n.partition("@")[0] for n in names], model=bool(models))
-    no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
+    get_operators([OperatorRef.parse(n).name for n in names], model=bool(models))
+    no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and ref.name not in LLM_OPERATORS]
     if no_asker:
         raise ConfigError(
             f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
@@ -74,8 +74,8 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     operators: list[str] = []
     for name in names:
         asks = name in LLM_OPERATORS
-        operators += [f"{name}@{m.name}" for m in models] if asks else [name]
-    if models and not any("@" in o for o in operators):
+        operators += [str(OperatorRef(name, m.name)) for m in models] if asks else [name]
+    if models and not any(OperatorRef.parse(o).asks for o in operators):
         raise ConfigError(
             f"--model: expected an operator that asks it, got {', '.join(names)}; "
             f"add one of {', '.join(LLM_OPERATORS)} to --operators, or leave that out"

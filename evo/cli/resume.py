@@ -11,7 +11,6 @@ from evo.cli import common, models
 from evo.cli.search import conclude, search
 from evo.cli.split import check_devices, comparable_versions, find_devices, prepare, with_budget
 from evo.core.text import quoted
-from evo.search.termination import is_over
 from evo.storage.folders import run_folder
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ def add(commands: Any) -> None:
 
 def _resume(arguments: argparse.Namespace) -> int:
     from evo.search.strategies import strategy_of
+    from evo.search.termination import is_over
     from evo.storage.store import RunReader, Store
 
     with RunReader(arguments.folder) as run:

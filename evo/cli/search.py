@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from evo.cli import common, models
 from evo.core.errors import EvoError
+from evo.core.records import OperatorRef
 from evo.core.text import counted, quoted
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def make_engine(
     from operators.registry import get_operators
 
     config = store.info.config
-    rules = [name for name in config.operators if "@" not in name]
+    rules = [name for name in config.operators if not OperatorRef.parse(name).asks]
     operators = {o.name: o for o in get_operators(rules)} if rules else {}
     llm = models.open_llm(store, task) if config.models and proposals != 0 else None
     score = common.scorer()

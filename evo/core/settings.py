@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from evo.core.errors import ConfigError
 from evo.core.models import Model
+from evo.core.records import OperatorRef
 
 SEEDS = (0, 2**63 - 1)  # SQLite's integers end there
 
@@ -105,7 +106,8 @@ class RunConfig:
 
     def _check_models(self) -> None:
         names = {m.name for m in self.models}
-        unknown = sorted({o.partition("@")[2] for o in self.operators if "@" in o} - names)
+        asked = {model for o in self.operators if (model := OperatorRef.parse(o).model) is not None}
+        unknown = sorted(asked - names)
         if unknown:
             raise ConfigError(
                 f"operators: expected models among {', '.join(names) or 'none'}, got {', '.join(unknown)}"

@@ -13,7 +13,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from evo.core.records import Candidate, Certificate, Evaluation, Fitness, Proposal, StopReason, Trial, Verdict
+from evo.core.records import (
+    Candidate,
+    Certificate,
+    Evaluation,
+    Fitness,
+    OperatorRef,
+    Proposal,
+    StopReason,
+    Trial,
+    Verdict,
+)
 from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.llm.queue import ModelQueue
@@ -123,7 +133,9 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Done | Call] = queue.SimpleQueue()
         self._pool = _Pool(self._evaluate, config.workers, self._inbox)
         self._serial = config.serial
-        self._arms = {asks: [o for o in config.operators if ("@" in o) is asks] for asks in (False, True)}
+        self._arms = {
+            asks: [o for o in config.operators if OperatorRef.parse(o).asks is asks] for asks in (False, True)
+        }
 
     def run(self) -> EngineOutcome:
         """Searches until the budget is spent, nothing new can be made, or `stop` says so."""
@@ -238,7 +250,7 @@ class Engine:
         if self._lane is None or self._asking + self._pool.waiting >= self._lane.slots:
             return ()
         free = self._lane.free()
-        return [arm for arm in self._arms[True] if arm.partition("@")[2] in free]
+        return [arm for arm in self._arms[True] if OperatorRef.parse(arm).model in free]
 
     def _ask(self, among: Sequence[str]) -> bool:
         """Whether it is worth asking again at once."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
 from evo.search.scheduler import Scheduler
@@ -90,8 +90,8 @@ class Redoing:
         self._scheduler = Scheduler(
             config, operators, self._archive, screen, self._asker, self._twin if config.serial else None
         )
-        self._rules = [o for o in config.operators if "@" not in o]
-        self._models = [o for o in config.operators if "@" in o]
+        self._rules = [o for o in config.operators if not OperatorRef.parse(o).asks]
+        self._models = [o for o in config.operators if OperatorRef.parse(o).asks]
 
     def decisions(self) -> Iterator[DecisionReplay]:
         """Every decision but the seed, in the order they were made."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
-from evo.core.records import Candidate, Proposal, Trial, Verdict
+from evo.core.records import Candidate, OperatorRef, Proposal, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
@@ -164,7 +164,7 @@ class Scheduler:
         wide = attempt >= ATTEMPTS // 2
         island = turn % self._config.islands
         name = self._strategy.operator(rng, among, wide=wide)
-        if "@" in name:
+        if OperatorRef.parse(name).asks:
             return self._question(name, island, rng, wide=wide)
         operator = self._operators[name]
         parents = self._strategy.parents(island, operator.arity, rng, wide=wide) or self._assumed

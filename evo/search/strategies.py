@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from evo.core.errors import ConfigError
-from evo.core.records import Trial
+from evo.core.records import OperatorRef, Trial
 from evo.core.settings import RunConfig
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
@@ -208,7 +208,7 @@ class TritonForge:
     asks = path = remembers = True
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
-        self._repairs_possible = any(_operator_of(name) == "repair" for name in config.operators)
+        self._repairs_possible = any(OperatorRef.parse(name).name == "repair" for name in config.operators)
         self._arbiter = Arbiter()
         self._base: tuple[Trial, Elite] | None = None
         self._repairs = 0  # of the present round
@@ -231,16 +231,11 @@ class TritonForge:
             self.ended = f"the arbiter ended the path after {self._arbiter.rounds} rounds"
 
     def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        wanted = [name for name in among if (_operator_of(name) == "repair") is self._mending]
+        wanted = [name for name in among if (OperatorRef.parse(name).name == "repair") is self._mending]
         return rng.choice(wanted or among)
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return [self._base[1]][:count] if self._base else []
-
-
-def _operator_of(arm: str) -> str:
-    """ "mutate" of "mutate@NAME"."""
-    return arm.partition("@")[0]
 
 
 STRATEGIES: dict[str, type[Strategy]] = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.models import Bill
+from evo.core.records import OperatorRef
 from evo.storage.store import RunReader, connect_to_write, decoding, plain_text, transaction
 from operators.llm.base import Message, Prompt
 
@@ -31,7 +32,7 @@ class Question:
 
     @property
     def model(self) -> str:
-        return self.operator.partition("@")[2]
+        return OperatorRef.parse(self.operator).model or ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ _CALL = (
 def _call(row: tuple[Any, ...], folder: Path) -> Call:
     number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
     with decoding(folder, "llm_calls", f"call {number}"):
-        prompt = Prompt(operator.partition("@")[0], _messages(request))
+        prompt = Prompt(OperatorRef.parse(operator).name, _messages(request))
         question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
     answer = None
     if text is not None:
