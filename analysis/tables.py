@@ -16,7 +16,7 @@ from evo.core import VERSION
 from evo.core.errors import ConfigError
 from evo.core.versions import code_hash
 from evo.storage.folders import check_once
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 
 
 def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.benchmarks.endpoint import llm_of, search_with
 from evo.core.models import Model
-from evo.storage.store import FILE
+from evo.storage.folders import FILE
 from tests.engine_support import create, resume
 
 OPERATORS = ("mutate", "change@m", "mend@m", "cross@m")

@@ -26,7 +26,8 @@ from evo.cli.main import main
 from evo.core.locks import try_lock
 from evo.llm import queue
 from evo.search.budget import gpu_seconds
-from evo.storage.store import RunReader, Store
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
 

@@ -12,7 +12,8 @@ from analysis.regression import judge, pair_up
 from evo.cli.main import main
 from evo.core.records import StopReason
 from evo.search.termination import came_to_end
-from evo.storage.store import RunInfo, Store
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 from tests.ablation_support import campaign, outcome
 from tests.engine_support import SlowEvaluator, config, create, search
 

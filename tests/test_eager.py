@@ -20,8 +20,8 @@ from analysis.schema import EXPORT
 from evo.cli.run_text import show_trial
 from evo.core.errors import TaskError
 from evo.core.records import Candidate, Evaluation, Fitness, Timing, Verdict, evaluation_from_json, evaluation_to_json
+from evo.storage.queries import RunReader
 from evo.storage.result import speedup_text
-from evo.storage.store import RunReader
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.eager import bench, host
 from fitness.eager.bench import Comparison

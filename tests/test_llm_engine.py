@@ -32,7 +32,7 @@ from evo.llm.mailbox import MailboxProvider
 from evo.llm.models import read_models
 from evo.llm.repairs import REPAIRS
 from evo.storage.model_calls import ModelAnswer
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from operators.base import Draft, Parent
 from operators.llm.base import Message, Prompt, Unreadable
 from tests.engine_support import MoreWarps, create, facts, resume

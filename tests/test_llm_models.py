@@ -14,7 +14,7 @@ from evo.core.errors import ConfigError
 from evo.core.models import Model
 from evo.core.settings import GUIDANCE
 from evo.llm.models import read_models
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from tests.cli_support import CliEvaluator, install
 from tests.engine_support import config
 from tests.llm_endpoint import KEY, error, in_turn

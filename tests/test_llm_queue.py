@@ -21,7 +21,7 @@ from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
 from evo.llm.queue import FAILURES, ModelQueue, open_lane
 from evo.storage.model_calls import Call, Question
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from operators.llm.base import Message, Prompt
 from tests.engine_support import create
 from tests.llm_endpoint import KEY, error, in_turn

@@ -19,7 +19,8 @@ from evo.cli.main import main
 from evo.core.models import Model
 from evo.core.records import GPU_FACTS
 from evo.search.engine import Engine, EngineOutcome
-from evo.storage.store import RunReader, Store
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
 from tests.test_cli import evo_process

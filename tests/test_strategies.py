@@ -23,7 +23,7 @@ from evo.search.strategies import (
     Strategy,
     TritonForge,
     strategy_of,
-)  # fmt: skip
+)
 from tests.engine_support import config, failed_trial, ok_trial
 
 

@@ -25,8 +25,10 @@ from evo.core.records import Evaluation, StopReason
 from evo.search import termination
 from evo.search.engine import Engine, Llm
 from evo.search.profiling import Profiler
+from evo.storage.folders import FILE
+from evo.storage.queries import RunInfo, RunReader
 from evo.storage.result import BEST, EVIDENCE
-from evo.storage.store import FILE, RunInfo, RunReader, Store
+from evo.storage.store import Store
 
 if TYPE_CHECKING:
     from fitness.tasks.task import Task

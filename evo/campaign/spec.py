@@ -26,7 +26,7 @@ from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit,
 from evo.llm.models import read_models
 from evo.search.strategies import STRATEGIES, strategy_of
 from evo.storage import folders
-from evo.storage.store import RunInfo
+from evo.storage.queries import RunInfo
 from fitness.tasks.task import task_names
 from operators import registry
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from evo.core.records import Evaluation, OperatorRef, Profile, Proposal, Timing, Trial, kind_of
 from evo.search.budget import SEED_OPERATOR, gpu_seconds
+from evo.storage.queries import ModelUse, OperatorCredit, RunReader
 from evo.storage.result import best_source, diff, read_result, speedup_text
-from evo.storage.store import ModelUse, OperatorCredit, RunReader
 
 
 def show_run(run: RunReader, console: Console) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from evo.core.records import OperatorRef, Trial, candidate_id
-from evo.storage.store import RunReader, Spans
+from evo.storage.queries import RunReader
+from evo.storage.store import Spans
 from operators.base import Draft, Parent
 from operators.llm.base import LlmOperator, Unreadable
 from operators.llm.edits import has_edits, write_edits

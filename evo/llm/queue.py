@@ -18,11 +18,11 @@ from pathlib import Path
 
 from evo.core.models import Bill, Model
 from evo.core.records import StopReason
+from evo.core.text import storable
 from evo.llm.base import Failed, LlmError, Provider, Request
 from evo.llm.budget import ModelBudget, most
 from evo.llm.providers import open_provider
 from evo.storage.model_calls import Call, CallLog, ModelAnswer, Question
-from evo.storage.store import plain_text
 
 # Waits between two attempts, where the endpoint names none: 1, 2, 4 ... s, half of it by chance, so that those refused
 # together do not come back together.
@@ -255,7 +255,7 @@ async def ask_once(provider: Provider, request: Request, model: Model) -> ModelA
 
 
 def _storable(answer: ModelAnswer) -> ModelAnswer:
-    text, finish, reasoning = map(plain_text, (answer.text, answer.finish, answer.reasoning))
+    text, finish, reasoning = map(storable, (answer.text, answer.finish, answer.reasoning))
     return dataclasses.replace(answer, text=text, finish=finish, reasoning=reasoning)
 
 

@@ -18,7 +18,7 @@ from evo.core.errors import ConfigError
 from evo.core.models import Bill, Model
 from evo.llm.base import LlmError, Request
 from evo.storage.model_calls import ModelAnswer
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 
 _FIELDS = {"model", "prompt_hash", "answer", "finish"}
 

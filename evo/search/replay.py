@@ -17,7 +17,7 @@ from evo.search.archive import Archive
 from evo.search.scheduler import Scheduler
 from evo.search.strategies import strategy_of
 from evo.storage.model_calls import Question, StoredCall, stored_calls
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from operators.base import Operator
 from operators.llm.base import LlmContext, LlmOperator
 
@@ -111,7 +111,7 @@ class Redoing:
             yield _Step(question.told, question.proposed, True, stored.call.number)
 
     def _made(self) -> Iterator[_Step]:
-        told = dict(self._run.rows(_TOLD))
+        told = self._run.finished_before()
         for index, proposal in self._proposals.items():
             if index in self._call_of:
                 question = self._call_of[index].call.question
@@ -178,10 +178,6 @@ class Redoing:
 
     def _profiles(self, parents: Sequence[int]) -> Mapping[int, Profile]:
         return self._run.profiles([p for p in parents if p in self._known])
-
-
-# Evaluations that were stored before a proposal was.
-_TOLD = "SELECT p.trial, (SELECT COUNT(*) FROM evaluations e WHERE e.at <= p.at) FROM proposals p"
 
 
 def _of_question(question: Question) -> dict[str, Any]:

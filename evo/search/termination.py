@@ -5,7 +5,7 @@ from __future__ import annotations
 from evo.core.records import StopReason
 from evo.core.settings import RunConfig
 from evo.search.budget import Budget
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 
 
 def came_to_end(run: RunReader) -> bool:
