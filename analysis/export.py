@@ -20,7 +20,8 @@ from analysis.formats import FORMATS, Write
 from analysis.tables import batches, metadata, named_runs, opened, to_batches
 from evo.core.errors import ConfigError
 from evo.llm.completions import Operators
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
+from evo.storage.tables import count_calls, has_estimates
 
 MANIFEST = "manifest.json"
 Parts = Iterator[tuple[str, pa.RecordBatch]]  # name of a table, some of its rows
@@ -72,7 +73,7 @@ def export_training(
 
     def parts(run: str, reader: RunReader) -> Parts:
         nonlocal asked
-        asked += next(reader.rows("SELECT COUNT(*) FROM llm_calls"))[0]
+        asked += count_calls(reader)
         notes["left out: no verdict yet, or the evaluator failed"] += training.unjudged(reader)
         if kind == "grpo":
             rows = training.grpo(run, reader, operators=operators, notes=notes)
@@ -101,7 +102,7 @@ def _export(
                 with opened(path) as reader:
                     for table, batch in parts(run, reader):
                         files.write(table, batch)
-                    if _has_estimates(reader):
+                    if has_estimates(reader):
                         estimated.append(run)
         write_manifest(folder, facts, tables, files.rows)
     return Exported(files.rows, estimated)
@@ -149,11 +150,6 @@ def write_manifest(
     }
     text = json.dumps({**facts, "rows": written, "columns": columns}, indent=1, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def _has_estimates(reader: RunReader) -> bool:
-    """Whether a model computed one of its speedups."""
-    return bool(next(reader.rows("SELECT EXISTS (SELECT 1 FROM evaluations WHERE estimated)"))[0])
 
 
 @contextmanager

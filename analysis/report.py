@@ -18,14 +18,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-import evo
 from analysis import charts
+from evo.core import VERSION
 from evo.core.errors import ConfigError
 from evo.core.records import Fitness, Trial
 from evo.search.archive import Niche, niche_of
 from evo.search.budget import SEED_OPERATOR
+from evo.storage.folders import FILE
+from evo.storage.model_calls import CallCost, call_costs
+from evo.storage.queries import RunReader
 from evo.storage.result import best_source, diff
-from evo.storage.store import FILE, LOCK, RunReader
+from evo.storage.store import LOCK
 
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
 ANCESTORS = 80  # drawn in a lineage; of more, only the line of first parents
@@ -162,14 +165,14 @@ def render(views: Sequence[View]) -> str:
     )
     template = environment.get_template("report.html")
     together = overlay(views) if len(views) > 1 else []
-    return template.render(views=views, together=together, key=charts.key, version=evo.__version__, REGISTERS=REGISTERS)
+    return template.render(views=views, together=together, key=charts.key, version=VERSION, REGISTERS=REGISTERS)
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 
 def view(number: int, run: RunReader, bounds: Bounds) -> View:
-    calls = _calls(run)
+    calls = call_costs(run)
     course = fold(run.trials(), calls)
     best = course.best
     moves = _moves(course, bounds)
@@ -200,16 +203,9 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
     )
 
 
-def _calls(run: RunReader) -> list[dict[str, Any]]:
-    """What language models were asked, in the order of asking; `trial` is None where nothing came of it."""
-    columns = ("trial", "model", "tokens_in", "tokens_out", "usd", "error")
-    rows = run.rows(f"SELECT {', '.join(columns)} FROM llm_calls ORDER BY call")
-    return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
-def fold(trials: Iterable[Trial], calls: Sequence[Mapping[str, Any]]) -> Course:
-    """`calls`: of language models, as `_calls` gives them."""
-    course, of_trial = Course(), {call["trial"]: call for call in calls if call["trial"] is not None}
+def fold(trials: Iterable[Trial], calls: Sequence[CallCost]) -> Course:
+    """`calls`: of language models, in the order they were asked."""
+    course, of_trial = Course(), {call.trial: call for call in calls if call.trial is not None}
     tokens = _tokens_by_trial(calls)
     for trial in trials:
         evaluation, operator = trial.evaluation, trial.proposal.operator
@@ -221,7 +217,7 @@ def fold(trials: Iterable[Trial], calls: Sequence[Mapping[str, Any]]) -> Course:
         course.cost.update(trial.proposal.cost)  # type: ignore[arg-type]
         course.by_operator.setdefault(operator, Counter())[evaluation.verdict] += 1
         if trial.index in of_trial:
-            course.by_model.setdefault(of_trial[trial.index]["model"], Counter())[evaluation.verdict] += 1
+            course.by_model.setdefault(of_trial[trial.index].model, Counter())[evaluation.verdict] += 1
         if trial.index == 0:
             course.seed = trial
         if trial.fitness is None:
@@ -242,14 +238,14 @@ def _improve(course: Course, trial: Trial, fitness: Fitness) -> None:
         course.steps.append((dict(course.at), trial))
 
 
-def _tokens_by_trial(calls: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+def _tokens_by_trial(calls: Sequence[CallCost]) -> dict[int, float]:
     """Tokens by trial; what was spent on answers that became none is added to the next that did."""
     tokens: dict[int, float] = {}
     spent = 0.0
     for call in calls:
-        spent += (call["tokens_in"] or 0) + (call["tokens_out"] or 0)
-        if call["trial"] is not None:
-            tokens[call["trial"]], spent = spent, 0.0
+        spent += (call.tokens_in or 0) + (call.tokens_out or 0)
+        if call.trial is not None:
+            tokens[call.trial], spent = spent, 0.0
     return tokens
 
 
@@ -371,18 +367,16 @@ def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
     return moves
 
 
-def _models(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _models(calls: Sequence[CallCost]) -> list[dict[str, Any]]:
     """A row for each language model: calls, failures, tokens, dollars; None where nobody counted."""
     rows: dict[str, dict[str, Any]] = {}
     for call in calls:
-        row = rows.setdefault(
-            call["model"], {"calls": 0, "failed": 0, "tokens_in": None, "tokens_out": None, "usd": None}
-        )
+        row = rows.setdefault(call.model, {"calls": 0, "failed": 0, "tokens_in": None, "tokens_out": None, "usd": None})
         row["calls"] += 1
-        row["failed"] += call["error"] is not None
+        row["failed"] += call.error is not None
         for name in ("tokens_in", "tokens_out", "usd"):
-            if call[name] is not None:
-                row[name] = (row[name] or 0) + call[name]
+            if (number := getattr(call, name)) is not None:
+                row[name] = (row[name] or 0) + number
     return [{"model": model, **row} for model, row in rows.items()]
 
 

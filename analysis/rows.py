@@ -12,55 +12,16 @@ from itertools import zip_longest
 from typing import Any
 
 from evo.core.records import Verdict
-from evo.storage.store import RunReader
+from evo.storage import tables
+from evo.storage.queries import RunReader
 
 Row = tuple[Any, ...]
-
-_COUNTS = """
-    SELECT COUNT(*), COUNT(e.trial), COALESCE(SUM(e.verdict = 'ok'), 0)
-    FROM proposals p LEFT JOIN evaluations e USING (trial)
-"""
-_BEST = """
-    SELECT trial, speedup, ci_low, ci_high, estimated FROM evaluations
-    WHERE speedup IS NOT NULL ORDER BY speedup DESC, finished LIMIT 1
-"""
-_TRIALS = """
-    SELECT p.trial, p.candidate, p.operator, p.parents, p.island, p.seed, p.note, p.cost, p.at,
-           e.finished, e.at, e.at - p.at, e.verdict, e.stage, e.speedup, e.ci_low, e.ci_high, e.estimated
-    FROM proposals p LEFT JOIN evaluations e USING (trial) ORDER BY p.trial
-"""
-# `json_each` opens the list of parents; its key is the position in the list.
-_LINEAGE = """
-    SELECT p.trial, j.value, j.key, p.operator, e.speedup, pe.speedup, e.speedup / pe.speedup,
-           CASE WHEN e.estimated IS NULL AND pe.estimated IS NULL THEN NULL
-                ELSE COALESCE(e.estimated, 0) OR COALESCE(pe.estimated, 0) END
-    FROM proposals p, json_each(p.parents) j
-    LEFT JOIN evaluations e ON e.trial = p.trial LEFT JOIN evaluations pe ON pe.trial = j.value
-    ORDER BY p.trial, j.key
-"""
-_EVALUATIONS = """
-    SELECT finished, trial, candidate, verdict, stage, speedup, ci_low, ci_high, estimated, per_case, evaluation, e.at
-    FROM evaluations e JOIN proposals USING (trial) ORDER BY finished
-"""
-_PROFILES = """
-    SELECT p.trial, f.candidate, f.tier, f.profile, f.at
-    FROM profiles f LEFT JOIN proposals p USING (candidate) ORDER BY f.at, f.candidate, f.tier
-"""
-_LLM_CALLS = """
-    SELECT call, trial, prompt_hash, model, operator, parents, island, told, {texts}, finish, tokens_in, tokens_out,
-           usd, attempts, unsettled, seconds, error, asked_at, answered_at
-    FROM llm_calls ORDER BY call
-"""
-_SOURCES = """
-    SELECT s.candidate, p.trial, s.text, e.evaluation
-    FROM proposals p JOIN sources s USING (candidate) LEFT JOIN evaluations e USING (trial) ORDER BY p.trial
-"""
 
 
 def runs(run: RunReader) -> Iterator[Row]:
     info, config = run.info, run.info.config
-    counts = next(run.rows(_COUNTS))
-    *best, estimated = next(run.rows(_BEST), (None,) * 5)
+    counts = tables.run_counts(run)
+    *best, estimated = tables.best_row(run)
     events = run.events()
     kind, text, at = events[-1] if events else (None, None, None)
     yield (
@@ -72,7 +33,7 @@ def runs(run: RunReader) -> Iterator[Row]:
 
 
 def trials(run: RunReader) -> Iterator[Row]:
-    for row in run.rows(_TRIALS):
+    for row in tables.trial_rows(run):
         trial, candidate, operator, parents, island, seed, note, cost, at = row[:9]
         finished, finished_at, seconds, *verdict, estimated = row[9:]
         yield (
@@ -82,12 +43,12 @@ def trials(run: RunReader) -> Iterator[Row]:
 
 
 def lineage(run: RunReader) -> Iterator[Row]:
-    for *row, estimated in run.rows(_LINEAGE):
+    for *row, estimated in tables.lineage_rows(run):
         yield *row, _flag(estimated)
 
 
 def evaluations(run: RunReader) -> Iterator[Row]:
-    for row in run.rows(_EVALUATIONS):
+    for row in tables.evaluation_rows(run):
         finished, trial, candidate, verdict, stage, speedup, low, high, estimated, per_case, text, at = row
         e = json.loads(text)
         scored = json.loads(per_case or "{}")
@@ -108,7 +69,7 @@ def _case(timing: dict[str, Any], speedup: float) -> dict[str, Any]:
 
 
 def timings(run: RunReader) -> Iterator[Row]:
-    for trial, text in run.rows("SELECT trial, evaluation FROM evaluations WHERE verdict = 'ok' ORDER BY finished"):
+    for trial, text in tables.ok_evaluations(run):
         for timing in json.loads(text)["timings"]:
             case, estimated = timing["case"], timing["estimated"]
             pairs = zip_longest(timing["samples_us"], timing["baseline_us"])
@@ -118,21 +79,20 @@ def timings(run: RunReader) -> Iterator[Row]:
 
 def profiles(run: RunReader) -> Iterator[Row]:
     names = ("bottleneck", "reason", "case", "kernel", "roofline", "numbers", "before", "metrics", "hints", "fallback")
-    for trial, candidate, tier, text, at in run.rows(_PROFILES):
+    for trial, candidate, tier, text, at in tables.profile_rows(run):
         profile = json.loads(text)
         yield trial, candidate, tier, *(profile[name] for name in names), _time(at)
 
 
 def llm_calls(run: RunReader, *, with_text: bool = False) -> Iterator[Row]:
-    texts = "request, answer, reasoning" if with_text else "NULL, NULL, NULL"
-    for row in run.rows(_LLM_CALLS.format(texts=texts)):
+    for row in tables.call_rows(run, with_text=with_text):
         *first, parents = row[:6]
         *rest, asked_at, answered_at = row[6:]
         yield *first, json.loads(parents), *rest, _time(asked_at), _time(answered_at)
 
 
 def sources(run: RunReader) -> Iterator[Row]:
-    for candidate, trial, text, evaluation in run.rows(_SOURCES):
+    for candidate, trial, text, evaluation in tables.source_rows(run):
         frozen = json.loads(evaluation)["frozen_source"] if evaluation else ""
         yield candidate, trial, text, frozen or None
 

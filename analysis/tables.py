@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-import evo
 from analysis import schema
 from analysis.rows import Row, fingerprint, rows
+from evo.core import VERSION
 from evo.core.errors import ConfigError
 from evo.core.versions import code_hash
 from evo.storage.folders import check_once
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 
 
 def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:
@@ -64,7 +64,7 @@ def metadata(runs: Mapping[str, Path]) -> dict[str, Any]:
     """What an export says of itself: version of the tables and of the code that wrote them, and each run's own."""
     return {
         "schema_version": schema.VERSION,
-        "written_by": {"evo": evo.__version__, "code": _code(), "pyarrow": pa.__version__},
+        "written_by": {"evo": VERSION, "code": _code(), "pyarrow": pa.__version__},
         "runs": {name: _origin(folder) for name, folder in runs.items()},
     }
 
@@ -81,7 +81,7 @@ def _origin(folder: Path) -> dict[str, Any]:
 
 def _code() -> str:
     """Hash of the code that reads stores and writes tables."""
-    return code_hash(Path(evo.__file__).parent.parent, ("evo", "analysis"))
+    return code_hash(Path(__file__).parents[1], ("evo", "analysis"))
 
 
 def batches(run: str, reader: RunReader, table: str, *, with_text: bool = False) -> Iterator[pa.RecordBatch]:

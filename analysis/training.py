@@ -14,7 +14,6 @@ Speedups are over the task's seed kernel, as everywhere (TritonRL's are over PyT
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections import Counter, defaultdict
@@ -24,30 +23,12 @@ from dataclasses import dataclass
 from analysis.rows import Row
 from evo.core.records import STAGES, Verdict
 from evo.llm.completions import Completion, Completions, JudgedSource, Operators, spans_from_json
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
+from evo.storage.tables import count_unjudged, judged_answers
 
 ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
 TUNED = "with parameters that were tuned before the verdict: the completion has the judged source (column tuned)"
-
-# What an answer became is judged by `e`.  A duplicate is judged by its twin `t`: the candidate that does the same work,
-# or (at stage "answer") the one with the same source, which may be a duplicate of `u` in turn.
-_TWIN = "ON {0}p.candidate = CASE {1}.verdict WHEN 'duplicate' THEN json_extract({1}.evaluation, '$.duplicate_of') END"
-_ANSWERS = f"""
-    SELECT c.call, c.prompt_hash, c.model, c.operator, c.trial, c.request, c.answer, c.reasoning, c.spans,
-           e.verdict, e.stage, t.verdict, t.stage,
-           COALESCE(e.speedup, t.speedup, u.speedup), COALESCE(e.ci_low, t.ci_low, u.ci_low),
-           COALESCE(e.ci_high, t.ci_high, u.ci_high), COALESCE(e.estimated, t.estimated, u.estimated),
-           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value),
-           p.parents, s.text, COALESCE(json_extract(p.cost, '$.tuned'), 0)
-    FROM llm_calls c JOIN proposals p USING (trial) JOIN sources s USING (candidate) JOIN evaluations e USING (trial)
-    LEFT JOIN proposals tp {_TWIN.format("t", "e")} LEFT JOIN evaluations t ON t.trial = tp.trial
-    LEFT JOIN proposals up {_TWIN.format("u", "t")} LEFT JOIN evaluations u ON u.trial = up.trial
-    WHERE c.answer IS NOT NULL AND 'infrastructure' NOT IN (e.verdict, COALESCE(t.verdict, ''))
-          AND (e.verdict != 'duplicate' OR t.verdict IS NOT NULL)
-    ORDER BY c.call
-"""
-_UNJUDGED = f"SELECT (SELECT COUNT(answer) FROM llm_calls) - (SELECT COUNT(*) FROM ({_ANSWERS}))"
 
 
 @dataclass(frozen=True)
@@ -149,13 +130,10 @@ class TrainingAnswer:
         return [{"role": m["role"], "content": m["text"]} for m in json.loads(self.request)["messages"]]
 
 
-_FIELDS = tuple(f.name for f in dataclasses.fields(TrainingAnswer))
-
-
 def answers(reader: RunReader) -> Iterator[TrainingAnswer]:
     """Answers with a verdict; one that the evaluator itself failed on has none."""
-    for row in reader.rows(_ANSWERS):
-        values = dict(zip(_FIELDS, row, strict=True))
+    for row in judged_answers(reader):
+        values = row._asdict()
         values["verdict"] = Verdict(values["verdict"])
         values["twin_verdict"] = values["twin_verdict"] and Verdict(values["twin_verdict"])
         values["estimated"] = None if values["estimated"] is None else bool(values["estimated"])
@@ -164,7 +142,7 @@ def answers(reader: RunReader) -> Iterator[TrainingAnswer]:
 
 def unjudged(reader: RunReader) -> int:
     """Answers without a verdict: still to be evaluated, not made a trial yet, or failed by the evaluator itself."""
-    return int(next(reader.rows(_UNJUDGED))[0])
+    return count_unjudged(reader)
 
 
 def sft(

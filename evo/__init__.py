@@ -1,3 +1,3 @@
 """evo: evolutionary search for Triton GPU kernels."""
 
-__version__ = "0.1.0"
+from evo.core import VERSION as __version__  # noqa: F401

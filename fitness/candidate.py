@@ -19,7 +19,7 @@ from evo.core.records import Case, Finding, Verdict
 from fitness.estimate import roofline
 from fitness.estimate import time_model as model
 from fitness.estimate.coverage import Seen, coverage, seen
-from fitness.estimate.trace import LaunchTrace, LaunchWork
+from fitness.estimate.launch_trace import LaunchTrace, LaunchWork
 from fitness.frontend import screen
 from fitness.frontend.build_cache import BuildCache
 from fitness.frontend.gate import gate, not_inherited

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
-from evo import __version__
+from evo.core import VERSION
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import GPU_FACTS, Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
 from fitness.candidate import CompiledCandidate, Estimates
@@ -370,7 +370,7 @@ def _versions() -> dict[str, str]:
     import triton
 
     return {
-        "evo": __version__,
+        "evo": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,

@@ -14,8 +14,8 @@ def score(evaluation: Evaluation) -> Fitness | None:
     The interval is the geometric mean of the cases' interval ends: wider than the mean's own interval if the cases err
     independently, right if they err together, as cases timed by one model or on one device largely do.
 
-    A measured case whose difference does not count (`terms["counts"]` is 0: the interval includes 1, or the ratio lies
-    within the noise floor of the device) enters as ratio 1, with its interval widened to include 1.
+    A measured case whose difference is not significant (the interval includes 1, or the ratio lies within the noise
+    floor of the device) enters as ratio 1, with its interval widened to include 1.
     """
     return fitness_of(evaluation.timings) if evaluation.verdict is Verdict.OK else None
 
@@ -35,7 +35,7 @@ def fitness_of(timings: Sequence[Timing]) -> Fitness:
 def _counted(timing: Timing) -> tuple[float, float, float]:
     """(ratio, low, high) of a case as it enters the mean."""
     low, high = timing.ci95
-    if timing.estimated or timing.terms.get("counts", 1.0):
+    if timing.significant:
         return timing.ratio, low, high
     return 1.0, min(low, 1.0), max(high, 1.0)
 

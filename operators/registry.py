@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from evo.core.errors import ConfigError
+from evo.core.records import OperatorRef
 from operators.base import Operator
 from operators.llm.base import LlmOperator
 from operators.llm.operators import LlmCrossover, LlmExplore, LlmInitial, LlmMutate, LlmRepair
@@ -18,6 +19,8 @@ OPERATORS: dict[str, Operator] = {o.name: o for o in (Params(), RandomParams(), 
 LLM_OPERATORS: dict[str, LlmOperator] = {
     o.name: o for o in (LlmMutate(), LlmCrossover(), LlmRepair(), LlmExplore(), LlmInitial())
 }
+# Of these, the ones that work from a seed kernel: a run with models uses them unless it names others.
+DEFAULT_LLM_OPERATORS = ("mutate", "crossover", "repair", "explore")
 
 
 def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:
@@ -39,7 +42,7 @@ def check_beginning(names: Iterable[str]) -> None:
     """Raises ConfigError where none of the operators (called "mutate@NAME" where they ask) works on the seed alone."""
     every: dict[str, Operator | LlmOperator] = {**OPERATORS, **LLM_OPERATORS}
     able = [n for n, o in every.items() if o.arity < 2 and not getattr(o, "repairs", False)]
-    chosen = list(dict.fromkeys(n.partition("@")[0] for n in names))
+    chosen = list(dict.fromkeys(OperatorRef.parse(n).name for n in names))
     if not set(chosen) & set(able):
         why = "; ".join(
             f"{n} needs {'a candidate that failed' if every[n].arity < 2 else 'two parents'}" for n in chosen

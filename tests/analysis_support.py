@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.records import Evaluation, Finding, Hint, Profile, Timing, Trial, Verdict, profile_to_json
-from evo.storage.store import FILE, Store
+from evo.storage.folders import FILE
+from evo.storage.store import Store
 from tests.engine_support import create, failed_trial, ok_trial, proposal
 
 ODD = 'broken \ud800 text, a "quote", a comma,\na second line, ü and \\'

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evo.core.records import Trial
 from evo.search.interrupt import Interrupt
-from evo.storage.store import FILE
+from evo.storage.folders import FILE
 from tests.engine_support import SlowEvaluator, create, resume, search
 
 

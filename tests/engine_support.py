@@ -18,7 +18,8 @@ from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator
 from evo.core.records import Build, Candidate, Check, Evaluation, Fitness, Proposal, Timing, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.search.engine import Engine, EngineOutcome
-from evo.storage.store import RunInfo, Store
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 from operators.base import Context, Draft, Operator, Parent
 
 

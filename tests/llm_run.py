@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from analysis.benchmarks.endpoint import llm_of, search_with
-from evo.llm.models import Model
-from evo.storage.store import FILE
+from evo.core.models import Model
+from evo.storage.folders import FILE
 from tests.engine_support import create, resume
 
 OPERATORS = ("mutate", "change@m", "mend@m", "cross@m")

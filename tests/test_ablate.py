@@ -26,7 +26,8 @@ from evo.cli.main import main
 from evo.core.locks import try_lock
 from evo.llm import queue
 from evo.search.budget import gpu_seconds
-from evo.storage.store import RunReader, Store
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests.cli_support import LOG, CliEvaluator, install
 from tests.engine_support import facts
 
@@ -415,7 +416,7 @@ trials = 12
 
 @pytest.fixture
 def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "DEFAULT_OPERATORS", ("change", "mend"))
+    monkeypatch.setattr(operators.registry, "DEFAULT_LLM_OPERATORS", ("change", "mend"))
     monkeypatch.setattr(models, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")

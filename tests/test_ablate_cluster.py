@@ -9,7 +9,7 @@ import ray
 
 from evo.cli import common
 from evo.cli.main import main
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from tests.cluster_support import two_nodes
 from tests.engine_support import facts
 

@@ -16,7 +16,8 @@ from evo.cli.ablate import run_campaign
 from evo.cli.search import make_engine
 from evo.core.errors import StoreError
 from evo.core.records import Verdict
-from evo.storage.store import RunInfo, Store
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 from fitness.evaluator import SeedError
 from tests.cli_support import BROKEN, CliEvaluator, install, load
 

@@ -22,7 +22,8 @@ from evo.cli import common
 from evo.cli.main import main
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Evidence, Verdict
-from evo.storage.store import RunReader, Store
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests.cli_support import LOG, NO_GPU, BrokenEvaluator, CliEvaluator, install
 from tests.engine_support import create, facts, ok_trial
 

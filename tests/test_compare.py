@@ -10,8 +10,10 @@ import pytest
 from analysis.outcomes import Outcome, save
 from analysis.regression import judge, pair_up
 from evo.cli.main import main
-from evo.search.termination import LEFT, SILENT, came_to_end
-from evo.storage.store import RunInfo, Store
+from evo.core.records import StopReason
+from evo.search.termination import came_to_end
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 from tests.ablation_support import campaign, outcome
 from tests.engine_support import SlowEvaluator, config, create, search
 
@@ -142,8 +144,8 @@ def test_a_run_that_ended_before_its_budget_was_spent_is_compared(tmp_path: Path
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
 
 
-@pytest.mark.parametrize("reason", LEFT)
-def test_what_an_engine_says_last_tells_an_end_from_a_pause(tmp_path: Path, reason: str) -> None:
+@pytest.mark.parametrize("reason", [reason for reason in StopReason if not reason.final])
+def test_what_an_engine_says_last_tells_an_end_from_a_pause(tmp_path: Path, reason: StopReason) -> None:
     with create(tmp_path, budget=2) as store:
         store.event("ended", reason)
         assert not came_to_end(store)
@@ -158,7 +160,7 @@ def test_a_run_that_spent_its_budget_came_to_its_end_unless_its_models_fell_sile
         search(store)
         store.event("resumed", "")
         assert came_to_end(store)
-        store.event("ended", SILENT)
+        store.event("ended", StopReason.SILENT)
         store.event("resumed", "")
         assert not came_to_end(store)
 

@@ -11,11 +11,12 @@ import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context, llm_of, search_with
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
+from evo.core.models import Model
 from evo.llm import queue as lane_module
-from evo.llm.models import Model
 from evo.search.engine import Engine
 from evo.search.replay import DecisionReplay, Redoing
-from evo.storage.store import RunReader, Store
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, resume, search
 from tests.llm_endpoint import error
 

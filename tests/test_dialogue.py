@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
+from evo.core.models import Model
 from evo.llm import queue as lane_module
+from evo.llm.base import LlmError
 from evo.llm.budget import ModelBudget
 from evo.llm.dialogue import Dialogue
-from evo.llm.models import Model
-from evo.llm.providers import LlmError
 from operators.llm.base import Message, Prompt
 from tests.llm_endpoint import error, in_turn
 

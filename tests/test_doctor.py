@@ -19,7 +19,7 @@ from evo.cli import checks as doctor
 from evo.cli.checks import MISSING, OK, UNUSABLE
 from evo.cli.main import main
 from evo.core.errors import EvoError
-from evo.llm.models import Model
+from evo.core.models import Model
 from tests import cli_support
 
 NO_GPU = SimpleNamespace(count=0, name="", problem="torch sees no CUDA GPU")

@@ -25,7 +25,7 @@ from analysis.export import export, new_folder
 from analysis.formats import FORMATS
 from evo.cli.main import main
 from evo.core.errors import ConfigError
-from evo.storage.store import FILE
+from evo.storage.folders import FILE
 from tests.analysis_support import fill, grow
 from tests.engine_support import create, ok_trial, search
 

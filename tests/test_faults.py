@@ -1,11 +1,11 @@
-"""fitness.gpu.faults."""
+"""fitness.cuda.faults."""
 
 from __future__ import annotations
 
 import pytest
 
 from evo.core.records import Verdict
-from fitness.gpu.faults import HARMLESS, MACHINE, verdict_of, verdict_of_text
+from fitness.cuda.faults import HARMLESS, MACHINE, verdict_of, verdict_of_text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from evo.cli.main import main
 from evo.storage.folders import FILE, run_folder, runs_in, what_instead
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from tests.cli_support import install
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from tests.engine_support import facts
 
 ROOT = Path(__file__).parent.parent

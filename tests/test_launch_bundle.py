@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evo.core.records import Verdict
+from fitness.cuda.parameters import pack
 from fitness.frontend.build_cache import BuildCache, build_key
 from fitness.frontend.freeze import freeze
 from fitness.frontend.kernels import closures
@@ -14,7 +15,6 @@ from fitness.frontend.plan import MOST_TUNED, Config, Launch, LaunchPlan, Tensor
 from fitness.frontend.stages import Stop
 from fitness.gpu import launch_bundle as steps
 from fitness.gpu.launch_bundle import Built, Unbuildable, build, cubins, make_work, record
-from fitness.gpu.parameters import pack
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import CPU, Calls

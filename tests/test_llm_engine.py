@@ -23,15 +23,16 @@ import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, answer_to, llm_of, search_with
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.core.records import Candidate, Evaluation, Trial, Verdict
+from evo.core.models import Model
+from evo.core.records import Candidate, Evaluation, StopReason, Trial, Verdict
 from evo.llm import queue as lane_module
+from evo.llm.base import LlmError, Request
 from evo.llm.budget import ModelBudget
 from evo.llm.mailbox import MailboxProvider
-from evo.llm.models import Model, read_models
-from evo.llm.providers import LlmError, Request
+from evo.llm.models import read_models
 from evo.llm.repairs import REPAIRS
 from evo.storage.model_calls import ModelAnswer
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from operators.base import Draft, Parent
 from operators.llm.base import Message, Prompt, Unreadable
 from tests.engine_support import MoreWarps, create, facts, resume
@@ -519,7 +520,7 @@ def test_tritonforge_is_one_path_that_the_arbiter_ends(tmp_path: Path) -> None:
         outcome = run(
             tmp_path, model(endpoint.url), strategy="tritonforge", operators=("change@m",), workers=1, budget=40
         )
-    assert outcome.reason.startswith("the arbiter ended the path after")
+    assert outcome.reason is StopReason.STRATEGY and outcome.text.startswith("the arbiter ended the path after")
     assert 3 <= outcome.spent <= 8
     best = 0
     for trial in trials(tmp_path)[1:]:

@@ -11,9 +11,10 @@ import pytest
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.cli import models as commands
 from evo.core.errors import ConfigError
+from evo.core.models import Model
 from evo.core.settings import GUIDANCE
-from evo.llm.models import Model, read_models
-from evo.storage.store import RunReader
+from evo.llm.models import read_models
+from evo.storage.queries import RunReader
 from tests.cli_support import CliEvaluator, install
 from tests.engine_support import config
 from tests.llm_endpoint import KEY, error, in_turn
@@ -127,7 +128,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator
     from evo.llm import queue
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "DEFAULT_OPERATORS", ("change", "mend"))
+    monkeypatch.setattr(operators.registry, "DEFAULT_LLM_OPERATORS", ("change", "mend"))
     monkeypatch.setattr(commands, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

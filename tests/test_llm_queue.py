@@ -15,13 +15,13 @@ import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply, answer_to
 from evo.core.errors import ConfigError
+from evo.core.models import Model
 from evo.llm import queue as lane_module
+from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
-from evo.llm.models import Model
-from evo.llm.providers import LlmError
 from evo.llm.queue import FAILURES, ModelQueue, open_lane
 from evo.storage.model_calls import Call, Question
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from operators.llm.base import Message, Prompt
 from tests.engine_support import create
 from tests.llm_endpoint import KEY, error, in_turn
@@ -277,7 +277,7 @@ def test_limits_count_what_is_in_flight(tmp_path: Path) -> None:
     limits = ModelBudget(max_tokens=2 * MOST + 5)
     with Endpoint(in_turn(Reply(delay_s=0.1))) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
         assert [asked.submit(), asked.submit(), asked.submit()] == [True, True, False]
-        assert asked.lane.ended == ""  # there is room again when those are settled
+        assert asked.lane.ended is None  # there is room again when those are settled
         asked.take()
         asked.take()
         assert limits.tokens == 60

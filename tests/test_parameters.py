@@ -6,7 +6,7 @@ import struct
 import pytest
 import torch
 
-from fitness.gpu.parameters import pack
+from fitness.cuda.parameters import pack
 
 BF16 = [0.0, -0.0, 1.0, 1 / 3, -2.718281828, 65504.0, 3.0e38, 1e-40, 1.00390625, 1.01171875]
 

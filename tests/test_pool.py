@@ -25,7 +25,8 @@ from evo.core.records import Candidate, Evaluation, Finding, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.core.versions import versions
 from evo.search.engine import Engine
-from evo.storage.store import RunInfo, Store
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 from fitness.cluster import pool
 from fitness.cluster.bundle import TaskBundle, WorkerSettings
 from fitness.cluster.pool import Cluster, ClusterEvaluator, Node, Post, posts

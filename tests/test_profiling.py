@@ -14,11 +14,13 @@ from rich.console import Console
 from analysis.benchmarks.instant import InstantEvaluator, score
 from evo.cli.run_text import show_run, show_trial
 from evo.core.errors import EvoError
+from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Hint, Profile, Trial, Verdict, profile_to_json
-from evo.llm.models import Model
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.profiling import ProfilingEvaluator
-from evo.storage.store import HintCredit, RunReader, Store, connect_to_write
+from evo.storage.queries import HintCredit, RunReader
+from evo.storage.schema import connect_to_write
+from evo.storage.store import Store
 from operators.registry import LLM_OPERATORS
 from tests.engine_support import create, failed_trial, ok_trial, resume, search
 from tests.llm_support import context as context_of

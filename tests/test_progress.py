@@ -15,8 +15,8 @@ from rich.console import Console
 from evo.cli.progress import PLAIN_S, Progress, ProgressCounts
 from evo.core.errors import StoreError
 from evo.core.records import STAGES, Certificate, Fitness, Verdict
+from evo.storage.queries import RunInfo
 from evo.storage.result import Result, best_source, diff, read_result, speedup_text, write_result
-from evo.storage.store import RunInfo
 from tests.engine_support import config, failed_trial, ok_trial
 
 

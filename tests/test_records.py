@@ -86,3 +86,40 @@ def test_a_profile_survives_its_json():
 def test_the_numbers_of_a_profile_keep_their_order():
     profile = Profile("ncu", "memory", "why", {"z": 1.0, "a": 2.0})
     assert list(profile_from_json(profile_to_json(profile)).numbers) == ["z", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("params", records.OperatorRef("params")),
+        ("mutate@gpt", records.OperatorRef("mutate", "gpt")),
+        ("mutate@", records.OperatorRef("mutate", "")),
+    ],
+)
+def test_an_operator_survives_its_text(text: str, expected: records.OperatorRef) -> None:
+    found = records.OperatorRef.parse(text)
+    assert (found, str(found), found.asks) == (expected, text, "@" in text)
+
+
+def test_the_texts_of_run_folders_say_why_a_run_stopped() -> None:
+    # Run folders hold these texts: a change of one would make earlier runs unreadable.
+    final = ["budget spent", "search space exhausted", "limit on tokens or dollars reached"]
+    left = [
+        "interrupted", "no model answers", "proposed", "all of the budget is proposed",
+        "nothing new can be made of what is known", "nothing is pending",
+    ]  # fmt: skip
+    for text in (*final, *left):
+        found = records.StopReason.parse(text)
+        assert (str(found), found.final) == (text, text in final)
+    own = records.StopReason.parse("the arbiter ended the path after 3 rounds")
+    assert own is records.StopReason.STRATEGY and own.final
+
+
+def test_only_a_measured_difference_can_be_insignificant() -> None:
+    def timing(estimated: bool, terms: dict[str, float]) -> records.Timing:
+        return records.Timing("case", (1.0,), (2.0,), 2.0, (1.9, 2.1), estimated, terms)
+
+    assert not timing(False, {"counts": 0.0}).significant
+    assert timing(False, {"counts": 1.0}).significant
+    assert timing(False, {}).significant  # runs of before it was stored
+    assert timing(True, {"counts": 0.0}).significant

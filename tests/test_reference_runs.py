@@ -8,7 +8,7 @@ import pytest
 
 from evo.cli.main import main
 from evo.core.records import Candidate, Verdict
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 
 REFERENCE = Path(__file__).parent.parent / "runs" / "reference"
 RUNS = sorted(REFERENCE.glob("h200-claude*/*/run.sqlite"))

@@ -20,7 +20,9 @@ from evo.cli.main import main
 from evo.cli.report import _bounds
 from evo.core.errors import ConfigError
 from evo.core.records import Fitness, Timing, Trial, Verdict
-from evo.storage.store import FILE, RunReader, Store
+from evo.storage.folders import FILE
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests import chromium
 from tests.engine_support import create, failed_trial, ok_trial, resume, search
 

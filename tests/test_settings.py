@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from evo.core.errors import ConfigError
+from evo.core.models import Model
 from evo.core.records import Trial, Verdict
 from evo.core.settings import RunConfig
-from evo.llm.models import Model
 from evo.search.budget import Budget, gpu_seconds, in_words
 from tests.engine_support import config, failed_trial, ok_trial, proposal
 
@@ -37,9 +37,6 @@ def test_a_config_survives_its_json() -> None:
         ({"screen_budget": -1}, "screen_budget: expected"),
         ({"archive_share": 1.5}, "archive_share: expected a number from 0 to 1, got 1.5"),
         ({"archive_share": True}, "archive_share: expected a number"),
-        ({"strategy": "anneal"}, "expected one of evolve, random, hillclimb, best-of-n, tritonforge, got 'anneal'"),
-        ({"strategy": "best-of-n"}, "strategy best-of-n: expected a model to ask, got none; name one by --model"),
-        ({"strategy": "tritonforge", "models": (MODEL,), "workers": 2}, "set --workers 1 and --llm-concurrency 1"),
         ({"gpu_seconds": 0}, "--gpu-seconds: expected a number above 0, got 0; leave it out for no limit"),
         ({"gpu_seconds": float("inf")}, "--gpu-seconds: expected a number above 0, got inf"),
         ({"gpu_seconds": "60"}, "--gpu-seconds: expected a number above 0, got '60'"),

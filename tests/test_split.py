@@ -16,10 +16,11 @@ from analysis.benchmarks.endpoint import Endpoint, Reply, llm_of
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
 from evo.cli import common
 from evo.cli.main import main
+from evo.core.models import Model
 from evo.core.records import GPU_FACTS
-from evo.llm.models import Model
 from evo.search.engine import Engine, EngineOutcome
-from evo.storage.store import RunReader, Store
+from evo.storage.queries import RunReader
+from evo.storage.store import Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
 from tests.test_cli import evo_process

@@ -19,8 +19,10 @@ from analysis.schema import EXPORT
 from evo.cli.run_text import show_run, show_trial
 from evo.core.errors import StoreError
 from evo.core.records import Finding, Proposal, Trial, Verdict
+from evo.storage.folders import FILE
 from evo.storage.model_calls import stored_calls
-from evo.storage.store import FILE, RunReader, Store, check_makeable
+from evo.storage.queries import RunReader
+from evo.storage.store import Store, check_makeable
 from tests.engine_support import config, create, failed_trial, ok_trial, proposal, resume
 
 DOCS = Path(__file__).parent.parent / "docs" / "store.md"

@@ -6,11 +6,24 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
+from evo.core.errors import ConfigError
+from evo.core.models import Model
 from evo.core.records import Trial
-from evo.llm.models import Model
 from evo.search.arbiter import ROUNDS
 from evo.search.archive import Archive
-from evo.search.strategies import RESERVOIR, STRATEGIES, BestOfN, Evolve, HillClimb, Random, Strategy, TritonForge
+from evo.search.strategies import (
+    RESERVOIR,
+    STRATEGIES,
+    BestOfN,
+    Evolve,
+    HillClimb,
+    Random,
+    Strategy,
+    TritonForge,
+    strategy_of,
+)
 from tests.engine_support import config, failed_trial, ok_trial
 
 
@@ -98,6 +111,23 @@ def test_all_strategies_take_any_operator_and_survive_an_empty_start() -> None:
         assert names == {"mix", "nudge"}
         assert list(strategy.parents(0, 2, random.Random(0), wide=False)) == []
         assert list(strategy.parents(0, 2, random.Random(0), wide=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "anneal"}, "expected one of evolve, random, hillclimb, best-of-n, tritonforge, got 'anneal'"),
+        ({"strategy": "best-of-n"}, "strategy best-of-n: expected a model to ask, got none; name one by --model"),
+        (
+            {"strategy": "tritonforge", "models": (Model("m", "mailbox:a"),), "workers": 2},
+            "set --workers 1 and --llm-concurrency 1",
+        ),
+    ],
+)
+def test_a_strategy_that_cannot_work_is_refused_in_words(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        strategy_of(config(**changes))
+    assert words in str(raised.value)
 
 
 # --- strategies that ask models --------------------------------------------------------------------------------------

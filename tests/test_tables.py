@@ -18,7 +18,7 @@ from analysis.benchmarks import bench_export
 from analysis.tables import named_runs
 from evo.core.errors import ConfigError, StoreError
 from evo.core.records import Trial, evaluation_from_json, evaluation_to_json
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from tests.analysis_support import CALLS, ODD, PENDING, PROFILE, fill, grow, stored, trials
 from tests.engine_support import create, ok_trial
 

@@ -12,7 +12,7 @@ import evo.cli.models as models
 import fitness.gpu_backend as gpu_evaluator
 from evo.core.errors import ConfigError, EvoError
 from evo.core.records import GPU_FACTS
-from evo.storage.store import RunInfo
+from evo.storage.queries import RunInfo
 from fitness.candidate import FrontEnd
 from fitness.cuda import gpus
 from fitness.estimate.roofline import impossible, least_us

@@ -9,6 +9,7 @@ import pytest
 
 from evo.core.records import Verdict
 from fitness.estimate import trace
+from fitness.estimate.launch_trace import WINDOW, LaunchTrace
 from fitness.frontend.plan import to_json
 from fitness.sandbox.jobs import JobError
 from tests.traced import COPY, MATMUL, SOFTMAX, SOFTMAX3, TILES, plan_of, tensor, trace_of, traces_of, traffic
@@ -16,7 +17,7 @@ from tests.traced import COPY, MATMUL, SOFTMAX, SOFTMAX3, TILES, plan_of, tensor
 MB = 1 << 20
 
 
-def ops(found: trace.LaunchTrace) -> dict[str, float]:
+def ops(found: LaunchTrace) -> dict[str, float]:
     """Elements operated on by one program, by class."""
     total: dict[str, float] = {}
     for kind, elements, count in found.ops:
@@ -366,7 +367,7 @@ def test_same_plan_same_trace_and_json(tmp_path):
     plan = plan_of("softmax", (512,), args, ("y",))
     first, second = (trace_of(SOFTMAX, plan, tmp_path) for _ in range(2))
     assert first == second
-    assert trace.LaunchTrace.from_dict(json.loads(json.dumps(first.to_dict(), allow_nan=False))) == first
+    assert LaunchTrace.from_dict(json.loads(json.dumps(first.to_dict(), allow_nan=False))) == first
 
 
 def test_an_empty_grid_does_nothing(tmp_path):
@@ -399,7 +400,7 @@ def test_places_average_linear_work_exactly(grid):
 def test_samples_are_near_each_other_and_in_the_grid():
     for programs in (9, 100, 264, 10**6):
         near = trace.window(programs)
-        assert near[0] >= 0 and near[-1] < programs and near[-1] - near[0] < trace.WINDOW
+        assert near[0] >= 0 and near[-1] < programs and near[-1] - near[0] < WINDOW
 
 
 def test_plan_of_a_big_launch_takes_no_memory(tmp_path):

@@ -19,10 +19,11 @@ from analysis.benchmarks.instant import InstantEvaluator
 from analysis.export import export_training
 from analysis.training import EPSILON, TUNED, TrainingAnswer
 from evo.cli.main import main
+from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Trial, Verdict
 from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
-from evo.llm.models import Model
-from evo.storage.store import FILE, RunReader
+from evo.storage.folders import FILE
+from evo.storage.queries import RunReader
 from fitness.score import score
 from operators.base import Draft, Parent
 from operators.llm.base import Unreadable

@@ -31,9 +31,3 @@ def test_each_job_gets_what_the_one_before_made_of_the_sample() -> None:
     assert FILE_NAME in seen["interpret"][1]
     assert seen["trace"][0]["cases"][0]["plan"] == seen["interpret"][0]["plan"]
     assert not any(name.startswith("candidate") for name in set(sys.modules) - before)
-
-
-def test_without_record_there_is_nothing_to_warm_up() -> None:
-    called: list[str] = []
-    warm_up({name: lambda *_, name=name: called.append(name) for name in ("compile", "interpret", "trace")}, "sm_90")
-    assert called == []

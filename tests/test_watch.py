@@ -14,7 +14,8 @@ from rich.console import Console
 
 from evo.cli.main import main
 from evo.cli.watching import RECENT, Watch, watch
-from evo.storage.store import RunReader, is_written
+from evo.storage.queries import RunReader
+from evo.storage.store import is_written
 from tests.engine_support import create, failed_trial, ok_trial, search
 from tests.test_kill import BUDGET, ROOT, await_search, start
 

@@ -47,6 +47,11 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
+def test_a_job_inherits_what_its_module_warmed_up(zygote: Zygote, tmp_path: Path) -> None:
+    result = run(zygote, tmp_path, f"from {JOB} import warmed; answer['warmed'] = warmed")
+    assert result.value == {"warmed": [[[JOB], "sm_90"]]}
+
+
 def test_a_zygote_without_room_to_start_says_where_it_wanted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fitness.estimate import trace
+from fitness.estimate.launch_trace import LaunchTrace, Traffic
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
 
 HEADER = "import triton\nimport triton.language as tl\n"
@@ -50,7 +51,7 @@ def plan_of(
 
 def traces_of(
     source: str, plan: LaunchPlan, scratch: Path, integers: dict[int, np.ndarray] | None = None, samples: int = 8
-) -> list[list[trace.LaunchTrace]]:
+) -> list[list[LaunchTrace]]:
     """What `fitness.estimate.trace.job` finds, by launch and configuration."""
     names = {}
     for index, values in (integers or {}).items():
@@ -63,15 +64,15 @@ def traces_of(
         "cases": [{"plan": to_json(plan), "integers": names}],
     }
     found = trace.job(payload, scratch)["cases"][0]["launches"]
-    return [[trace.LaunchTrace.from_dict(t) for t in by_config] for by_config in found]
+    return [[LaunchTrace.from_dict(t) for t in by_config] for by_config in found]
 
 
-def trace_of(source: str, plan: LaunchPlan, scratch: Path, **more: Any) -> trace.LaunchTrace:
+def trace_of(source: str, plan: LaunchPlan, scratch: Path, **more: Any) -> LaunchTrace:
     """The trace of the only configuration of the only launch."""
     return traces_of(source, plan, scratch, **more)[0][0]
 
 
-def traffic(found: trace.LaunchTrace, buffer: int, kind: str) -> trace.Traffic:
+def traffic(found: LaunchTrace, buffer: int, kind: str) -> Traffic:
     return next(t for t in found.traffic if (t.buffer, t.kind) == (buffer, kind))
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+warmed: list[tuple[list[str], str]] = []  # what this module's warm-up got; children inherit it
+
+
+def warm_up(jobs: Mapping[str, Any], target_name: str) -> None:
+    warmed.append((list(jobs), target_name))
 
 
 def job(payload: dict[str, Any], scratch: Path) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator
 from evo.core.records import Trial
 from evo.core.settings import RunConfig
 from evo.search.engine import Engine
-from evo.storage.store import RunInfo, Store
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 
 MEAN_MS_LIMIT = 2.0  # a trial
 GROWTH_LIMIT = 1.25  # CPU time of the last thousand over the first: what changes between equal runs is below that

@@ -24,7 +24,9 @@ from typing import Any
 
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo.core.settings import RunConfig
-from evo.storage.store import FILE, RunInfo, Store
+from evo.storage.folders import FILE
+from evo.storage.queries import RunInfo
+from evo.storage.store import Store
 
 MEMORY_GB_LIMIT = 2.0
 CASES, PAIRS = ("square", "wide"), 10

@@ -226,10 +226,8 @@ def _tally(reports: list[Report], expected: Callable[[float], bool]) -> dict[str
             "time_us": round(statistics.median(s for t in mine for s in t.samples_us), 2),
             "launches_per_sample": timing.terms["launches_per_sample"],
             "comparisons": len(mine),
-            "counted": sum(bool(t.terms["counts"]) and expected(t.ratio) for t in mine),
-            "counted_and_at_least_5_percent": sum(
-                bool(t.terms["counts"]) and max(t.ratio, 1 / t.ratio) >= 1.05 for t in mine
-            ),
+            "counted": sum(t.significant and expected(t.ratio) for t in mine),
+            "counted_and_at_least_5_percent": sum(t.significant and max(t.ratio, 1 / t.ratio) >= 1.05 for t in mine),
             "interval_excludes_1": sum(t.ci95[0] > 1 or t.ci95[1] < 1 for t in mine),
             "noise_floor": round(timing.terms["noise_floor"], 4),
             "ratio_min_median_max": [round(r, 4) for r in (ratios[0], statistics.median(ratios), ratios[-1])],

@@ -8,18 +8,18 @@ rate is below the limit.
 from __future__ import annotations
 
 import argparse
-import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
+from evo.core.models import Model
 from evo.core.settings import RunConfig
-from evo.llm.models import Model
-from evo.storage.store import RunInfo, Store
+from evo.storage.queries import RunInfo, RunReader
+from evo.storage.store import Store
+from evo.storage.tables import call_rows, trial_rows
 
 LATENCY_S, SLOTS = 2.0, 16
 IDEAL = SLOTS / LATENCY_S
@@ -46,9 +46,10 @@ def main() -> int:
 
 def _way_s(folder: Path) -> list[float]:
     """Seconds between an answer and the verdict on it."""
-    with closing(sqlite3.connect(folder / "run.sqlite")) as db:
-        query = "SELECT e.at - c.answered_at FROM llm_calls c JOIN evaluations e USING (trial)"
-        return [seconds for (seconds,) in db.execute(query)]
+    with RunReader(folder) as run:
+        finished = {row.trial: row.finished_at for row in trial_rows(run)}
+        calls = [(call.answered_at, finished.get(call.trial)) for call in call_rows(run, with_text=False) if call.trial]
+    return [end - start for start, end in calls if start is not None and end is not None]
 
 
 if __name__ == "__main__":

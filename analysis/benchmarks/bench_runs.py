@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.records import Timing, Trial
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from fitness.tasks.task import task_names
 
 GRACE_S = 60.0  # for an interrupted run to end what is being evaluated

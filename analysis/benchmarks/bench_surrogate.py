@@ -22,8 +22,8 @@ from pathlib import Path
 
 from evo.core.records import Trial
 from evo.search.surrogate_data import Measurements
+from evo.storage.queries import RunReader
 from evo.storage.result import best_source
-from evo.storage.store import RunReader
 from operators.genes import get_genes
 from operators.params import FEWEST, POOL, named, neighbours
 from operators.rewrites.configs import inlined

@@ -21,12 +21,14 @@ from evo.campaign.shared import SharedEvaluator
 from evo.campaign.spec import Campaign, Cell, check_run
 from evo.core.errors import EvoError, StoreError
 from evo.core.locks import try_lock
-from evo.core.records import Evaluation
-from evo.search import termination as ends
+from evo.core.records import Evaluation, StopReason
+from evo.search import termination
 from evo.search.engine import Engine, Llm
 from evo.search.profiling import Profiler
+from evo.storage.folders import FILE
+from evo.storage.queries import RunInfo, RunReader
 from evo.storage.result import BEST, EVIDENCE
-from evo.storage.store import FILE, RunInfo, RunReader, Store
+from evo.storage.store import Store
 
 if TYPE_CHECKING:
     from fitness.tasks.task import Task
@@ -43,8 +45,10 @@ Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that 
 
 @dataclass(frozen=True)
 class Done:
-    """A cell that was worked on.  `reason` is how its run ended; "failed", then with a message; or ELSEWHERE: another
-    process works on it, or did.
+    """A cell that was worked on.
+
+    `reason` is how its run ended, in words; "failed", then with a message; or ELSEWHERE: another process works on it,
+    or did.
     """
 
     cell: Cell
@@ -59,7 +63,7 @@ def came_to_end(folder: Path, cell: Cell) -> bool:
     """
     with RunReader(folder / cell.path) as run:
         check_run(folder, cell, run.info)
-        return ends.came_to_end(run)
+        return termination.came_to_end(run)
 
 
 def finished(folder: Path, cell: Cell) -> bool:
@@ -121,7 +125,7 @@ def run_cells(
     def one(cell: Cell, task: Task, bench: _Bench) -> str:
         with bench, _claimed(campaign.folder, cell, done) as mine:
             if halted():
-                return "interrupted"
+                return StopReason.INTERRUPTED
             if not mine:
                 return ELSEWHERE
             if (campaign.folder / cell.path / FILE).exists():
@@ -248,17 +252,17 @@ def _run(
     else:
         store = Store.create(folder, info)
     with store:
-        if any(text == ends.SILENT for _, text, _ in store.events()):
+        if termination.fell_silent(store):
             raise EvoError(f"no model answered any more, so this cell is none of its arm; delete {folder} to repeat it")
         engine, llm = make_engine(store)
-        reason = engine.run().reason
-        if llm is not None and llm.lane.ended == ends.SILENT:
-            store.event("ended", ends.SILENT)
-            raise EvoError(f"{ends.SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
-        if reason != "interrupted":
+        outcome = engine.run()
+        if llm is not None and llm.lane.ended is StopReason.SILENT:
+            store.event("ended", StopReason.SILENT)
+            raise EvoError(f"{StopReason.SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
+        if outcome.reason is not StopReason.INTERRUPTED:
             conclude(store)
     (folder / FAILURE).unlink(missing_ok=True)
-    return reason
+    return outcome.text
 
 
 def _failed(campaign: Campaign, cell: Cell, error: BaseException) -> Done:

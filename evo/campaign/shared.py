@@ -7,8 +7,6 @@ candidate alone here, so a cell does not depend on which cell came first.
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,35 +17,19 @@ from evo.core.records import (
     Evaluation,
     Profile,
     Verdict,
-    evaluation_from_json,
-    evaluation_to_json,
 )
 from evo.search.profiling import Profiler
+from evo.storage.shared import SharedResults
 
-FILE = "evaluations.sqlite"
 # What the machine's load may have decided, and what depends on the cell, is not kept.
 _NOT_KEPT = (Verdict.TIMEOUT, Verdict.INFRASTRUCTURE, Verdict.DUPLICATE)
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS evaluations (
-    task TEXT, candidate TEXT, evaluation TEXT NOT NULL, PRIMARY KEY (task, candidate)
-);
-CREATE TABLE IF NOT EXISTS screens (
-    task TEXT, candidate TEXT, speedup REAL, PRIMARY KEY (task, candidate)
-);
-"""
 
 
 class SharedEvaluator:
     """An `evo.search.profiling.Profiler` in front of another one; `task_hash` and the candidate's id are the key."""
 
     def __init__(self, evaluator: Profiler, folder: Path, task_hash: str) -> None:
-        self._inner, self._task = evaluator, task_hash
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(folder / FILE, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
+        self._inner, self._results = evaluator, SharedResults(folder, task_hash)
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -57,16 +39,12 @@ class SharedEvaluator:
         return self._inner.prepare()
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        found = self._found(candidate.id)
+        found = self._results.evaluation(candidate.id)
         if found is not None and known.get(found.plan_hash, candidate.id) == candidate.id:
             return found
         evaluation = self._inner.evaluate(candidate, seed=0, known=known)
         if evaluation.verdict not in _NOT_KEPT:
-            with self._lock:
-                self._db.execute(
-                    "INSERT OR IGNORE INTO evaluations VALUES (?, ?, ?)",
-                    (self._task, candidate.id, evaluation_to_json(evaluation)),
-                )
+            self._results.add_evaluation(evaluation)
         return evaluation
 
     def certify(self, source: str, *, seed: int) -> Certificate:
@@ -79,30 +57,18 @@ class SharedEvaluator:
         return self._inner.profile(candidate, evaluation, counters=counters)
 
     def plan_hash(self, source: str) -> str:
-        found = self._found(Candidate(source).id)
+        found = self._results.evaluation(Candidate(source).id)
         return found.plan_hash if found is not None else self._inner.plan_hash(source)
-
-    def _found(self, candidate: str) -> Evaluation | None:
-        row = self._row("SELECT evaluation FROM evaluations WHERE task = ? AND candidate = ?", candidate)
-        return None if row is None else evaluation_from_json(row[0])
 
     def _screened(self, source: str) -> float | None:
         name = Candidate(source).id
-        row = self._row("SELECT speedup FROM screens WHERE task = ? AND candidate = ?", name)
-        if row is not None:
-            known: float | None = row[0]
-            return known
+        known = self._results.screened(name)
+        if known is not None:
+            return known[0]
         speedup = self._inner.screen([source])[0]
-        with self._lock:
-            self._db.execute("INSERT OR IGNORE INTO screens VALUES (?, ?, ?)", (self._task, name, speedup))
+        self._results.add_screen(name, speedup)
         return speedup
 
-    def _row(self, query: str, candidate: str) -> tuple[Any, ...] | None:
-        with self._lock:
-            row: tuple[Any, ...] | None = self._db.execute(query, (self._task, candidate)).fetchone()
-            return row
-
     def close(self) -> None:
-        with self._lock:
-            self._db.close()
+        self._results.close()
         self._inner.close()

@@ -16,18 +16,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evo.campaign.variants import ARMS, MODEL_ARMS, expand
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
+from evo.core.models import Model
 from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
-from evo.llm.models import Model, read_models
-from evo.search.strategies import STRATEGIES
+from evo.llm.models import read_models
+from evo.search.strategies import STRATEGIES, strategy_of
 from evo.storage import folders
-
-if TYPE_CHECKING:
-    from evo.storage.store import RunInfo
+from evo.storage.queries import RunInfo
+from fitness.tasks.task import task_names
+from operators import registry
 
 FILE = "campaign.json"
 LOCK = "campaign.lock"
@@ -101,9 +102,9 @@ class Spec:
             triton=version("triton") if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)
-        if arm in self.own:
-            return _changed(shared, self.own[arm])
-        return (ARMS | MODEL_ARMS)[arm](shared)
+        config = _changed(shared, self.own[arm]) if arm in self.own else (ARMS | MODEL_ARMS)[arm](shared)
+        strategy_of(config)  # raises ConfigError if it cannot work with these settings
+        return config
 
 
 def read_spec(path: Path) -> Spec:
@@ -346,8 +347,6 @@ def _check_name(arm: str) -> None:
 
 def _task(name: str, folder: Path) -> str:
     """A task as the spec names it: built in, in a folder from here, or in one beside the spec."""
-    from fitness.tasks.task import task_names
-
     beside = folder / name
     if name not in task_names() and not Path(name).is_dir() and (beside / "task.py").exists():
         return str(beside)
@@ -401,24 +400,20 @@ def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
 
 
 def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
-    from evo.cli.models import DEFAULT_OPERATORS
-
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
     kind = STRATEGIES[strategy]
-    return expand([*kind.operators, *(DEFAULT_OPERATORS if models and not kind.asks else ())], models)
+    return expand([*kind.operators, *(registry.DEFAULT_LLM_OPERATORS if models and not kind.asks else ())], models)
 
 
 def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """`config` with other settings; another strategy brings its own operators unless they are set too."""
-    from operators.registry import check_beginning
-
     changes = dict(settings)
     if "strategy" in changes:
         changes = {"operators": _operators_of(changes["strategy"], config.models)} | changes
     if "operators" in changes:
         changes["operators"] = expand(changes["operators"], config.models)
-        check_beginning(changes["operators"])
+        registry.check_beginning(changes["operators"])
     return dataclasses.replace(config, **changes)
 
 

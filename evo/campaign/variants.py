@@ -5,42 +5,39 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from evo.core.models import Model
+from evo.core.records import OperatorRef
 from evo.core.settings import RunConfig
-from evo.llm.models import Model
 from evo.search.strategies import STRATEGIES
+from operators import registry
 
 Arm = Callable[[RunConfig], RunConfig]
 
 
 def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
     """Operators called `names`, those that ask once for each model.  Raises ConfigError where there is no such name."""
-    from operators.registry import LLM_OPERATORS, get_operators
-
-    get_operators([name.partition("@")[0] for name in names], model=bool(models))
+    registry.get_operators([OperatorRef.parse(name).name for name in names], model=bool(models))
     expanded: list[str] = []
     for name in names:
-        expanded += [f"{name}@{m.name}" for m in models] if name in LLM_OPERATORS else [name]
+        expanded += [str(OperatorRef(name, m.name)) for m in models] if name in registry.LLM_OPERATORS else [name]
     return tuple(expanded)
 
 
 def _keep(test: Callable[[str], bool]) -> Arm:
-    return lambda c: dataclasses.replace(c, operators=tuple(o for o in c.operators if test(o.partition("@")[0])))
+    return lambda c: dataclasses.replace(c, operators=tuple(o for o in c.operators if test(OperatorRef.parse(o).name)))
 
 
 def _single(name: str) -> bool:
-    from operators.registry import LLM_OPERATORS, OPERATORS
-
-    return (LLM_OPERATORS[name].arity if name in LLM_OPERATORS else OPERATORS[name].arity) < 2
+    operator = registry.LLM_OPERATORS[name] if name in registry.LLM_OPERATORS else registry.OPERATORS[name]
+    return operator.arity < 2
 
 
 def _no_repair(config: RunConfig) -> RunConfig:
-    from operators.registry import LLM_OPERATORS
-
-    return _keep(lambda name: name not in LLM_OPERATORS or not LLM_OPERATORS[name].repairs)(config)
+    return _keep(lambda name: name not in registry.LLM_OPERATORS or not registry.LLM_OPERATORS[name].repairs)(config)
 
 
 def _without_models(config: RunConfig) -> RunConfig:
-    rules = tuple(o for o in config.operators if "@" not in o)
+    rules = tuple(o for o in config.operators if not OperatorRef.parse(o).asks)
     return dataclasses.replace(config, operators=rules, models=(), max_tokens=None, guidance="digest")
 
 

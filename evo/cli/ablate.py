@@ -134,6 +134,7 @@ def run_campaign(
     known by then; conclude: as of `run_cells`.
     """
     from evo.campaign.runner import ELSEWHERE, run_cells
+    from evo.core.records import StopReason
     from evo.core.versions import versions
     from evo.search.interrupt import Interrupt
 
@@ -154,7 +155,7 @@ def run_campaign(
         running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt, conclude)
         with closing(running), _forced_exit(campaign):
             for done in running:
-                if done.reason in ("interrupted", ELSEWHERE):
+                if done.reason in (StopReason.INTERRUPTED, ELSEWHERE):
                     elsewhere += done.reason == ELSEWHERE
                     continue
                 failed += [done] if done.reason == "failed" else []

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.errors import EvoError, how_to_install
-from evo.llm.models import Model
+from evo.core.models import Model
 from fitness.devices import Gpus
 
 OK, MISSING, UNUSABLE = "ok", "missing", "not usable"
@@ -285,7 +285,8 @@ def _cluster(address: str) -> Check:
 
 def _model(model: Model) -> Check:
     """Whether `model` can be asked; nothing that costs money is asked."""
-    from evo.llm.providers import Failed, open_provider
+    from evo.llm.base import Failed
+    from evo.llm.providers import open_provider
 
     name, fix = f"model {model.name}", "mend --model, the network or the key (docs/llm.md)"
     try:

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common as parts
 from evo.core.errors import ConfigError
-from evo.core.records import GPU_FACTS
+from evo.core.records import GPU_FACTS, OperatorRef
 from evo.core.text import quoted
 
 if TYPE_CHECKING:
+    from evo.core.models import Model
     from evo.core.settings import RunConfig
-    from evo.llm.models import Model
     from evo.search.engine import Llm
     from evo.storage.store import RunInfo, Store
     from fitness.tasks.task import Task
     from operators.llm.base import LlmContext
 
-# Of those that ask, the ones that work from a seed kernel.
-DEFAULT_OPERATORS = ("mutate", "crossover", "repair", "explore")
 # Questions in flight where several workers evaluate.
 DEFAULT_CONCURRENCY = 8
 
@@ -56,19 +54,19 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     from evo.core.settings import GUIDANCE
     from evo.llm.models import read_models
     from evo.search.strategies import STRATEGIES
-    from operators.registry import LLM_OPERATORS, get_operators
+    from operators.registry import DEFAULT_LLM_OPERATORS, LLM_OPERATORS, get_operators
 
     models = read_models(arguments.model, arguments.models)
     if models and arguments.operators is None and not STRATEGIES[arguments.strategy].asks:
-        names = [*names, *DEFAULT_OPERATORS]
+        names = [*names, *DEFAULT_LLM_OPERATORS]
     if STRATEGIES[arguments.strategy].asks and not models:
         raise ConfigError(
             f"--strategy {arguments.strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
             f"another strategy"
         )
     check(models)
-    get_operators([n.partition("@")[0] for n in names], model=bool(models))
-    no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
+    get_operators([OperatorRef.parse(n).name for n in names], model=bool(models))
+    no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and ref.name not in LLM_OPERATORS]
     if no_asker:
         raise ConfigError(
             f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
@@ -76,8 +74,8 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     operators: list[str] = []
     for name in names:
         asks = name in LLM_OPERATORS
-        operators += [f"{name}@{m.name}" for m in models] if asks else [name]
-    if models and not any("@" in o for o in operators):
+        operators += [str(OperatorRef(name, m.name)) for m in models] if asks else [name]
+    if models and not any(OperatorRef.parse(o).asks for o in operators):
         raise ConfigError(
             f"--model: expected an operator that asks it, got {', '.join(names)}; "
             f"add one of {', '.join(LLM_OPERATORS)} to --operators, or leave that out"
@@ -156,12 +154,12 @@ def open_llm(store: Store, task: Task) -> Llm:
     from evo.llm.prompt_scheduler import PromptScheduler
     from evo.llm.queue import open_lane
     from evo.search.engine import Llm
-    from evo.search.strategies import STRATEGIES
+    from evo.search.strategies import strategy_of
     from operators.registry import LLM_OPERATORS
 
     config = store.info.config
     context = prompt_context(store.info, task)
-    remembers = STRATEGIES[config.strategy].remembers
+    remembers = strategy_of(config).remembers
     asker = PromptScheduler(
         LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common, models
 from evo.core.errors import StoreError
+from evo.core.records import OperatorRef
 from evo.storage.folders import run_folder
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     with RunReader(arguments.folder) as run:
         config = run.info.config
         task = _task(run.info, arguments.folder)
-        rules = [name for name in config.operators if "@" not in name]
+        rules = [name for name in config.operators if not OperatorRef.parse(name).asks]
         operators = {o.name: o for o in get_operators(rules)} if rules else {}
         context = models.prompt_context(run.info, task)
         redone = list(Redoing(run, operators, LLM_OPERATORS, context).decisions())

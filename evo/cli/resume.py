@@ -11,7 +11,6 @@ from evo.cli import common, models
 from evo.cli.search import conclude, search
 from evo.cli.split import check_devices, comparable_versions, find_devices, prepare, with_budget
 from evo.core.text import quoted
-from evo.search.termination import is_over
 from evo.storage.folders import run_folder
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ def add(commands: Any) -> None:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
+    from evo.search.strategies import strategy_of
+    from evo.search.termination import is_over
     from evo.storage.store import RunReader, Store
 
     with RunReader(arguments.folder) as run:
@@ -70,6 +71,7 @@ def _resume(arguments: argparse.Namespace) -> int:
         models.check(config.models)
         devices, config = find_devices(store, config, arguments)
         config = dataclasses.replace(config, workers=_workers(arguments, devices, config.workers))
+        strategy_of(config)  # raises ConfigError if it cannot work with these workers
         common.say(f"resuming {arguments.folder} at {spent} of {config.budget} candidates")
         devices.say()
         with closing(devices.open(task, config.target)) as evaluator:

@@ -63,6 +63,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from evo.core.versions import versions
+    from evo.search.strategies import strategy_of
     from evo.storage.store import RunInfo, Store, check_makeable, check_vacant
 
     config = _config(arguments)
@@ -80,6 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = replace(config.with_device(devices.choice.device), workers=devices.workers(arguments.workers))
     if arguments.screen_budget is not None:
         config = replace(config, screen_budget=arguments.screen_budget)
+    strategy_of(config)  # raises ConfigError if it cannot work with these workers
     common.say(f"preparing {task.name}: evaluating its seed kernel")
     with closing(devices.open(task, config.target)) as evaluator:
         first = evaluator.prepare()
@@ -91,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.core.settings import REDRAFTS, RunConfig
-    from evo.search.strategies import STRATEGIES
+    from evo.search.strategies import STRATEGIES, strategy_of
     from fitness.devices import check_address, check_gpus
     from fitness.frontend.target import get_target
     from fitness.tasks.task import task_names
@@ -127,6 +129,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         frozen_parents=True,
         surrogate=True,
     )
+    strategy_of(config)  # raises ConfigError if it cannot work with these settings
     check_beginning(config.operators)
     return config
 

@@ -11,10 +11,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Evaluation, Profile, Proposal, Timing, Trial
+from evo.core.records import Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
 from evo.search.budget import SEED_OPERATOR, gpu_seconds
+from evo.storage.queries import ModelUse, OperatorCredit, RunReader
 from evo.storage.result import best_source, diff, read_result, speedup_text
-from evo.storage.store import ModelUse, OperatorCredit, RunReader
 
 
 def show_run(run: RunReader, console: Console) -> None:
@@ -42,7 +42,7 @@ def show_run(run: RunReader, console: Console) -> None:
     credit = [o for o in run.operators() if o.name != SEED_OPERATOR]
     rows = [(o.name, o.trials, o.ok, o.improved, _times(o.best), *_price(o)) for o in credit]
     columns = ("operator", "trials", "ok", "beat all parents", "best", "tokens", "dollars")
-    asks = any("@" in o.name for o in credit)
+    asks = any(OperatorRef.parse(o.name).asks for o in credit)
     _print_table(console, "operators", columns if asks else columns[:-2], rows if asks else [r[:-2] for r in rows])
     models = run.models()
     if models:
@@ -179,7 +179,7 @@ def _show_call(run: RunReader, index: int, console: Console) -> None:
 
 def _price(credit: OperatorCredit) -> tuple[str, str]:
     """Tokens and dollars of an operator's answers."""
-    return (_known(credit.tokens, "d"), _known(credit.usd, ".4f")) if "@" in credit.name else ("", "")
+    return (_known(credit.tokens, "d"), _known(credit.usd, ".4f")) if OperatorRef.parse(credit.name).asks else ("", "")
 
 
 def _known(value: float | None, form: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from evo.cli import common, models
 from evo.core.errors import EvoError
+from evo.core.records import OperatorRef
 from evo.core.text import counted, quoted
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def make_engine(
     from operators.registry import get_operators
 
     config = store.info.config
-    rules = [name for name in config.operators if "@" not in name]
+    rules = [name for name in config.operators if not OperatorRef.parse(name).asks]
     operators = {o.name: o for o in get_operators(rules)} if rules else {}
     llm = models.open_llm(store, task) if config.models and proposals != 0 else None
     score = common.scorer()
@@ -102,14 +103,13 @@ def conclude(store: Store, outcome: EngineOutcome | None = None, evaluator: Eval
 
     Without an evaluator nothing can be certified: what was found out before is then written again.
     """
-    from evo.core.records import Trial
-    from evo.search.termination import SILENT
+    from evo.core.records import StopReason, Trial
     from evo.storage.result import read_result, speedup_text, write_result
 
     folder = store.folder
-    interrupted = outcome is not None and outcome.reason == "interrupted"
+    interrupted = outcome is not None and outcome.reason is StopReason.INTERRUPTED
     if outcome is not None:
-        common.say(f"ended: {outcome.reason}, {counted(outcome.spent, 'candidate')} evaluated")
+        common.say(f"ended: {outcome.text}, {counted(outcome.spent, 'candidate')} evaluated")
         models.say_failures(store)
     seed = store.trial(0) if store.best() is not None else None
     if not isinstance(seed, Trial):  # it is the first to finish
@@ -136,7 +136,7 @@ def conclude(store: Store, outcome: EngineOutcome | None = None, evaluator: Eval
     common.say(f"look closer: evo show {quoted(folder)}, evo show {quoted(folder)} {best.index}")
     if interrupted:
         common.say(f"go on: evo resume {quoted(folder)}")
-    if outcome is not None and outcome.reason == SILENT and not outcome.spent:
+    if outcome is not None and outcome.reason is StopReason.SILENT and not outcome.spent:
         return common.EXIT_NOT_OK  # nothing was searched
     return common.EXIT_INTERRUPTED if interrupted else 0
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from evo.cli import common, models
 from evo.cli.search import conclude, run_engine
 from evo.core.errors import ConfigError
-from evo.core.records import GPU_FACTS
+from evo.core.records import GPU_FACTS, StopReason
 from evo.core.text import quoted
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def add_options(run: argparse.ArgumentParser) -> None:
 def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
     """`config`: as the arguments ask for it."""
     from evo.core.versions import own_versions
-    from evo.search.termination import SILENT
     from evo.storage.store import FILE, RunInfo, Store
 
     folder, count = _folder(arguments, "--propose-only N"), arguments.propose_only
@@ -61,17 +60,19 @@ def propose(arguments: argparse.Namespace, config: RunConfig) -> int:
     with store:
         outcome = run_engine(store, task, None, None, proposals=count)
         pending = len(store.pending())
-        common.say(f"ended: {outcome.reason}; {outcome.proposed} candidates proposed, {pending} pending")
+        common.say(f"ended: {outcome.text}; {outcome.proposed} candidates proposed, {pending} pending")
         models.say_failures(store)
         if pending:
             common.say(f"evaluate them: evo run --evaluate-only --run-dir {quoted(folder)}")
-    if outcome.reason == SILENT and not outcome.proposed:
+    if outcome.reason is StopReason.SILENT and not outcome.proposed:
         return common.EXIT_NOT_OK
-    return common.EXIT_INTERRUPTED if outcome.reason == "interrupted" else 0
+    return common.EXIT_INTERRUPTED if outcome.reason is StopReason.INTERRUPTED else 0
 
 
 def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
     """`config`: as the arguments ask for it."""
+    from evo.search.strategies import strategy_of
+
     folder = _folder(arguments, "--evaluate-only")
     task, store, config, versions = _open(folder, arguments, config)
     with store:
@@ -82,6 +83,7 @@ def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
             return 0
         devices, config = find_devices(store, config, arguments)
         config = dataclasses.replace(config, workers=devices.workers(arguments.workers))
+        strategy_of(config)  # raises ConfigError if it cannot work with these workers
         devices.say()
         with closing(devices.open(task, config.target)) as evaluator:
             first = prepare(store, config, versions, evaluator)
@@ -123,10 +125,12 @@ def find_devices(store: Store, config: RunConfig, arguments: argparse.Namespace)
 
 def check_devices(store: Store, config: RunConfig, arguments: argparse.Namespace) -> None:
     """Raises ConfigError for devices that were asked for and cannot be had, where nothing is left to evaluate."""
+    from evo.search.strategies import strategy_of
+
     if arguments.gpus is not None or arguments.ray_address is not None:
         find_devices(store, config, arguments)
     if arguments.workers is not None:
-        dataclasses.replace(config, workers=arguments.workers)
+        strategy_of(dataclasses.replace(config, workers=arguments.workers))
 
 
 def prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Evaluator) -> Evaluation:

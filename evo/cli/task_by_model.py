@@ -15,7 +15,7 @@ from evo.core.errors import ConfigError
 from evo.core.text import quoted
 
 if TYPE_CHECKING:
-    from evo.llm.models import Model
+    from evo.core.models import Model
     from evo.llm.task_drafts import Drafting, Round
     from fitness.evaluator import Evaluator
     from fitness.tasks.task import Task

@@ -60,6 +60,36 @@ _RANK = {
     Verdict.OK: 5,
 }
 
+
+class StopReason(enum.StrEnum):
+    """Why a run stopped.  The value is the text that a run folder stores."""
+
+    BUDGET = "budget spent"
+    EXHAUSTED = "search space exhausted"
+    STRATEGY = "the strategy ended the search"  # a strategy may store a text of its own instead
+    LIMIT = "limit on tokens or dollars reached"
+    INTERRUPTED = "interrupted"
+    SILENT = "no model answers"
+    # If only a part of the run was asked for:
+    PROPOSED = "proposed"
+    ALL_PROPOSED = "all of the budget is proposed"
+    NOTHING_NEW = "nothing new can be made of what is known"
+    NOTHING_PENDING = "nothing is pending"
+
+    @classmethod
+    def parse(cls, text: str) -> StopReason:
+        """Return the reason that `text` stands for in a run folder: STRATEGY if it is a strategy's own text."""
+        try:
+            return cls(text)
+        except ValueError:
+            return cls.STRATEGY
+
+    @property
+    def final(self) -> bool:
+        """Whether the run came to its end; if not, there was more to do."""
+        return self in (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT)
+
+
 # Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU,
 # where the estimate comes before it; with one, "time" verifies and times.  Who ended after "compile" was compiled.
 STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
@@ -154,6 +184,28 @@ def _bare_at_a_glance(source: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class OperatorRef:
+    """An operator and the model that it asks, written "mutate@gpt"; without a model ("params") it asks none."""
+
+    name: str
+    model: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> OperatorRef:
+        """Return the operator that `text` names in the settings, proposals and calls of a run."""
+        name, at, model = text.partition("@")
+        return cls(name, model if at else None)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks a model."""
+        return self.model is not None
+
+    def __str__(self) -> str:
+        return self.name if self.model is None else f"{self.name}@{self.model}"
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A kernel source.  Sources that differ in comments and layout only are the same candidate."""
 
@@ -222,6 +274,10 @@ class Check:
     own_share: float = 1.0  # least share of own kernels in the bytes of the outputs; the rest was left to operators
 
 
+# The term of a measured timing that says whether its difference from the seed is significant: 1 or 0.
+SIGNIFICANT = "counts"
+
+
 @dataclass(frozen=True)
 class Timing:
     """Time of one tune case, candidate against the seed kernel.
@@ -243,6 +299,11 @@ class Timing:
             raise ValueError(f"timing of case {self.case!r} has no samples")
         if not (self.ratio > 0 and math.isfinite(self.ratio)):
             raise ValueError(f"timing of case {self.case!r}: ratio must be positive and finite, got {self.ratio}")
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference from the seed kernel is beyond noise; always true of an estimate."""
+        return self.estimated or bool(self.terms.get(SIGNIFICANT, 1.0))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from evo.core.errors import ConfigError
-from evo.llm.models import Model
-from evo.search.strategies import STRATEGIES
+from evo.core.models import Model
+from evo.core.records import OperatorRef
 
 SEEDS = (0, 2**63 - 1)  # SQLite's integers end there
 
@@ -48,8 +48,8 @@ class RunConfig:
     """Everything that decides what a run does.
 
     `budget` counts candidates evaluated after the seed; where `gpu_seconds` are limited, the run ends with whichever
-    is spent first.  `operators` are names; which names exist is the registry's
-    business.  With workers=1 the run is serial, and a function of the other fields and the task alone.
+    is spent first.  `operators` and `strategy` are names: `operators.registry` and `evo.search.strategies` say which
+    exist.  With workers=1 the run is serial, and a function of the other fields and the task alone.
     """
 
     task: str  # name of a built-in task, or the absolute path of a task folder
@@ -92,8 +92,6 @@ class RunConfig:
         share = self.archive_share
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
-        if self.strategy not in STRATEGIES:
-            raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
         if self.device not in DEVICES:
             raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, got {self.device!r}")
         if not self.operators:
@@ -105,21 +103,11 @@ class RunConfig:
             raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
         check_limit("--gpu-seconds", self.gpu_seconds)
         self._check_models()
-        self._check_strategy()
-
-    def _check_strategy(self) -> None:
-        strategy = STRATEGIES[self.strategy]
-        if strategy.asks and not self.models:
-            raise ConfigError(f"strategy {self.strategy}: expected a model to ask, got none; name one by --model")
-        if strategy.path and not self.serial:
-            raise ConfigError(
-                f"strategy {self.strategy} is a single path: expected one worker and one question at a time, got "
-                f"{self.workers} and {self.llm_slots}; set --workers 1 and --llm-concurrency 1"
-            )
 
     def _check_models(self) -> None:
         names = {m.name for m in self.models}
-        unknown = sorted({o.partition("@")[2] for o in self.operators if "@" in o} - names)
+        asked = {model for o in self.operators if (model := OperatorRef.parse(o).model) is not None}
+        unknown = sorted(asked - names)
         if unknown:
             raise ConfigError(
                 f"operators: expected models among {', '.join(names) or 'none'}, got {', '.join(unknown)}"

@@ -32,6 +32,11 @@ def plain(text: str) -> str:
     return _DOUBTFUL.sub(lambda found: _seen(found[0]), text)
 
 
+def storable(text: str) -> str:
+    """`text` with what UTF-8 cannot hold (lone surrogates in a candidate's messages) made visible."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def quoted(path: Path | str) -> str:
     """A path as a shell reads it, for commands that are printed to be copied."""
     return shlex.quote(str(path))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-import evo
+from evo.core import VERSION
 
 _PACKAGES = ("evo", "operators", "fitness")
 # Libraries that decide what machine code a source becomes and how it is judged.
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 def own_versions() -> dict[str, str]:
     """Those that decide what is proposed: proposals can be made beside another build of torch than evaluates them."""
-    return {"evo": evo.__version__, "code": code_hash(Path(evo.__file__).parent.parent)}
+    return {"evo": VERSION, "code": code_hash(Path(__file__).parents[2])}
 
 
 def code_hash(root: Path, packages: Sequence[str] = _PACKAGES) -> str:

@@ -9,23 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from evo.llm.models import Model
+from evo.core.models import Bill, Model
 from operators.llm.base import Message
 
 # A token of a byte-level vocabulary is at least one byte of text, so bytes bound tokens.  A chat template adds roles
 # and perhaps a default system prompt to the messages: tens of tokens, for which this leaves room.
 TEMPLATE_TOKENS = 256
-
-
-@dataclass(frozen=True)
-class Bill:
-    """Tokens and dollars of one request.  Dollars are None where the price is unknown."""
-
-    tokens_in: int
-    tokens_out: int
-    usd: float | None
 
 
 def most(model: Model, messages: Sequence[Message]) -> Bill:

@@ -16,12 +16,10 @@ import openai
 from openai.types.chat import ChatCompletion
 
 from evo.core.errors import ConfigError
-from evo.core.text import plain
-from evo.llm.budget import Bill
-from evo.llm.models import Model
-from evo.llm.providers import Failed, LlmError, Request
+from evo.core.models import Bill, Model
+from evo.core.text import plain, storable
+from evo.llm.base import Failed, LlmError, Request
 from evo.storage.model_calls import ModelAnswer
-from evo.storage.store import plain_text
 
 # Another attempt may succeed.  The codes after 500 are those of proxies: overloaded (529), closed (520 to 524).
 _PASSING = {408, 409, 425, 429, *range(500, 600)}
@@ -59,7 +57,7 @@ class EndpointProvider:
         return {"model": self._model.sent_as or self._model.name, self._limit: self._model.max_tokens, **self._optional}
 
     async def ask(self, request: Request) -> ModelAnswer:
-        messages = [{"role": m.role, "content": plain_text(m.text)} for m in request.prompt.messages]
+        messages = [{"role": m.role, "content": storable(m.text)} for m in request.prompt.messages]
         while True:
             sent = self.parameters
             try:

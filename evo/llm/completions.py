@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from evo.core.records import Trial, candidate_id
-from evo.storage.store import RunReader, Spans
+from evo.core.records import OperatorRef, Trial, candidate_id
+from evo.storage.queries import RunReader
+from evo.storage.store import Spans
 from operators.base import Draft, Parent
 from operators.llm.base import LlmOperator, Unreadable
 from operators.llm.edits import has_edits, write_edits
@@ -68,7 +69,7 @@ class Completions:
         as_answered = Completion(judged.text, judged.spans, tuned=False)
         if judged.itself:
             return as_answered
-        operator = self._operators.get(judged.operator.partition("@")[0])
+        operator = self._operators.get(OperatorRef.parse(judged.operator).name)
         if operator is None:
             return UNKNOWN_OPERATOR
         parents = [self._parent(index) for index in judged.parents]

@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from evo.core.errors import ConfigError
+from evo.core.models import Model
+from evo.llm.base import Failed, LlmError, Request
 from evo.llm.budget import ModelBudget, most
-from evo.llm.models import Model
-from evo.llm.providers import Failed, LlmError, Request, open_provider
+from evo.llm.providers import open_provider
 from evo.llm.queue import LONGEST_WAIT_S, ask_once, backoff_s
 from evo.storage.model_calls import ModelAnswer
 from operators.llm.base import Prompt

@@ -17,10 +17,10 @@ from types import MappingProxyType
 from typing import Any
 
 from evo.core.errors import ConfigError
-from evo.llm.models import Model
-from evo.llm.providers import Request
+from evo.core.models import Model
+from evo.core.text import storable
+from evo.llm.base import Request
 from evo.storage.model_calls import ModelAnswer
-from evo.storage.store import plain_text
 
 POLL_S = 0.2
 # Writers that do not rename write a few pages in one go; a pause of this length in the middle is not to be expected.
@@ -96,7 +96,7 @@ def _write(path: Path, text: str) -> None:
     if path.exists():
         return
     new = path.with_suffix(".tmp")
-    new.write_text(plain_text(text), encoding="utf-8")
+    new.write_text(storable(text), encoding="utf-8")
     os.replace(new, path)
 
 

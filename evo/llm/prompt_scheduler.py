@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial, Verdict
-from evo.llm.models import Model
+from evo.core.models import Model
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial, Verdict
 from evo.llm.repairs import REPAIRS, repairable
 from evo.storage.model_calls import Call, ModelAnswer, Question
 from operators.base import Draft, Parent
@@ -97,12 +97,14 @@ class PromptScheduler:
         self, arm: str, parents: Sequence[int], rng: random.Random, *, island: int, told: int, proposed: int
     ) -> Question | None:
         """What `arm` ("mutate@NAME") asks about `parents`; None where it does not apply to them."""
+        model = OperatorRef.parse(arm).model
+        assert model is not None  # operators that ask have one
         context = self._context(
             rng=rng,
             history=tuple(self._history),
             profiles={} if self._guidance == "none" else self._profiles(parents),
             guidance=self._guidance,
-            answer=self._models[arm.partition("@")[2]].answer,
+            answer=self._models[model].answer,
         )
         prompt = self._operator(arm).prompt([self._parent(p) for p in parents], context)
         return None if prompt is None else Question(arm, prompt, tuple(parents), island, told, proposed)
@@ -123,17 +125,18 @@ class PromptScheduler:
     def tell(self, trial: Trial, parent_speedup: float) -> None:
         """Takes in a finished trial, and the speedup of the best of its parents."""
         proposal, evaluation = trial.proposal, trial.evaluation
-        repair = "@" in proposal.operator and self.repairs(proposal.operator)
+        operator = OperatorRef.parse(proposal.operator)
+        repair = operator.asks and self.repairs(proposal.operator)
         first = self._first.get(proposal.parents[0], trial.index) if repair else trial.index
         if repairable(evaluation):
             self._first[trial.index] = first
             self._failed.append(trial.index)
         elif repair and trial.fitness is not None:
             self._repairs[first] = REPAIRS  # mended
-        if "@" in proposal.operator:
+        if operator.asks:
             self._history.append(
                 Tried(
-                    operator=proposal.operator.partition("@")[0],
+                    operator=operator.name,
                     note=proposal.note,
                     verdict=evaluation.verdict,
                     message=evaluation.message,
@@ -185,10 +188,10 @@ class PromptScheduler:
         return Parent(trial.index, trial.candidate.source, speedup=1.0)
 
     def _operator(self, arm: str) -> LlmOperator:
-        return self._operators[arm.partition("@")[0]]
+        return self._operators[OperatorRef.parse(arm).name]
 
     def _count_repair(self, arm: str, parents: Sequence[int], by: int) -> None:
-        if "@" in arm and self.repairs(arm) and parents and parents[0] in self._first:
+        if OperatorRef.parse(arm).asks and self.repairs(arm) and parents and parents[0] in self._first:
             self._repairs[self._first[parents[0]]] += by
 
 

@@ -16,12 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from evo.llm.budget import Bill, ModelBudget, most
-from evo.llm.models import Model
-from evo.llm.providers import Failed, LlmError, Provider, Request, open_provider
-from evo.search.termination import SILENT
+from evo.core.models import Bill, Model
+from evo.core.records import StopReason
+from evo.core.text import storable
+from evo.llm.base import Failed, LlmError, Provider, Request
+from evo.llm.budget import ModelBudget, most
+from evo.llm.providers import open_provider
 from evo.storage.model_calls import Call, CallLog, ModelAnswer, Question
-from evo.storage.store import plain_text
 
 # Waits between two attempts, where the endpoint names none: 1, 2, 4 ... s, half of it by chance, so that those refused
 # together do not come back together.
@@ -100,11 +101,11 @@ class ModelQueue:
         return name not in self._full and self._failures[name] < FAILURES
 
     @property
-    def ended(self) -> str:
-        """Why no model will be asked any more, "" while one may be."""
+    def ended(self) -> StopReason | None:
+        """Why no model will be asked any more; None while one may be."""
         if any(map(self._usable, self.models)):
-            return ""
-        return "limit on tokens or dollars reached" if self._full else SILENT
+            return None
+        return StopReason.LIMIT if self._full else StopReason.SILENT
 
     def submit(self, question: Question) -> bool:
         """Asks; False where the limits have no room for it now.
@@ -254,7 +255,7 @@ async def ask_once(provider: Provider, request: Request, model: Model) -> ModelA
 
 
 def _storable(answer: ModelAnswer) -> ModelAnswer:
-    text, finish, reasoning = map(plain_text, (answer.text, answer.finish, answer.reasoning))
+    text, finish, reasoning = map(storable, (answer.text, answer.finish, answer.reasoning))
     return dataclasses.replace(answer, text=text, finish=finish, reasoning=reasoning)
 
 

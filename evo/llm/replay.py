@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from evo.core.errors import ConfigError
-from evo.llm.budget import Bill
-from evo.llm.models import Model
-from evo.llm.providers import LlmError, Request
+from evo.core.models import Bill, Model
+from evo.llm.base import LlmError, Request
 from evo.storage.model_calls import ModelAnswer
+from evo.storage.queries import RunReader
 
 _FIELDS = {"model", "prompt_hash", "answer", "finish"}
 
@@ -54,8 +54,6 @@ class ReplayProvider:
 def recorded_models(path: Path) -> list[Model]:
     """The models whose answers `path` holds, each replayed with the settings it had."""
     if path.is_dir():
-        from evo.storage.store import RunReader
-
         with RunReader(path) as run:
             models: Iterable[Model] = run.info.config.models
     else:
@@ -68,8 +66,6 @@ def recorded_models(path: Path) -> list[Model]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
-        from evo.storage.store import RunReader
-
         with RunReader(path) as run:
             return list(run.answers())
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from evo.core.text import storable
 from evo.storage.model_calls import ModelAnswer
-from evo.storage.store import plain_text
 from fitness.frontend.plan import ITEMSIZE
 from fitness.tasks.scaffold import entries, waivers
 from fitness.validation.draft import LEAST_CASES, MOST_CASES, MOST_TOLERANCE, Accepted, Refused
@@ -76,7 +76,7 @@ def first_prompt(kernel: str) -> Prompt:
         "dtypes": list(ITEMSIZE),
         "tolerance": MOST_TOLERANCE,
     }
-    return ask_for_task(plain_text(kernel), names, waivers(kernel, names[0]), limits)
+    return ask_for_task(storable(kernel), names, waivers(kernel, names[0]), limits)
 
 
 def _problem(found: Drafting, source: str, check: Callable[[str], Accepted]) -> str:

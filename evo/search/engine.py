@@ -13,7 +13,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from evo.core.records import Candidate, Certificate, Evaluation, Fitness, Proposal, Trial, Verdict
+from evo.core.records import (
+    Candidate,
+    Certificate,
+    Evaluation,
+    Fitness,
+    OperatorRef,
+    Proposal,
+    StopReason,
+    Trial,
+    Verdict,
+)
 from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.llm.queue import ModelQueue
@@ -74,14 +84,10 @@ class Llm:
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """How a run ended.
+    """How a run ended; `text` says it in words, those of the strategy if it ended the run."""
 
-    `reason`: "budget spent", "search space exhausted", "interrupted", why the strategy ended it, why no model can be
-    asked, and, where only a part was asked for: "proposed", "all of the budget is proposed", "nothing new can be made
-    of what is known", "nothing is pending".
-    """
-
-    reason: str
+    reason: StopReason
+    text: str
     seed: Trial | None  # None where an interrupt came before the first trial
     best: Trial | None
     spent: int  # candidates evaluated, in this process or earlier
@@ -127,7 +133,9 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Done | Call] = queue.SimpleQueue()
         self._pool = _Pool(self._evaluate, config.workers, self._inbox)
         self._serial = config.serial
-        self._arms = {asks: [o for o in config.operators if ("@" in o) is asks] for asks in (False, True)}
+        self._arms = {
+            asks: [o for o in config.operators if OperatorRef.parse(o).asks is asks] for asks in (False, True)
+        }
 
     def run(self) -> EngineOutcome:
         """Searches until the budget is spent, nothing new can be made, or `stop` says so."""
@@ -138,8 +146,9 @@ class Engine:
             finally:
                 if self._lane is not None:
                     self._lane.close()
-        self._store.event("ended", reason)
-        return EngineOutcome(reason, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
+        text = self._scheduler.ended if reason is StopReason.STRATEGY else str(reason)
+        self._store.event("ended", text)
+        return EngineOutcome(reason, text, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
 
     def _take_up(self) -> None:
         """What an earlier process left, or the beginning."""
@@ -156,7 +165,7 @@ class Engine:
             for question in self._lane.start(self._inbox.put):
                 self._asker.asked(question)
 
-    def _search(self) -> str:
+    def _search(self) -> StopReason:
         while True:
             self._fill()
             if not self._pool.busy and not self._asking:
@@ -186,20 +195,20 @@ class Engine:
         """Questions to models whose outcome was not taken in yet."""
         return self._lane.busy if self._lane else 0
 
-    def _reason(self) -> str:
+    def _reason(self) -> StopReason:
         if self._budget.over:
-            return "budget spent"
+            return StopReason.BUDGET
         if self._stop():
-            return "interrupted"
+            return StopReason.INTERRUPTED
         if self._scheduler.ended:
-            return self._scheduler.ended
+            return StopReason.STRATEGY
         if self._lane is not None and self._lane.ended:
             return self._lane.ended
         if self._evaluator is not None:
-            return "search space exhausted" if self._proposals is None else "nothing is pending"
+            return StopReason.EXHAUSTED if self._proposals is None else StopReason.NOTHING_PENDING
         if self._proposed == self._proposals:
-            return "proposed"
-        return "nothing new can be made of what is known" if self._budget.left() else "all of the budget is proposed"
+            return StopReason.PROPOSED
+        return StopReason.NOTHING_NEW if self._budget.left() else StopReason.ALL_PROPOSED
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -241,7 +250,7 @@ class Engine:
         if self._lane is None or self._asking + self._pool.waiting >= self._lane.slots:
             return ()
         free = self._lane.free()
-        return [arm for arm in self._arms[True] if arm.partition("@")[2] in free]
+        return [arm for arm in self._arms[True] if OperatorRef.parse(arm).model in free]
 
     def _ask(self, among: Sequence[str]) -> bool:
         """Whether it is worth asking again at once."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
 from evo.core.errors import EvoError
-from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict, profile_to_json
+from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict
 from evo.search.engine import Evaluator, Score
-from evo.storage.store import connect_to_write
+from evo.storage.profiles import ProfileLog
 
 # Of the best speedup so far, what a measured candidate has to reach to be profiled: slower ones are seldom parents.
 # Counters are read of new bests only: a process is started for each, and nothing else is measured meanwhile.
@@ -65,14 +63,12 @@ class ProfilingEvaluator:
             self._profile(trial.proposal.candidate, trial.evaluation, counters=True)
 
     def _profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool) -> None:
-        with closing(connect_to_write(self._folder)) as db:
-            if db.execute("SELECT 1 FROM profiles WHERE candidate = ?", (candidate.id,)).fetchone():
+        with ProfileLog(self._folder) as log:
+            if log.has(candidate.id):
                 return
             try:
                 profile = self._evaluator.profile(candidate, evaluation, counters=counters)
             except EvoError as error:
-                text = f"candidate {candidate.id}: {error}"
-                db.execute("INSERT INTO events VALUES (NULL, 'unprofiled', ?, ?)", (text, time.time()))
+                log.failed(candidate.id, str(error))
             else:
-                row = (candidate.id, profile.tier, profile_to_json(profile), time.time())
-                db.execute("INSERT INTO profiles VALUES (?, ?, ?, ?)", row)
+                log.add(candidate.id, profile)

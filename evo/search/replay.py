@@ -11,13 +11,13 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
 from evo.search.scheduler import Scheduler
-from evo.search.strategies import STRATEGIES
+from evo.search.strategies import strategy_of
 from evo.storage.model_calls import Question, StoredCall, stored_calls
-from evo.storage.store import RunReader
+from evo.storage.queries import RunReader
 from operators.base import Operator
 from operators.llm.base import LlmContext, LlmOperator
 
@@ -82,7 +82,7 @@ class Redoing:
             lambda index: self._known.get(index) or self._proposals[index],
             self._profiles,
             context,
-            STRATEGIES[config.strategy].remembers,
+            strategy_of(config).remembers,
         )
         # Where nothing was screened, proposals were made without an evaluator.
         screen = self._screen if run.screen_count() else None
@@ -90,8 +90,8 @@ class Redoing:
         self._scheduler = Scheduler(
             config, operators, self._archive, screen, self._asker, self._twin if config.serial else None
         )
-        self._rules = [o for o in config.operators if "@" not in o]
-        self._models = [o for o in config.operators if "@" in o]
+        self._rules = [o for o in config.operators if not OperatorRef.parse(o).asks]
+        self._models = [o for o in config.operators if OperatorRef.parse(o).asks]
 
     def decisions(self) -> Iterator[DecisionReplay]:
         """Every decision but the seed, in the order they were made."""
@@ -111,7 +111,7 @@ class Redoing:
             yield _Step(question.told, question.proposed, True, stored.call.number)
 
     def _made(self) -> Iterator[_Step]:
-        told = dict(self._run.rows(_TOLD))
+        told = self._run.finished_before()
         for index, proposal in self._proposals.items():
             if index in self._call_of:
                 question = self._call_of[index].call.question
@@ -178,10 +178,6 @@ class Redoing:
 
     def _profiles(self, parents: Sequence[int]) -> Mapping[int, Profile]:
         return self._run.profiles([p for p in parents if p in self._known])
-
-
-# Evaluations that were stored before a proposal was.
-_TOLD = "SELECT p.trial, (SELECT COUNT(*) FROM evaluations e WHERE e.at <= p.at) FROM proposals p"
 
 
 def _of_question(question: Question) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
-from evo.core.records import Candidate, Proposal, Trial, Verdict
+from evo.core.records import Candidate, OperatorRef, Proposal, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
-from evo.search.strategies import STRATEGIES, Strategy
+from evo.search.strategies import Strategy, strategy_of
 from evo.search.surrogate_data import Measurements
 from evo.storage.model_calls import Call, Question
 from operators.base import Context, Operator, Parent, Screen
@@ -55,7 +55,7 @@ class Scheduler:
         self._twin = twin if config.redrafts else None
         self._plans: set[str] = set()  # of all that was judged
         self._operators = operators
-        self._strategy: Strategy = STRATEGIES[config.strategy](config, archive)
+        self._strategy: Strategy = strategy_of(config)(config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
         self._tuning = screen if self._strategy.screens and config.tune_budget else None
         self._asker = asker
@@ -164,7 +164,7 @@ class Scheduler:
         wide = attempt >= ATTEMPTS // 2
         island = turn % self._config.islands
         name = self._strategy.operator(rng, among, wide=wide)
-        if "@" in name:
+        if OperatorRef.parse(name).asks:
             return self._question(name, island, rng, wide=wide)
         operator = self._operators[name]
         parents = self._strategy.parents(island, operator.arity, rng, wide=wide) or self._assumed

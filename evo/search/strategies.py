@@ -9,17 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from evo.core.errors import ConfigError
+from evo.core.records import OperatorRef, Trial
+from evo.core.settings import RunConfig
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
 from evo.search.archive import Archive, Elite
 from evo.search.bandit import Bandit
 from evo.search.budget import SEED_OPERATOR, price
-
-if TYPE_CHECKING:
-    from evo.core.records import Trial
-    from evo.core.settings import RunConfig
 
 # Candidates `Random` chooses from.
 RESERVOIR = 256
@@ -209,7 +208,7 @@ class TritonForge:
     asks = path = remembers = True
 
     def __init__(self, config: RunConfig, archive: Archive) -> None:
-        self._repairs_possible = any(_operator_of(name) == "repair" for name in config.operators)
+        self._repairs_possible = any(OperatorRef.parse(name).name == "repair" for name in config.operators)
         self._arbiter = Arbiter()
         self._base: tuple[Trial, Elite] | None = None
         self._repairs = 0  # of the present round
@@ -232,16 +231,11 @@ class TritonForge:
             self.ended = f"the arbiter ended the path after {self._arbiter.rounds} rounds"
 
     def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        wanted = [name for name in among if (_operator_of(name) == "repair") is self._mending]
+        wanted = [name for name in among if (OperatorRef.parse(name).name == "repair") is self._mending]
         return rng.choice(wanted or among)
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return [self._base[1]][:count] if self._base else []
-
-
-def _operator_of(arm: str) -> str:
-    """ "mutate" of "mutate@NAME"."""
-    return arm.partition("@")[0]
 
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -251,3 +245,21 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "best-of-n": BestOfN,
     "tritonforge": TritonForge,
 }
+
+
+def strategy_of(config: RunConfig) -> type[Strategy]:
+    """Return the strategy of a run.
+
+    Raises ConfigError if there is none of that name, or if it cannot work with the models and workers of `config`.
+    """
+    if config.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {config.strategy!r}")
+    strategy = STRATEGIES[config.strategy]
+    if strategy.asks and not config.models:
+        raise ConfigError(f"strategy {config.strategy}: expected a model to ask, got none; name one by --model")
+    if strategy.path and not config.serial:
+        raise ConfigError(
+            f"strategy {config.strategy} is a single path: expected one worker and one question at a time, got "
+            f"{config.workers} and {config.llm_slots}; set --workers 1 and --llm-concurrency 1"
+        )
+    return strategy

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from evo.core.records import StopReason
+from evo.core.settings import RunConfig
 from evo.search.budget import Budget
-
-if TYPE_CHECKING:
-    from evo.core.settings import RunConfig
-    from evo.storage.store import RunReader
-
-SILENT = "no model answers"
-# Ways to end, as the engine calls them, after which there was more to do: of runs that were stopped, and of halves.
-LEFT = (
-    "interrupted",
-    SILENT,
-    "proposed",
-    "all of the budget is proposed",
-    "nothing new can be made of what is known",
-    "nothing is pending",
-)
+from evo.storage.queries import RunReader
 
 
 def came_to_end(run: RunReader) -> bool:
-    """Whether a run spent its budget, or ended for a reason of its own."""
-    if ended(run) not in ("", *LEFT):
-        return True
-    # A campaign says so of runs that spent the rest of their budget on rules alone, too.
-    silent = any((kind, text) == ("ended", SILENT) for kind, text, _ in run.events())
-    return not silent and is_over(run, run.info.config)
+    """Return whether a run spent its budget, or ended for a reason of its own."""
+    text = ended(run)
+    return bool(text and StopReason.parse(text).final) or (not fell_silent(run) and is_over(run, run.info.config))
+
+
+def fell_silent(run: RunReader) -> bool:
+    """Return whether the models of a run gave no answer at some time; a campaign stores that, whatever came after."""
+    return any((kind, text) == ("ended", StopReason.SILENT) for kind, text, _ in run.events())
 
 
 def ended(run: RunReader) -> str:
-    """How a run ended when it was worked on last; "" while it is, and where it was killed."""
+    """Return how a run ended when a process worked on it last, in words; "" while one does, and if it was killed."""
     last = [(kind, text) for kind, text, _ in run.events() if kind in ("started", "resumed", "ended")][-1:]
     return "".join(text for kind, text in last if kind == "ended")
 
 
 def is_over(run: RunReader, config: RunConfig) -> bool:
-    """Whether a run has spent the budget of `config`."""
+    """Return whether a run has spent the budget of `config`."""
     budget = Budget(config.budget, config.gpu_seconds)
     for trial in run.trials():
         budget.spend(trial)

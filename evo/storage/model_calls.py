@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from evo.llm.budget import Bill
-from evo.storage.store import RunReader, connect_to_write, decoding, plain_text, transaction
+from evo.core.models import Bill
+from evo.core.records import OperatorRef
+from evo.core.text import storable
+from evo.storage.queries import RunReader
+from evo.storage.schema import connect_to_write, decoding, transaction
 from operators.llm.base import Message, Prompt
 
 
@@ -31,7 +34,7 @@ class Question:
 
     @property
     def model(self) -> str:
-        return self.operator.partition("@")[2]
+        return OperatorRef.parse(self.operator).model or ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,23 @@ def stored_calls(run: RunReader) -> Iterator[StoredCall]:
         f"SELECT {_CALL}, trial, asked_at, answered_at FROM llm_calls ORDER BY call"
     ):
         yield StoredCall(_call(tuple(row), run.folder), trial, asked_at, ended_at)
+
+
+class CallCost(NamedTuple):
+    """What a call cost, and what came of it.  Tokens and dollars are None if they are unknown."""
+
+    trial: int | None  # made of its answer
+    model: str
+    tokens_in: int | None
+    tokens_out: int | None
+    usd: float | None
+    error: str | None
+
+
+def call_costs(run: RunReader) -> list[CallCost]:
+    """Return what each call of a run cost, in the order they were asked."""
+    query = f"SELECT {', '.join(CallCost._fields)} FROM llm_calls ORDER BY call"
+    return [CallCost(*row) for row in run.rows(query)]
 
 
 @dataclass(frozen=True)
@@ -125,7 +145,7 @@ class CallLog:
             )
 
     def failed(self, number: int, error: str) -> None:
-        row = (plain_text(error), time.time(), number)
+        row = (storable(error), time.time(), number)
         self._write("UPDATE llm_calls SET error = ?, answered_at = ? WHERE call = ?", row)
 
     def open_calls(self) -> Iterator[Call]:
@@ -180,7 +200,7 @@ _CALL = (
 def _call(row: tuple[Any, ...], folder: Path) -> Call:
     number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
     with decoding(folder, "llm_calls", f"call {number}"):
-        prompt = Prompt(operator.partition("@")[0], _messages(request))
+        prompt = Prompt(OperatorRef.parse(operator).name, _messages(request))
         question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
     answer = None
     if text is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from evo.core.errors import StoreError
 from evo.core.records import STAGES, Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
 from evo.core.text import quoted
-from evo.storage.store import RunInfo, RunReader
+from evo.storage.queries import RunInfo, RunReader
 
 BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is written to it last
 

@@ -1,390 +1,34 @@
-"""The facts of a run in one SQLite file.  The tables are described in `docs/store.md`.
+"""Writes the facts of a run to one SQLite file.  `docs/store.md` describes the tables.
 
 Facts come before state: a proposal is stored before it is evaluated, an evaluation before the archive sees it.  Each
 fact is one transaction, so a process killed at any moment loses at most what was being evaluated.  One process writes;
-any number may read, while it writes too.
+any number may read (`evo.storage.queries`), while it writes too.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
-from evo.core.errors import ConfigError, StoreError
-from evo.core.records import (
-    TIERS,
-    Candidate,
-    Fitness,
-    Profile,
-    Proposal,
-    Trial,
-    Verdict,
-    evaluation_from_json,
-    evaluation_to_json,
-    profile_from_json,
-)
+from evo.core.errors import StoreError
+from evo.core.records import Proposal, Trial, evaluation_to_json
 from evo.core.settings import RunConfig
-from evo.core.text import quoted
+from evo.core.text import quoted, storable
 from evo.storage import folders
+from evo.storage.folders import FILE
+from evo.storage.queries import RunInfo, RunReader, read_info
+from evo.storage.schema import connect_to_write, create_database, transaction
 
-FILE = folders.FILE
 LOCK = "run.lock"
-SCHEMA_VERSION = 2
-APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
-_BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
-
-_TRIALS_VIEW = """VIEW trials AS
-    SELECT trial, operator, parents, island, note, verdict, stage, speedup, ci_low, ci_high, estimated,
-           evaluations.at - proposals.at AS seconds, finished
-    FROM proposals LEFT JOIN evaluations USING (trial);
-"""
-_SCHEMA = f"""
-CREATE TABLE meta (
-    key TEXT PRIMARY KEY,
-    value TEXT NOT NULL
-);
-CREATE TABLE sources (
-    candidate TEXT PRIMARY KEY,
-    text TEXT NOT NULL
-);
-CREATE TABLE proposals (
-    trial INTEGER PRIMARY KEY,
-    candidate TEXT NOT NULL UNIQUE REFERENCES sources (candidate),
-    operator TEXT NOT NULL,
-    parents TEXT NOT NULL,
-    island INTEGER NOT NULL,
-    seed INTEGER NOT NULL,
-    note TEXT NOT NULL,
-    cost TEXT NOT NULL,
-    at REAL NOT NULL
-);
-CREATE TABLE evaluations (
-    finished INTEGER PRIMARY KEY,
-    trial INTEGER NOT NULL UNIQUE REFERENCES proposals (trial),
-    verdict TEXT NOT NULL,
-    stage TEXT NOT NULL,
-    plan_hash TEXT NOT NULL,
-    speedup REAL,
-    ci_low REAL,
-    ci_high REAL,
-    estimated INTEGER,
-    per_case TEXT,
-    evaluation TEXT NOT NULL,
-    at REAL NOT NULL
-);
-CREATE TABLE screens (
-    candidate TEXT PRIMARY KEY,
-    speedup REAL,
-    at REAL NOT NULL
-);
-CREATE TABLE llm_calls (
-    call INTEGER PRIMARY KEY,
-    prompt_hash TEXT NOT NULL,
-    model TEXT NOT NULL,
-    operator TEXT NOT NULL,
-    parents TEXT NOT NULL,
-    island INTEGER NOT NULL,
-    told INTEGER NOT NULL,
-    proposed INTEGER NOT NULL DEFAULT 0,
-    trial INTEGER UNIQUE REFERENCES proposals (trial),
-    request TEXT NOT NULL,
-    answer TEXT,
-    reasoning TEXT,
-    spans TEXT,
-    finish TEXT,
-    tokens_in INTEGER,
-    tokens_out INTEGER,
-    usd REAL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    unsettled INTEGER NOT NULL DEFAULT 0,
-    seconds REAL,
-    error TEXT,
-    asked_at REAL NOT NULL,
-    answered_at REAL
-);
-CREATE TABLE profiles (
-    candidate TEXT NOT NULL REFERENCES sources (candidate),
-    tier TEXT NOT NULL,
-    profile TEXT NOT NULL,
-    at REAL NOT NULL,
-    PRIMARY KEY (candidate, tier)
-);
-CREATE TABLE events (
-    event INTEGER PRIMARY KEY,
-    kind TEXT NOT NULL,
-    text TEXT NOT NULL,
-    at REAL NOT NULL
-);
-CREATE {_TRIALS_VIEW}"""
-
-# For tasks with `eager = True`, earlier versions called the Python of candidates and verified no recorded plan.  Such a
-# result is read as what its candidate is now: unsupported, and without times.
-_UNRECORDED = "an earlier version called its Python and verified no recorded plan, so its times do not count"
-_SEED_UNRECORDED = """SELECT EXISTS(SELECT 1 FROM evaluations WHERE trial = 0 AND instr(evaluation, '"eager": true'))"""
-_WITHOUT_UNRECORDED = f"""
-CREATE TEMP VIEW evaluations AS
-    SELECT finished, trial, 'unsupported' AS verdict, 'record' AS stage, plan_hash, NULL AS speedup, NULL AS ci_low,
-           NULL AS ci_high, NULL AS estimated, NULL AS per_case,
-           json_patch(evaluation, '{{"verdict": "unsupported", "stage": "record", "message": "{_UNRECORDED}",
-                                     "timings": [], "eager": null}}') AS evaluation, at
-    FROM main.evaluations WHERE verdict = 'ok'
-    UNION ALL SELECT * FROM main.evaluations WHERE verdict != 'ok';
-CREATE TEMP {_TRIALS_VIEW}"""
-
-_TRIAL = """
-    SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost,
-           e.evaluation, e.speedup, e.ci_low, e.ci_high, e.per_case, e.estimated
-    FROM proposals p JOIN sources s USING (candidate) {join} JOIN evaluations e USING (trial)
-"""
-
 
 # Where the parts of an answer lie in it: (first character, one past the last) by name.
 Spans = Mapping[str, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a run was started with.  `environment` is empty as long as no evaluator has worked on it."""
-
-    config: RunConfig
-    task_hash: str
-    versions: Mapping[str, str]
-    environment: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class OperatorCredit:
-    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup.
-
-    `tokens` and `usd` are what its answers cost; None where no model was asked, or nobody counted.
-    """
-
-    name: str
-    trials: int
-    ok: int
-    improved: int
-    best: float | None
-    tokens: int | None
-    usd: float | None
-
-
-@dataclass(frozen=True)
-class ModelUse:
-    """What a language model was asked and what it cost.  Tokens and dollars are None where nobody counted them."""
-
-    name: str
-    calls: int
-    answers: int
-    failed: int
-    tokens_in: int | None
-    tokens_out: int | None
-    usd: float | None
-    seconds: float | None  # mean time to an answer
-
-
-@dataclass(frozen=True)
-class HintCredit:
-    """What a hint achieved: finished trials that followed it, of those ok, of those faster than every parent, and their
-    mean gain: the geometric mean of speedup over that of the best parent, over those that are ok.
-    """
-
-    name: str
-    trials: int
-    ok: int
-    improved: int
-    gain: float | None
-
-
-class RunReader:
-    """Reads a run, also while another process writes it.  Raises StoreError where there is none."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._db = _connect_to_read(folder)
-        try:
-            self.info = _read_info(self._db, folder)
-            _check_references(self._db, folder)
-            _leave_out_unrecorded(self._db, folder)
-        except BaseException:
-            self._db.close()
-            raise
-
-    def trials(self, skip: int = 0) -> Iterator[Trial]:
-        """Finished trials in the order they were finished, without the first `skip`."""
-        for row in self._db.execute(_TRIAL.format(join="") + "WHERE e.finished > ? ORDER BY e.finished", (skip,)):
-            yield _trial(row, self.folder)
-
-    def trial(self, index: int) -> Trial | Proposal:
-        """One trial; its Proposal where it is not finished."""
-        row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
-        if row is None:
-            count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
-            if not count:
-                raise StoreError(
-                    f"expected a trial in {self.folder}, got {index}, but none is stored yet; wait for one"
-                )
-            raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}; name one of these")
-        return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
-
-    def pending(self) -> list[Proposal]:
-        """Proposals without an evaluation, in the order they were made."""
-        rows = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE e.trial IS NULL ORDER BY p.trial")
-        return [_proposal(row, self.folder) for row in rows]
-
-    def best(self) -> Trial | None:
-        """The fastest trial; the earlier one of equals."""
-        return next(self.ranked(), None)
-
-    def ranked(self) -> Iterator[Trial]:
-        """Trials with a speedup, the fastest first; the earlier one of equals."""
-        query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished"
-        for row in self._db.execute(query):
-            yield _trial(row, self.folder)
-
-    def verdicts(self) -> dict[str, int]:
-        """Finished trials by verdict, most frequent first."""
-        return dict(self._db.execute("SELECT verdict, COUNT(*) FROM evaluations GROUP BY 1 ORDER BY 2 DESC, 1"))
-
-    def operators(self) -> list[OperatorCredit]:
-        """Credit of each operator, most used first."""
-        return [OperatorCredit(*row) for row in self._db.execute(_CREDIT)]
-
-    def lineage(self, index: int) -> list[Trial]:
-        """The trial `index`, its first parent, that one's first parent, and so on to the seed."""
-        line: list[Trial] = []
-        following: int | None = index
-        while following is not None:
-            trial = self.trial(following)
-            if not isinstance(trial, Trial):
-                break
-            line.append(trial)
-            following = trial.proposal.parents[0] if trial.proposal.parents else None
-        return line
-
-    def screened(self, candidates: Sequence[str]) -> dict[str, float | None]:
-        """Estimated speedups already known, by candidate id; None where the candidate does not compile."""
-        marks = ",".join("?" * len(candidates))
-        return dict(
-            self._db.execute(f"SELECT candidate, speedup FROM screens WHERE candidate IN ({marks})", candidates)
-        )
-
-    def screen_count(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM screens").fetchone()[0])
-
-    def models(self) -> list[ModelUse]:
-        """What each language model was asked, most asked first."""
-        return [ModelUse(*row) for row in self._db.execute(_MODELS)]
-
-    def spent(self) -> int:
-        """Candidates that were judged: the seed is free."""
-        return max(0, sum(self.verdicts().values()) - 1)
-
-    def first_failures(self) -> dict[str, str]:
-        """The error of the first call that failed, by model."""
-        return dict(self._db.execute(_FIRST_FAILURES))
-
-    def answers(self) -> list[dict[str, Any]]:
-        """All answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
-        rows = self._db.execute(f"SELECT {', '.join(_ANSWER)} FROM llm_calls WHERE answer IS NOT NULL ORDER BY call")
-        return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
-
-    def call_of(self, index: int) -> dict[str, Any] | None:
-        """The call whose answer became trial `index`, as a row; None where no model was asked for it."""
-        found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
-        row = found.fetchone()
-        return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
-
-    def profile(self, candidate: str) -> Profile | None:
-        """What limits a candidate, from the best tier that was stored; None where it was not profiled."""
-        rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
-        best = next((rows[tier] for tier in TIERS if tier in rows), None)
-        if best is None:
-            return None
-        with decoding(self.folder, "profiles", f"candidate {candidate}"):
-            return profile_from_json(best)
-
-    def profiles(self, trials: Sequence[int]) -> dict[int, Profile]:
-        """The profiles of those of `trials` that have one, each beside that of its first parent."""
-        found = {}
-        for index in trials:
-            proposal = self._proposal_of(index)
-            profile = self.profile(proposal.candidate.id)
-            if profile is not None:
-                parents = proposal.parents[:1]
-                earlier = self.profile(self._proposal_of(parents[0]).candidate.id) if parents else None
-                found[index] = profile.beside(earlier)
-        return found
-
-    def _proposal_of(self, index: int) -> Proposal:
-        trial = self.trial(index)
-        return trial.proposal if isinstance(trial, Trial) else trial
-
-    def hints(self) -> list[HintCredit]:
-        """What became of drafts that said which hint they follow, most followed first."""
-        by_name: dict[str, list[tuple[str, float | None, float | None]]] = {}
-        for name, *outcome in self._db.execute(_HINTS, {"length": len(HINT), "mark": HINT}):
-            by_name.setdefault(name, []).append(tuple(outcome))
-        return sorted((_hint_credit(*item) for item in by_name.items()), key=lambda h: (-h.trials, h.name))
-
-    def events(self) -> list[tuple[str, str, float]]:
-        """(kind, text, seconds since 1970) of all events, in order; `docs/store.md` has the kinds."""
-        return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
-
-    def rows(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """Rows of a SELECT of one's own (tables: `docs/store.md`), read as they are asked for."""
-        return self._db.execute(query, parameters)
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """All that is read inside is of one moment, whatever the writer does meanwhile."""
-        self._db.execute("BEGIN")
-        try:
-            self._db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the moment is that of the first read
-            yield
-        finally:
-            self._db.execute("ROLLBACK")
-
-    def close(self) -> None:
-        self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
-            if isinstance(error, _UNDECODABLE):  # of rows that a query of one's own read, or a mistake in the program
-                self._check_rows()
-        finally:
-            self.close()
-        if _is_damage(error):
-            raise _damaged(self.folder / FILE, error) from error
-
-    def check_parents(self) -> None:
-        """Raises StoreError where a parent of a trial is missing: for who reads rows and makes no records of them."""
-        for trial, parent in self._db.execute(_LOST_PARENTS):
-            with decoding(self.folder, "proposals", f"trial {trial}"):
-                raise KeyError(f"its parent {parent} is missing")
-
-    def _check_rows(self) -> None:
-        """Raises StoreError where a row is not what evo wrote."""
-        for _ in self.trials():
-            pass
-        self.pending()
-        for (candidate,) in self._db.execute("SELECT DISTINCT candidate FROM profiles"):
-            self.profile(candidate)
-        for call, request, parents, spans in self._db.execute("SELECT call, request, parents, spans FROM llm_calls"):
-            with decoding(self.folder, "llm_calls", f"call {call}"):
-                _integers(parents), _object(spans or "{}")
-                [(m["role"], m["text"]) for m in _object(request)["messages"]]
 
 
 class Store(RunReader):
@@ -404,7 +48,7 @@ class Store(RunReader):
         lock = _take_lock(folder)
         try:
             check_vacant(folder)
-            _write_new(folder, info)
+            create_database(folder, _meta(info))
             store = cls(folder, lock)
         except BaseException:
             lock.close()
@@ -455,7 +99,7 @@ class Store(RunReader):
         self._db.execute("INSERT INTO sources VALUES (?, ?)", (p.candidate.id, p.candidate.source))
         self._db.execute(
             "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (p.index, p.candidate.id, p.operator, json.dumps(p.parents), p.island, p.seed, plain_text(p.note),
+            (p.index, p.candidate.id, p.operator, json.dumps(p.parents), p.island, p.seed, storable(p.note),
              json.dumps(dict(p.cost)), time.time()),
         )  # fmt: skip
         if call is not None:
@@ -481,13 +125,13 @@ class Store(RunReader):
             self._insert_event(kind, text)
 
     def _insert_event(self, kind: str, text: str) -> None:
-        self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, plain_text(text), time.time()))
+        self._db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?)", (kind, storable(text), time.time()))
 
     def set_config(self, config: RunConfig) -> None:
         """Replaces the stored configuration (a run that is over may get another budget)."""
         with self._transaction():
             self._update_config(config)
-        self.info = _read_info(self._db, self.folder)
+        self.info = read_info(self._db, self.folder)
 
     def _update_config(self, config: RunConfig) -> None:
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
@@ -497,7 +141,7 @@ class Store(RunReader):
         with self._transaction():
             self._update_config(config)
             self._insert_event("resumed", _in_words(versions))
-        self.info = _read_info(self._db, self.folder)
+        self.info = read_info(self._db, self.folder)
 
     def set_evaluator(self, versions: Mapping[str, str], environment: Mapping[str, Any]) -> None:
         """Completes a run that was started without an evaluator, before the first evaluation."""
@@ -505,7 +149,7 @@ class Store(RunReader):
             for key, value in (("versions", versions), ("environment", environment)):
                 text = json.dumps(dict(value), default=str)
                 self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (text, key))
-        self.info = _read_info(self._db, self.folder)
+        self.info = read_info(self._db, self.folder)
 
     def close(self) -> None:
         super().close()
@@ -515,156 +159,14 @@ class Store(RunReader):
         return transaction(self._db, self.folder)
 
 
-@contextmanager
-def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
-    """All of what is written inside, or nothing.  Raises StoreError where the run in `folder` cannot be written."""
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        yield
-        db.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        _rollback(db)
-        raise StoreError(
-            f"expected to write to {folder / FILE}, got: {error}; free disk space or check the permissions, "
-            f"then go on by `evo resume {quoted(folder)}`"
-        ) from error
-    except BaseException as error:
-        _rollback(db)
-        if _is_damage(error):
-            raise _damaged(folder / FILE, error) from error
-        raise
-
-
-def _rollback(db: sqlite3.Connection) -> None:
-    if db.in_transaction:
-        db.execute("ROLLBACK")
-
-
-def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """A connection that writes to the run in `folder`; the lock of the run is the caller's to hold."""
-    db = _open(folder / FILE, check_same_thread=check_same_thread)
-    db.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA foreign_keys = ON")
-    return db
-
-
-# Improved: faster than every parent.  `json_each` opens the list of parents.
-_CREDIT = """
-    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup), SUM(tokens),
-           CASE WHEN COUNT(usd) = COUNT(tokens) THEN SUM(usd) END FROM (
-        SELECT p.operator, e.verdict, e.speedup, p.trial,
-               JSON_EXTRACT(p.cost, '$.tokens_in') + JSON_EXTRACT(p.cost, '$.tokens_out') AS tokens,
-               JSON_EXTRACT(p.cost, '$.usd') AS usd,
-               COALESCE(e.speedup > (SELECT MAX(pe.speedup) FROM json_each(p.parents) j
-                                     JOIN evaluations pe ON pe.trial = j.value), 0) AS improved
-        FROM proposals p JOIN evaluations e USING (trial)
-    ) GROUP BY operator ORDER BY COUNT(*) DESC, operator
-"""
-
-# A draft that followed a hint has the cost "hint:ID".
-HINT = "hint:"
-_HINTS = """
-    SELECT SUBSTR(c.key, 1 + :length), e.verdict, e.speedup,
-           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
-    FROM proposals p JOIN evaluations e USING (trial), json_each(p.cost) c
-    WHERE SUBSTR(c.key, 1, :length) = :mark ORDER BY e.finished
-"""
-
-
-_ANSWER = ("model", "prompt_hash", "answer", "reasoning", "finish", "tokens_in", "tokens_out", "usd")
-# A sum with an unknown part is unknown: SQLite's SUM would leave that part out.
-_MODELS = """
-    SELECT model, COUNT(*), COUNT(answer), COUNT(error), SUM(tokens_in), SUM(tokens_out),
-           CASE WHEN COUNT(usd) = COUNT(answer) THEN SUM(usd) END, AVG(seconds)
-    FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
-"""
-_LOST_PARENTS = """
-    SELECT p.trial, j.value FROM proposals p, json_each(p.parents) j
-    WHERE j.value NOT IN (SELECT trial FROM proposals) ORDER BY p.trial
-"""
-_FIRST_FAILURES = """
-    SELECT model, error FROM llm_calls
-    WHERE call IN (SELECT MIN(call) FROM llm_calls WHERE error IS NOT NULL GROUP BY model) ORDER BY model
-"""
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
-def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | None]]) -> HintCredit:
-    """outcomes: (verdict, speedup, speedup of the best parent) of each trial."""
-    gains = [speedup / parent for _, speedup, parent in outcomes if speedup is not None and parent is not None]
-    return HintCredit(
-        name=name,
-        trials=len(outcomes),
-        ok=sum(verdict == Verdict.OK for verdict, _, _ in outcomes),
-        improved=sum(gain > 1 for gain in gains),
-        gain=math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None,
-    )
-
-
-def _proposal(row: Sequence[Any], folder: Path) -> Proposal:
-    index, candidate, text, operator, parents, island, seed, note, cost = row[:9]
-    with decoding(folder, "proposals", f"trial {index}"):
-        return Proposal(
-            index=index, candidate=Candidate(text, candidate), operator=operator, parents=_integers(parents),
-            island=island, seed=seed, note=note, cost=_object(cost),
-        )  # fmt: skip
-
-
-def _trial(row: Sequence[Any], folder: Path) -> Trial:
-    evaluation, speedup, low, high, per_case, estimated = row[9:]
-    proposal, fitness = _proposal(row, folder), None
-    with decoding(folder, "evaluations", f"trial {proposal.index}"):
-        found = evaluation_from_json(evaluation)
-        if speedup is not None:
-            ci95 = float(low), float(high)
-            fitness = Fitness(float(speedup), ci95, _object(per_case), bool(estimated))
-        return Trial(proposal, found, fitness)
-
-
-# What making a record of a damaged row may raise.
-_UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-
-
-@contextmanager
-def decoding(folder: Path, table: str, row: str = "") -> Iterator[None]:
-    """Around making a record of a row.  Raises StoreError where the row of the run in `folder` cannot be evo's own.
-
-    `row`: which one, e.g. "trial 7".
-    """
-    try:
-        yield
-    except _UNDECODABLE as error:
-        where = f"table {table}{', ' * bool(row)}{row}"
-        raise StoreError(
-            f"expected what evo wrote in {folder / FILE}, got in {where}: {type(error).__name__}: {error}; "
-            f"restore it from a copy"
-        ) from error
-
-
-def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise TypeError(f"expected a JSON object, got {text[:40]}")
-    return found
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    found = json.loads(text)
-    if not isinstance(found, list) or not all(type(number) is int for number in found):
-        raise TypeError(f"expected a list of integers, got {text[:40]}")
-    return tuple(found)
-
-
-def plain_text(text: str) -> str:
-    """`text` with what UTF-8 cannot hold (lone surrogates in a candidate's messages) made visible."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
+def _meta(info: RunInfo) -> dict[str, str]:
+    """`info` as the rows of the table meta."""
+    return {
+        "config": info.config.to_json(),
+        "task_hash": info.task_hash,
+        "versions": json.dumps(dict(info.versions)),
+        "environment": json.dumps(dict(info.environment), default=str),
+    }
 
 
 def check_vacant(folder: Path) -> None:
@@ -735,114 +237,6 @@ def _take_lock(folder: Path) -> IO[str]:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
-
-
-def _open(path: Path, *, uri: str = "", check_same_thread: bool = True) -> sqlite3.Connection:
-    return sqlite3.connect(
-        uri or path, uri=bool(uri), timeout=_BUSY_S, isolation_level=None, check_same_thread=check_same_thread
-    )
-
-
-def _write_new(folder: Path, info: RunInfo) -> None:
-    """Writes the tables and `info`; the file gets its name when it is whole, so a run exists entirely or not at all."""
-    new = folder / (FILE + ".new")
-    new.unlink(missing_ok=True)
-    meta = {
-        "config": info.config.to_json(),
-        "task_hash": info.task_hash,
-        "versions": json.dumps(dict(info.versions)),
-        "environment": json.dumps(dict(info.environment), default=str),
-    }
-    try:
-        db = _open(new)
-        db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-        db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        # Now, not by the first writer: killed while changing the mode, it leaves a journal that no reader can undo.
-        db.execute("PRAGMA journal_mode = WAL")
-        db.close()
-    except sqlite3.Error as error:
-        raise StoreError(f"expected to write {new}, got: {error}; check the disk and its permissions") from error
-    os.replace(new, folder / FILE)
-
-
-def _connect_to_read(folder: Path) -> sqlite3.Connection:
-    path = folder / FILE
-    if not path.is_file():
-        raise StoreError(f"expected a run in {folder}, found no {FILE}: {folders.what_instead(folder)}")
-    if path.stat().st_size == 0:  # for SQLite a database without tables
-        raise StoreError(f"expected a run in {path}, got an empty file; restore it from a copy, or delete it")
-    # A finished run in a folder that cannot be written (an archive, another user's) has no place for SQLite's index of
-    # the write-ahead log, and no need for it.
-    still = not os.access(folder, os.W_OK) and not (folder / f"{FILE}-wal").exists()
-    db = _open(path, uri=f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}")
-    try:
-        application = db.execute("PRAGMA application_id").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        db.close()
-        raise _damaged(path, error) from error
-    if application != APPLICATION_ID or version != SCHEMA_VERSION:
-        db.close()
-        found = f"schema {version}" if application == APPLICATION_ID else "another program's database"
-        raise StoreError(
-            f"expected a run of schema {SCHEMA_VERSION} in {path}, got {found}; read it with the version that wrote it"
-        )
-    return db
-
-
-def _is_damage(error: BaseException | None) -> bool:
-    """Whether an error is of the file and not of a statement: those of SQLite itself have no class of their own."""
-    return type(error) in (sqlite3.DatabaseError, sqlite3.OperationalError)
-
-
-_FIXES = {"locked": "wait for who writes to it", "full": "free space on its disk", "readonly": "check its permissions"}
-
-
-def _damaged(path: Path, error: BaseException | None) -> StoreError:
-    fix = next((fix for word, fix in _FIXES.items() if word in str(error)), "restore it from a copy")
-    return StoreError(f"expected a run in {path}, got: {error}; {fix}")
-
-
-def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
-    try:
-        meta = dict(db.execute("SELECT key, value FROM meta"))
-    except sqlite3.DatabaseError as error:
-        raise _damaged(folder / FILE, error) from error
-    with decoding(folder, "meta"):
-        task_hash, settings = meta["task_hash"], meta["config"]
-        versions, environment, _ = _object(meta["versions"]), _object(meta["environment"]), _object(settings)
-    try:
-        config = RunConfig.from_json(settings)
-    except (*_UNDECODABLE, ConfigError) as error:
-        raise StoreError(
-            f"expected settings known here in {folder / FILE}, got: {error}; read it with the version that "
-            f"wrote it ({versions.get('evo', 'unknown')})"
-        ) from error
-    return RunInfo(config=config, task_hash=task_hash, versions=versions, environment=environment)
-
-
-def _check_references(db: sqlite3.Connection, folder: Path) -> None:
-    """Raises StoreError where a row lacks the one it is about: a proposal its source, an evaluation its proposal."""
-    try:
-        lost = db.execute("PRAGMA foreign_key_check").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise _damaged(folder / FILE, error) from error
-    if lost is not None:
-        table, number, parent, _ = lost
-        row = f"{'trial' if table == 'proposals' else 'row'} {number}"
-        with decoding(folder, table, row):
-            raise KeyError(f"its row of {parent} is missing")
-
-
-def _leave_out_unrecorded(db: sqlite3.Connection, folder: Path) -> None:
-    """If the seed was evaluated without a recorded plan, so was the whole run: no result of it is read as ok."""
-    try:
-        if db.execute(_SEED_UNRECORDED).fetchone()[0]:
-            db.executescript(_WITHOUT_UNRECORDED)
-    except sqlite3.DatabaseError as error:
-        raise _damaged(folder / FILE, error) from error
 
 
 def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[str, str]) -> None:

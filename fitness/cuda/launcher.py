@@ -15,8 +15,8 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
-from fitness.gpu.faults import HARMLESS, verdict_of
-from fitness.gpu.parameters import pack
+from fitness.cuda.faults import HARMLESS, verdict_of
+from fitness.cuda.parameters import pack
 
 WARP = 32
 SHARED_WITHOUT_ASKING = 48 << 10  # bytes of dynamic shared memory; beyond, a function must opt in

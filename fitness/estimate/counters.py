@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction
 
-from fitness.estimate.trace import BUFFER_SHIFT, ELEMENTS_PER_COST
+from fitness.estimate.launch_trace import BUFFER_SHIFT, ELEMENTS_PER_COST
 from fitness.interpreter.interpreter import Interpreter, Program
 from fitness.interpreter.numerics import numpy_dtype
 from fitness.interpreter.operations import Builder

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fitness.estimate.trace import LaunchTrace
+from fitness.estimate.launch_trace import LaunchTrace
 from fitness.frontend.plan import Copy, Launch, LaunchPlan, Op, TensorRef
 
 WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.core.records import Build
-from fitness.estimate.trace import WINDOW, LaunchTrace, Traffic
+from fitness.estimate.launch_trace import WINDOW, LaunchTrace, Traffic
 from fitness.frontend import screen
 from fitness.frontend.plan import ITEMSIZE, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.target import Target

@@ -15,23 +15,22 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from triton.runtime.jit import JITFunction
 
 from evo.core.records import Verdict
+from fitness.estimate.counters import Counter, CountingInterpreter, Pointer
+from fitness.estimate.launch_trace import BUFFER_SHIFT, WINDOW, LaunchTrace, Traffic, union
+from fitness.frontend.kernels import argument, get_kernel, load_kernels
+from fitness.frontend.memory import DTYPES
 from fitness.frontend.plan import ITEMSIZE, Config, Launch, LaunchPlan, TensorRef, from_json, refs_of
+from fitness.interpreter.interpreter import Program
 from fitness.interpreter.spans import SECTOR, Spans
 from fitness.interpreter.stores import StoreBlock, block_of, corners, position
 from fitness.sandbox.jobs import JobError
-
-if TYPE_CHECKING:
-    from triton.runtime.jit import JITFunction
-
-    from fitness.estimate.counters import Counter, CountingInterpreter
-    from fitness.interpreter.interpreter import Program
 
 # What running a kernel without its values can raise; a kernel that is at fault is found out by verification.
 _FAILURES = (
@@ -39,119 +38,13 @@ _FAILURES = (
     IndexError, ArithmeticError,
 )  # fmt: skip
 
-BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
-ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
-
-# Neighbours: two programs for each multiprocessor of a device with 132.  The offsets were drawn so that pairs of them
-# lie in one run, or whole periods apart, as often as all pairs in the window do (for runs and periods of 2 to 64).
-WINDOW = 264
+# Places in a window of neighbours.  They were drawn so that pairs of them lie in one run, or whole periods apart, as
+# often as all pairs in the window do (for runs and periods of 2 to 64).
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
 EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle ...
 EVERYONE_COST = 50_000.0  # ... and all together cost no more than this
 SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """One launch's accesses of one kind to one buffer.  Sizes in bytes.
-
-    A footprint is a set of sectors, each counted once however often it is touched.
-    """
-
-    buffer: int
-    kind: str  # load | store | atomic
-    requested: float  # asked for by all programs, every execution of every access
-    sectors: float  # the same in whole sectors of 32 bytes
-    again: float  # the part of these that the program's access before to this buffer asked for too
-    once: float  # sum of the programs' footprints
-    touched: float  # the same in single bytes, or the size of the buffer where that is less
-    unrepeated: float  # the same if all programs store over each other as those do that are far from each other
-    shared: float  # part of a footprint that another program among the next WINDOW touches too, 0..1, on average
-    distinct: float  # footprint of the launch
-
-    def resident(self, programs: float, grid: int) -> float:
-        """Footprint of `programs` neighbouring programs of the `grid`."""
-        return min(_union(self.once / grid, self.shared, min(programs, grid)), self.distinct)
-
-
-@dataclass(frozen=True)
-class LaunchWork:
-    """What executing one program of a launch costs the interpreter, and which buffers the launch may write to.
-
-    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
-    blocks: of the buffers in which all programs store the same block (`fitness.interpreter.stores`)
-    """
-
-    cost: float
-    written: tuple[int, ...]
-    blocks: tuple[StoreBlock, ...] = ()
-
-    def block(self, buffer: int) -> StoreBlock | None:
-        return next((block for block in self.blocks if block.buffer == buffer), None)
-
-
-@dataclass(frozen=True)
-class LaunchTrace:
-    """What one launch does, per program (a mean over the samples) unless said otherwise.
-
-    ops: (class, elements of the block, executions), classes as in `fitness.estimate.counters`
-    accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions)
-    dots: (m, n, k, dtype of a, dtype of b, precision, executions)
-    reductions: ("reduce" | "scan", elements, results, executions)
-    rounds: (kind, where, waits for loads), as in `fitness.estimate.counters.Counter`
-    traffic: of all programs, by buffer and kind
-    busiest: operations of the busiest sampled program / operations of the mean one
-    truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
-        too small
-    cut_off: a program was cut off, so that all that is counted may be a small part of it
-    met: a branch depended on what an atomic returned, so another program may do what is not seen here
-    roles: programs differ in what they write to, so that totals are as rough as the samples are few
-    astray: a program stores outside of all buffers
-    reads_astray: a program loads outside of all buffers
-    guided: what a program loads depends on what it loaded before
-    doubtful: buffers it was given, if data that is made up here decides what it does: it may write to any of them
-    blocks: as of LaunchWork
-    """
-
-    kernel: str
-    programs: int  # in the grid
-    sampled: int
-    ops: tuple[tuple[str, int, float], ...]
-    accesses: tuple[tuple[str, int, int, int, float], ...]
-    dots: tuple[tuple[int, int, int, str, str, str, float], ...]
-    reductions: tuple[tuple[str, int, int, float], ...]
-    rounds: tuple[tuple[str, str, float], ...]
-    traffic: tuple[Traffic, ...]
-    busiest: float
-    truncated: bool
-    roles: bool = False
-    met: bool = False
-    astray: bool = False
-    reads_astray: bool = False
-    guided: bool = False
-    doubtful: tuple[int, ...] = ()
-    blocks: tuple[StoreBlock, ...] = ()
-    cut_off: bool = False
-
-    @property
-    def work(self) -> LaunchWork:
-        each = [(elements, n) for _, elements, n in self.ops] + [(row[1], row[-1]) for row in self.accesses]
-        each += [(row[1], row[-1]) for row in self.reductions]
-        each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
-        cost = math.fsum(count * (1 + elements / ELEMENTS_PER_COST) for elements, count in each)
-        written = {t.buffer for t in self.traffic if t.kind != "load"} | set(self.doubtful)
-        return LaunchWork(cost, tuple(sorted(written)), self.blocks)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> LaunchTrace:
-        tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
-        traffic = tuple(Traffic(**t) for t in raw["traffic"])
-        blocks = tuple(map(StoreBlock.from_dict, raw["blocks"]))
-        return cls(**{**raw, **tuples, "traffic": traffic, "blocks": blocks, "doubtful": tuple(raw["doubtful"])})
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -161,9 +54,6 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     sizes) and "integers" ({argument index: .npy file in `scratch`}).  Returns {"cases": [{"launches": [[LaunchTrace as
     a dict per configuration] per launch]} per case]}.
     """
-    from fitness.estimate.counters import CountingInterpreter
-    from fitness.frontend.kernels import load_kernels
-
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     found = []
     with CountingInterpreter() as interpreter:
@@ -199,8 +89,6 @@ class _Tracer:
         return self._traces[key]
 
     def _run(self, launch: Launch, config: Config) -> LaunchTrace:
-        from fitness.frontend.kernels import get_kernel
-
         kernel = get_kernel(self._kernels, launch.kernel, launch.line)
         args = {name: self._argument(value) for name, value in config.args.items()}
         programs = math.prod(config.grid)
@@ -241,10 +129,6 @@ class _Tracer:
         return self._interpreter.count(kernel, args, grid, position(number, grid), brief=brief)
 
     def _argument(self, value: Any) -> Any:
-        from fitness.estimate.counters import Pointer
-        from fitness.frontend.kernels import argument
-        from fitness.frontend.memory import DTYPES
-
         if isinstance(value, TensorRef):
             return Pointer.to(value.buffer, value.offset * ITEMSIZE[value.dtype], DTYPES[value.dtype])
         if isinstance(value, tuple):
@@ -463,7 +347,7 @@ def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[
     distinct = float(Spans.union(sets).size)
     if len(sets) < programs:
         windows = programs / min(programs, WINDOW)
-        sliding = _union(mean, shared, programs / windows) * windows
+        sliding = union(mean, shared, programs / windows) * windows
         drawn = _drawn(mean, min(shared, _shared(sets)), programs)
         distinct = max(distinct, min(sliding, drawn, limit))
     return _Extent(programs * mean, shared, distinct)
@@ -499,13 +383,8 @@ def _shared(sets: Sequence[Spans]) -> float:
     return both / either if either else 0.0
 
 
-def _union(size: float, shared: float, count: float) -> float:
-    """Footprint of `count` programs with footprints of `size`: a byte is held by 1 + (count - 1) * shared of them."""
-    return size * count / (1 + max(0.0, count - 1) * shared)
-
-
 def _drawn(size: float, shared: float, count: float) -> float:
-    """The same if footprints are drawn at random from the size / shared bytes that their overlap suggests.
+    """`union` if footprints are drawn at random from the size / shared bytes that their overlap suggests.
 
     This is the Lincoln-Petersen estimate of capture and recapture; right for gathers and for tables that all read.
     """

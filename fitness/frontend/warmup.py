@@ -1,4 +1,4 @@
-"""A small candidate sent through the jobs once, in the zygote, so that no child pays for first use.
+"""The warm-up of the record job: a small candidate runs through the jobs once, so that no child pays for first use.
 
 First use of fake tensors, of Triton's compiler and of its interpreter costs a second or two; forks inherit the result.
 """
@@ -10,6 +10,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from fitness.frontend.memory import Layout
+from fitness.frontend.plan import from_json
 
 Job = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]
 
@@ -43,9 +46,7 @@ def run(x):
 
 
 def warm_up(jobs: Mapping[str, Job], target_name: str) -> None:
-    """Run what `jobs` has of record, compile, interpret and trace, one on the result of the other."""
-    if "record" not in jobs:
-        return
+    """Run record and what `jobs` has of compile, interpret and trace, one on the result of the other."""
     modules = set(sys.modules)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -73,9 +74,6 @@ def warm_up(jobs: Mapping[str, Job], target_name: str) -> None:
 
 
 def _interpret(job: Job, payload: Mapping[str, Any], scratch: Path) -> None:
-    from fitness.frontend.memory import Layout
-    from fitness.frontend.plan import from_json
-
     memory = Layout(from_json(payload["plan"])).create(scratch)
     job(payload, scratch)
     memory.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from evo.core.records import Case, Timing, Verdict
+from evo.core.records import SIGNIFICANT, Case, Timing, Verdict
 from fitness.cuda.device import DeviceFacts, Watch
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
@@ -255,7 +255,7 @@ class Benchmark:
 
     def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
         """Beside the times: how they were taken, and rates against the measured ceilings."""
-        terms = {"noise_floor": floor, "counts": float(counts(found.ratio, floor))}
+        terms = {"noise_floor": floor, SIGNIFICANT: float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
         return terms | ceilings.rates(self.task, case, self.facts, statistics.median(found.own_us))

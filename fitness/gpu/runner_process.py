@@ -18,11 +18,11 @@ import torch
 from evo.core.records import Verdict
 from fitness.cuda import norms
 from fitness.cuda.device import Watch, device_facts, known_facts
+from fitness.cuda.faults import verdict_of_text
 from fitness.cuda.launcher import DeviceError
 from fitness.frontend.stages import Stop
 from fitness.gpu import bits, fingerprint, timing
 from fitness.gpu.benchmark import Benchmark
-from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.gpu_lock import GpuLock
 from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report

@@ -7,6 +7,11 @@ A job is a module (of _MODULES, or named with its dots) with a function
 
     def job(payload: dict, scratch: Path) -> dict: ...     # runs in a child of its own; the result is JSON
 
+A job whose first use is slow may also have a function that runs once in this process, so that children inherit what
+it loads; `jobs` are the functions `job` by name:
+
+    def warm_up(jobs: dict, target_name: str) -> None: ...
+
 Frames on the socket are a JSON header and a body (`send_frame`).  A request carries id, job, profile, scratch, limits
 and the payload as body.  The answer carries id, how the child ended, its last words on stdout/stderr, the active layers
 and, as body, what it wrote as its result: bytes of an untrusted process, which the receiver has to judge.
@@ -35,7 +40,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from evo.core.records import Verdict
-from fitness.frontend.warmup import warm_up
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.layers import available_layers, confine, die_with_parent, preload
 from fitness.sandbox.lines import line_of_error
@@ -352,7 +356,9 @@ def main(arguments: list[str]) -> None:
     sock = socket.socket(fileno=int(arguments[0]))
     home, target, names = Path(arguments[1]), arguments[2], arguments[3:]
     modules = {name: job_module(name) for name in names}
-    warm_up({name: module.job for name, module in modules.items()}, target)
+    for module in modules.values():
+        if hasattr(module, "warm_up"):
+            module.warm_up({name: each.job for name, each in modules.items()}, target)
     preload()
     gc.collect()
     gc.freeze()  # the collector of a child would otherwise copy every page of the zygote by touching it

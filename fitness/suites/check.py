@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Verdict
 from fitness.candidate import PROGRAMS_SAMPLED, CompiledCandidate
+from fitness.estimate.launch_trace import Traffic
 from fitness.estimate.time_model import traces_from_json
-from fitness.estimate.trace import Traffic
 from fitness.frontend.build_cache import BuildCache
 from fitness.frontend.gate import gate
 from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, TensorRef, to_json

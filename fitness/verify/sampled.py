@@ -26,7 +26,7 @@ import torch
 
 from evo.core.errors import EvoError
 from evo.core.records import Case, Verdict
-from fitness.estimate.trace import LaunchWork
+from fitness.estimate.launch_trace import LaunchWork
 from fitness.frontend.memory import DTYPES, Layout
 from fitness.frontend.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, PlanError, TensorRef, to_json
 from fitness.frontend.stages import Stop, expect_ok

@@ -24,6 +24,7 @@ from fitness.frontend.recording.fakecuda import fake_cuda
 from fitness.frontend.recording.launches import recorded
 from fitness.frontend.recording.recorder import Recorder
 from fitness.frontend.target import Target, from_spec
+from fitness.frontend.warmup import warm_up as warm_up  # the zygote calls it
 from fitness.sandbox.jobs import JobError
 from fitness.sandbox.lines import line_of_error
 

@@ -1,0 +1,55 @@
+"""The protocol of a provider of answers: one attempt in, an answer or an error out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from evo.core.errors import EvoError
+from evo.core.models import Bill
+from evo.storage.model_calls import ModelAnswer
+from operators.llm.base import Prompt
+
+
+class LlmError(EvoError):
+    """A model that cannot be asked: a wrong key or name, an answer that a record lacks, too many failures."""
+
+
+class Failed(Exception):
+    """An attempt without an answer; another may succeed.
+
+    `bill`: what it cost (None: not known, so it may have cost all that was reserved); `wait_s`: how long the endpoint
+    asks to be left alone.
+    """
+
+    def __init__(self, message: str, bill: Bill | None = None, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.bill, self.wait_s = bill, wait_s
+
+
+@dataclass(frozen=True)
+class Request:
+    """One attempt.  `repeat` counts earlier answers to the same prompt."""
+
+    number: int  # of the call
+    operator: str
+    prompt: Prompt
+    repeat: int = 0
+
+
+class Provider(Protocol):
+    """Answers requests, several at once.  `paid`: what is under way costs money, so it is worth waiting for."""
+
+    paid: bool
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """As they are stored with each question."""
+        ...
+
+    async def ask(self, request: Request) -> ModelAnswer:
+        """The answer.  Raises Failed where another attempt may succeed, LlmError where none will."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,373 @@
+"""What a run says, as records: `RunReader` reads its file, also while another process writes it."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from evo.core.errors import ConfigError, StoreError
+from evo.core.records import (
+    TIERS,
+    Candidate,
+    Fitness,
+    Profile,
+    Proposal,
+    Trial,
+    Verdict,
+    evaluation_from_json,
+    profile_from_json,
+)
+from evo.core.settings import RunConfig
+from evo.storage.folders import FILE
+from evo.storage.schema import (
+    UNDECODABLE,
+    check_references,
+    connect_to_read,
+    damaged,
+    decoding,
+    integers_of,
+    is_damage,
+    leave_out_unrecorded,
+    object_of,
+)
+
+_TRIAL = """
+    SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost,
+           e.evaluation, e.speedup, e.ci_low, e.ci_high, e.per_case, e.estimated
+    FROM proposals p JOIN sources s USING (candidate) {join} JOIN evaluations e USING (trial)
+"""
+
+# Improved: faster than every parent.  `json_each` opens the list of parents.
+_CREDIT = """
+    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup), SUM(tokens),
+           CASE WHEN COUNT(usd) = COUNT(tokens) THEN SUM(usd) END FROM (
+        SELECT p.operator, e.verdict, e.speedup, p.trial,
+               JSON_EXTRACT(p.cost, '$.tokens_in') + JSON_EXTRACT(p.cost, '$.tokens_out') AS tokens,
+               JSON_EXTRACT(p.cost, '$.usd') AS usd,
+               COALESCE(e.speedup > (SELECT MAX(pe.speedup) FROM json_each(p.parents) j
+                                     JOIN evaluations pe ON pe.trial = j.value), 0) AS improved
+        FROM proposals p JOIN evaluations e USING (trial)
+    ) GROUP BY operator ORDER BY COUNT(*) DESC, operator
+"""
+
+# A draft that followed a hint has the cost "hint:ID".
+HINT = "hint:"
+_HINTS = """
+    SELECT SUBSTR(c.key, 1 + :length), e.verdict, e.speedup,
+           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
+    FROM proposals p JOIN evaluations e USING (trial), json_each(p.cost) c
+    WHERE SUBSTR(c.key, 1, :length) = :mark ORDER BY e.finished
+"""
+
+
+_ANSWER = ("model", "prompt_hash", "answer", "reasoning", "finish", "tokens_in", "tokens_out", "usd")
+# A sum with an unknown part is unknown: SQLite's SUM would leave that part out.
+_MODELS = """
+    SELECT model, COUNT(*), COUNT(answer), COUNT(error), SUM(tokens_in), SUM(tokens_out),
+           CASE WHEN COUNT(usd) = COUNT(answer) THEN SUM(usd) END, AVG(seconds)
+    FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
+"""
+_LOST_PARENTS = """
+    SELECT p.trial, j.value FROM proposals p, json_each(p.parents) j
+    WHERE j.value NOT IN (SELECT trial FROM proposals) ORDER BY p.trial
+"""
+_FIRST_FAILURES = """
+    SELECT model, error FROM llm_calls
+    WHERE call IN (SELECT MIN(call) FROM llm_calls WHERE error IS NOT NULL GROUP BY model) ORDER BY model
+"""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run was started with.  `environment` is empty as long as no evaluator has worked on it."""
+
+    config: RunConfig
+    task_hash: str
+    versions: Mapping[str, str]
+    environment: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OperatorCredit:
+    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup.
+
+    `tokens` and `usd` are what its answers cost; None where no model was asked, or nobody counted.
+    """
+
+    name: str
+    trials: int
+    ok: int
+    improved: int
+    best: float | None
+    tokens: int | None
+    usd: float | None
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What a language model was asked and what it cost.  Tokens and dollars are None where nobody counted them."""
+
+    name: str
+    calls: int
+    answers: int
+    failed: int
+    tokens_in: int | None
+    tokens_out: int | None
+    usd: float | None
+    seconds: float | None  # mean time to an answer
+
+
+@dataclass(frozen=True)
+class HintCredit:
+    """What a hint achieved: finished trials that followed it, of those ok, of those faster than every parent, and their
+    mean gain: the geometric mean of speedup over that of the best parent, over those that are ok.
+    """
+
+    name: str
+    trials: int
+    ok: int
+    improved: int
+    gain: float | None
+
+
+class RunReader:
+    """Reads a run, also while another process writes it.  Raises StoreError where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._db = connect_to_read(folder)
+        try:
+            self.info = read_info(self._db, folder)
+            check_references(self._db, folder)
+            leave_out_unrecorded(self._db, folder)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def trials(self, skip: int = 0) -> Iterator[Trial]:
+        """Finished trials in the order they were finished, without the first `skip`."""
+        for row in self._db.execute(_TRIAL.format(join="") + "WHERE e.finished > ? ORDER BY e.finished", (skip,)):
+            yield _trial(row, self.folder)
+
+    def trial(self, index: int) -> Trial | Proposal:
+        """One trial; its Proposal where it is not finished."""
+        row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
+        if row is None:
+            count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
+            if not count:
+                raise StoreError(
+                    f"expected a trial in {self.folder}, got {index}, but none is stored yet; wait for one"
+                )
+            raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}; name one of these")
+        return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
+
+    def pending(self) -> list[Proposal]:
+        """Proposals without an evaluation, in the order they were made."""
+        rows = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE e.trial IS NULL ORDER BY p.trial")
+        return [_proposal(row, self.folder) for row in rows]
+
+    def best(self) -> Trial | None:
+        """The fastest trial; the earlier one of equals."""
+        return next(self.ranked(), None)
+
+    def ranked(self) -> Iterator[Trial]:
+        """Trials with a speedup, the fastest first; the earlier one of equals."""
+        query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished"
+        for row in self._db.execute(query):
+            yield _trial(row, self.folder)
+
+    def verdicts(self) -> dict[str, int]:
+        """Finished trials by verdict, most frequent first."""
+        return dict(self._db.execute("SELECT verdict, COUNT(*) FROM evaluations GROUP BY 1 ORDER BY 2 DESC, 1"))
+
+    def operators(self) -> list[OperatorCredit]:
+        """Credit of each operator, most used first."""
+        return [OperatorCredit(*row) for row in self._db.execute(_CREDIT)]
+
+    def lineage(self, index: int) -> list[Trial]:
+        """The trial `index`, its first parent, that one's first parent, and so on to the seed."""
+        line: list[Trial] = []
+        following: int | None = index
+        while following is not None:
+            trial = self.trial(following)
+            if not isinstance(trial, Trial):
+                break
+            line.append(trial)
+            following = trial.proposal.parents[0] if trial.proposal.parents else None
+        return line
+
+    def screened(self, candidates: Sequence[str]) -> dict[str, float | None]:
+        """Estimated speedups already known, by candidate id; None where the candidate does not compile."""
+        marks = ",".join("?" * len(candidates))
+        return dict(
+            self._db.execute(f"SELECT candidate, speedup FROM screens WHERE candidate IN ({marks})", candidates)
+        )
+
+    def screen_count(self) -> int:
+        return int(self._db.execute("SELECT COUNT(*) FROM screens").fetchone()[0])
+
+    def models(self) -> list[ModelUse]:
+        """What each language model was asked, most asked first."""
+        return [ModelUse(*row) for row in self._db.execute(_MODELS)]
+
+    def spent(self) -> int:
+        """Candidates that were judged: the seed is free."""
+        return max(0, sum(self.verdicts().values()) - 1)
+
+    def finished_before(self) -> dict[int, int]:
+        """By trial, how many evaluations were stored before its proposal was."""
+        query = "SELECT p.trial, (SELECT COUNT(*) FROM evaluations e WHERE e.at <= p.at) FROM proposals p"
+        return dict(self._db.execute(query))
+
+    def first_failures(self) -> dict[str, str]:
+        """The error of the first call that failed, by model."""
+        return dict(self._db.execute(_FIRST_FAILURES))
+
+    def answers(self) -> list[dict[str, Any]]:
+        """All answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
+        rows = self._db.execute(f"SELECT {', '.join(_ANSWER)} FROM llm_calls WHERE answer IS NOT NULL ORDER BY call")
+        return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
+
+    def call_of(self, index: int) -> dict[str, Any] | None:
+        """The call whose answer became trial `index`, as a row; None where no model was asked for it."""
+        found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
+        row = found.fetchone()
+        return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
+
+    def profile(self, candidate: str) -> Profile | None:
+        """What limits a candidate, from the best tier that was stored; None where it was not profiled."""
+        rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
+        best = next((rows[tier] for tier in TIERS if tier in rows), None)
+        if best is None:
+            return None
+        with decoding(self.folder, "profiles", f"candidate {candidate}"):
+            return profile_from_json(best)
+
+    def profiles(self, trials: Sequence[int]) -> dict[int, Profile]:
+        """The profiles of those of `trials` that have one, each beside that of its first parent."""
+        found = {}
+        for index in trials:
+            proposal = self._proposal_of(index)
+            profile = self.profile(proposal.candidate.id)
+            if profile is not None:
+                parents = proposal.parents[:1]
+                earlier = self.profile(self._proposal_of(parents[0]).candidate.id) if parents else None
+                found[index] = profile.beside(earlier)
+        return found
+
+    def _proposal_of(self, index: int) -> Proposal:
+        trial = self.trial(index)
+        return trial.proposal if isinstance(trial, Trial) else trial
+
+    def hints(self) -> list[HintCredit]:
+        """What became of drafts that said which hint they follow, most followed first."""
+        by_name: dict[str, list[tuple[str, float | None, float | None]]] = {}
+        for name, *outcome in self._db.execute(_HINTS, {"length": len(HINT), "mark": HINT}):
+            by_name.setdefault(name, []).append(tuple(outcome))
+        return sorted((_hint_credit(*item) for item in by_name.items()), key=lambda h: (-h.trials, h.name))
+
+    def events(self) -> list[tuple[str, str, float]]:
+        """(kind, text, seconds since 1970) of all events, in order; `docs/store.md` has the kinds."""
+        return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Rows of a SELECT of one's own (tables: `docs/store.md`), read as they are asked for."""
+        return self._db.execute(query, parameters)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read inside is of one moment, whatever the writer does meanwhile."""
+        self._db.execute("BEGIN")
+        try:
+            self._db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the moment is that of the first read
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if isinstance(error, UNDECODABLE):  # of rows that a query of one's own read, or a mistake in the program
+                self._check_rows()
+        finally:
+            self.close()
+        if is_damage(error):
+            raise damaged(self.folder / FILE, error) from error
+
+    def check_parents(self) -> None:
+        """Raises StoreError where a parent of a trial is missing: for who reads rows and makes no records of them."""
+        for trial, parent in self._db.execute(_LOST_PARENTS):
+            with decoding(self.folder, "proposals", f"trial {trial}"):
+                raise KeyError(f"its parent {parent} is missing")
+
+    def _check_rows(self) -> None:
+        """Raises StoreError where a row is not what evo wrote."""
+        for _ in self.trials():
+            pass
+        self.pending()
+        for (candidate,) in self._db.execute("SELECT DISTINCT candidate FROM profiles"):
+            self.profile(candidate)
+        for call, request, parents, spans in self._db.execute("SELECT call, request, parents, spans FROM llm_calls"):
+            with decoding(self.folder, "llm_calls", f"call {call}"):
+                integers_of(parents), object_of(spans or "{}")
+                [(m["role"], m["text"]) for m in object_of(request)["messages"]]
+
+
+def read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
+    try:
+        meta = dict(db.execute("SELECT key, value FROM meta"))
+    except sqlite3.DatabaseError as error:
+        raise damaged(folder / FILE, error) from error
+    with decoding(folder, "meta"):
+        task_hash, settings = meta["task_hash"], meta["config"]
+        versions, environment, _ = object_of(meta["versions"]), object_of(meta["environment"]), object_of(settings)
+    try:
+        config = RunConfig.from_json(settings)
+    except (*UNDECODABLE, ConfigError) as error:
+        raise StoreError(
+            f"expected settings known here in {folder / FILE}, got: {error}; read it with the version that "
+            f"wrote it ({versions.get('evo', 'unknown')})"
+        ) from error
+    return RunInfo(config=config, task_hash=task_hash, versions=versions, environment=environment)
+
+
+def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | None]]) -> HintCredit:
+    """outcomes: (verdict, speedup, speedup of the best parent) of each trial."""
+    gains = [speedup / parent for _, speedup, parent in outcomes if speedup is not None and parent is not None]
+    return HintCredit(
+        name=name,
+        trials=len(outcomes),
+        ok=sum(verdict == Verdict.OK for verdict, _, _ in outcomes),
+        improved=sum(gain > 1 for gain in gains),
+        gain=math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None,
+    )
+
+
+def _proposal(row: Sequence[Any], folder: Path) -> Proposal:
+    index, candidate, text, operator, parents, island, seed, note, cost = row[:9]
+    with decoding(folder, "proposals", f"trial {index}"):
+        return Proposal(
+            index=index, candidate=Candidate(text, candidate), operator=operator, parents=integers_of(parents),
+            island=island, seed=seed, note=note, cost=object_of(cost),
+        )  # fmt: skip
+
+
+def _trial(row: Sequence[Any], folder: Path) -> Trial:
+    evaluation, speedup, low, high, per_case, estimated = row[9:]
+    proposal, fitness = _proposal(row, folder), None
+    with decoding(folder, "evaluations", f"trial {proposal.index}"):
+        found = evaluation_from_json(evaluation)
+        if speedup is not None:
+            ci95 = float(low), float(high)
+            fitness = Fitness(float(speedup), ci95, object_of(per_case), bool(estimated))
+        return Trial(proposal, found, fitness)
