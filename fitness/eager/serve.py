@@ -36,8 +36,7 @@ from fitness.frontend.module import MODULE, compiled, entry_of, returned, writte
 from fitness.frontend.recording.earlier import earlier_modules
 from fitness.frontend.recording.recorder import computes
 from fitness.gpu.exchange import put, take
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import line_of_call
+from fitness.sandbox.jobs import JobError, line_of_call
 
 MEMORY_SHARE = 0.4  # of the device: two processes like this one and the runner use it at once
 GRACE_S = 5  # for the runner to notice first that a call does not end

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from evo.core.records import Verdict
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import CANDIDATE, line_of_error
+from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_error
 
 MODULE = "candidate"
 

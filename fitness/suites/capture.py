@@ -35,8 +35,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from evo.core.records import Verdict
 from fitness.frontend.recording.fakecuda import AsCuda, device_facts
 from fitness.frontend.target import from_spec
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import CANDIDATE, line_of_call, line_of_error
+from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_call, line_of_error
 from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 

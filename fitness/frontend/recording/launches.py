@@ -29,7 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from evo.core.records import Verdict
 from fitness.frontend.plan import ITEMSIZE, MOST_TUNED, Argument, Config, Launch, TensorRef, too_many_tuned
 from fitness.frontend.recording.recorder import Recorder
-from fitness.sandbox.lines import line_of_call
+from fitness.sandbox.jobs import line_of_call
 
 CONFIGURATIONS = 64  # of one autotuned launch: each is compiled, at a few tenths of a second
 GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C Programming Guide, compute capabilities

@@ -24,8 +24,7 @@ from fitness.frontend.recording.fakecuda import fake_cuda
 from fitness.frontend.recording.launches import recorded
 from fitness.frontend.recording.recorder import Recorder
 from fitness.frontend.target import Target, from_spec
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import line_of_error
+from fitness.sandbox.jobs import JobError, line_of_error
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:

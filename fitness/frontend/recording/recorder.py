@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from evo.core.records import Verdict
 from fitness.frontend.aten import MOVING, written_arguments
 from fitness.frontend.plan import ITEMSIZE, Buffer, Copy, Fill, Op, Step, TensorRef
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import line_of_call
+from fitness.sandbox.jobs import JobError, line_of_call
 
 MEMORY_BYTES = 64 << 30  # of a plan's own buffers: the smallest target has 80 GB, and the inputs need room too
 STEPS = 10_000  # of one call; a candidate with more is lost in a host loop
