@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from evo.core.records import Verdict
-from fitness.frontend.module import compiled, entry_of, returned, written_among
-from fitness.frontend.recording.earlier import earlier_modules
+from fitness.frontend.module import compiled, earlier_modules, entry_of, returned, written_among
 from fitness.gpu.bits import same_bits
 from fitness.gpu.exchange import put, take
 from fitness.sandbox.jobs import JobError, line_of_error

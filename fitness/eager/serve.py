@@ -32,8 +32,7 @@ from evo.core.records import Verdict
 from fitness.certify.eager import blamed, full_precision, poison
 from fitness.eager.channel import Answerer
 from fitness.eager.digest import digests
-from fitness.frontend.module import MODULE, compiled, entry_of, returned, written_among
-from fitness.frontend.recording.earlier import earlier_modules
+from fitness.frontend.module import MODULE, compiled, earlier_modules, entry_of, returned, written_among
 from fitness.frontend.recording.recorder import computes
 from fitness.gpu.exchange import put, take
 from fitness.sandbox.jobs import JobError, line_of_call

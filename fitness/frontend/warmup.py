@@ -1,4 +1,4 @@
-"""A small candidate sent through the jobs once, in the zygote, so that no child pays for first use.
+"""Runs all jobs on a small candidate once, in the zygote, so that no child pays for first use.
 
 First use of fake tensors, of Triton's compiler and of its interpreter costs a second or two; forks inherit the result.
 """
@@ -43,7 +43,7 @@ def run(x):
 
 
 def warm_up(jobs: Mapping[str, Job], target_name: str) -> None:
-    """Run what `jobs` has of record, compile, interpret and trace, one on the result of the other."""
+    """Runs record, compile, interpret and trace, as far as `jobs` has them, each on the results of `record`."""
     if "record" not in jobs:
         return
     modules = set(sys.modules)
