@@ -245,7 +245,7 @@ class FrontEnd:
         """Adds what is built to the facts; a configuration that is left out is left out of all cases."""
         built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
         for name, builds in built.builds.items():
-            if why := screen.not_at_once(built.plans[name], builds, self.target):
+            if why := screen.cooperative_problem(built.plans[name], builds, self.target):
                 raise Stop("screen", Verdict.OUT_OF_MEMORY, f"case {name}: {why}")
         if self._measured:
             facts.cubins = facts.cubins | steps.cubins(built.builds, scratch)

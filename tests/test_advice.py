@@ -1,4 +1,4 @@
-"""What a user is told to do about slow cases and failing seeds."""
+"""The advice to users about slow cases and failing seeds."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_wrong_seed_says_what_may_be_set() -> None:
     errors = "largest error 1, 2e-05 of the largest value, rms error 1, 0.003 of the rms value"
     message = f"big (tune), inputs 'large', forward program order: output is wrong: {errors}"
     found = on_failing_seed(task(Case("big", SMALL)), Verdict.WRONG, message)
-    assert "inputs 'large' are stressed ones, no case of the task: stress = False" in found
+    assert "inputs 'large' are stressed ones, not those of the task: stress = False" in found
     assert "From about tolerance = 0.003 on" in found
     hopeless = on_failing_seed(task(Case("big", SMALL)), Verdict.WRONG, "largest error 9, 9 of the largest value")
     plain = on_failing_seed(task(Case("big", SMALL)), Verdict.WRONG, "big (tune), inputs 'normal': must be float32")
-    assert plain == hopeless == "Mend kernel.py, the reference or the tolerance."
+    assert plain == hopeless == "Correct kernel.py, the reference or the tolerance."

@@ -316,8 +316,11 @@ job._called = forged
         ("answer['samples_us'] = [1e308, 1e308]", "its times are [1e+308, 1e+308]"),
         ("answer = {'error': 'no'}", "a failure that makes no sense"),
         ("answer = {'error': {'verdict': 'infrastructure', 'message': '', 'line': 0}}", "cannot claim the verdict"),
-        ("answer = {'error': {'verdict': 'wrong', 'message': '', 'line': float('inf')}}", "a line that is none"),
-        ("answer = {'error': {'verdict': 'wrong', 'message': [], 'line': 0}}", "a message that is no text"),
+        (
+            "answer = {'error': {'verdict': 'wrong', 'message': '', 'line': float('inf')}}",
+            "whose line is a line number",
+        ),
+        ("answer = {'error': {'verdict': 'wrong', 'message': [], 'line': 0}}", "whose message is text"),
         ("answer = []\n    for _ in range(500): answer = [answer]", "its answer is [[[[[[[...]]]]]]]"),
     ],
 )

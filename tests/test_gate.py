@@ -969,3 +969,9 @@ def test_each_hack_is_found_by_its_rule_or_left_to_its_stage(path):
 
 def test_rules_are_described_in_a_line_each():
     assert all(0 < len(text) <= 120 and "\n" not in text for text in RULES.values())
+
+
+def test_the_process_with_the_gpu_does_not_load_the_rules() -> None:
+    code = "import sys, fitness.gpu.runner_process; print([m for m in sys.modules if 'frontend.rules' in m])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == "[]"

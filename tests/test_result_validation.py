@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fitness.frontend.result_validation import checked
+from fitness.frontend.result_validation import validated_build
 from fitness.frontend.screen import occupancy
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import MOST_LINES
@@ -39,20 +39,20 @@ BUILD: dict[str, Any] = {
 
 def test_a_build_is_taken_with_its_occupancy_computed_here() -> None:
     resident, share = occupancy(32, 1024, 4, TARGET)
-    assert checked(BUILD, "k", TARGET) == {**BUILD, "resident": resident, "occupancy": share}
-    assert "more" not in checked({**BUILD, "more": "text for a prompt"}, "k", TARGET)
+    assert validated_build(BUILD, "k", TARGET) == {**BUILD, "resident": resident, "occupancy": share}
+    assert "more" not in validated_build({**BUILD, "more": "text for a prompt"}, "k", TARGET)
 
 
 def test_a_problem_is_text_and_a_line() -> None:
-    assert checked({"problem": "too \x1b large", "line": 3, "x": 1}, "k", TARGET) == {
+    assert validated_build({"problem": "too \x1b large", "line": 3, "x": 1}, "k", TARGET) == {
         "problem": r"too \x1b large",
         "line": 3,
     }
     with pytest.raises(TypeError):
-        checked({"problem": ["x"], "line": 0}, "k", TARGET)
+        validated_build({"problem": ["x"], "line": 0}, "k", TARGET)
     for forged in ({"problem": "", "line": 0}, {"problem": "x", "line": -1}, {"problem": "x", "line": MOST_LINES}):
         with pytest.raises(ValueError, match=r"problem|integer"):
-            checked(forged, "k", TARGET)
+            validated_build(forged, "k", TARGET)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_a_problem_is_text_and_a_line() -> None:
 )
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError, KeyError)):
-        checked({**copy.deepcopy(BUILD), **change}, "k", TARGET)
+        validated_build({**copy.deepcopy(BUILD), **change}, "k", TARGET)
 
 
 @pytest.mark.parametrize("lacking", sorted(set(BUILD) - {"occupancy", "resident"}))
 def test_nothing_may_lack(lacking: str) -> None:
     with pytest.raises(KeyError):
-        checked({name: value for name, value in BUILD.items() if name != lacking}, "k", TARGET)
+        validated_build({name: value for name, value in BUILD.items() if name != lacking}, "k", TARGET)

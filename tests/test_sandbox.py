@@ -188,7 +188,7 @@ def test_where_there_can_be_no_new_root_a_job_has_its_folder(tmp_path: Path) -> 
 import fitness.sandbox.mounts as mounts
 def fails(root):
     raise OSError(22, "no new root", root)
-mounts._enter = fails
+mounts._pivot_to = fails
 """
     (tmp_path / "file").write_text("x")
     code = "answer = [layers, (scratch / 'file').read_text(), os.listdir(scratch), os.getcwd()]"

@@ -8,7 +8,7 @@ import pytest
 
 from evo.core.records import Build
 from fitness.frontend.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, TensorRef
-from fitness.frontend.screen import not_at_once, occupancy, out_of_resources, plan_hash
+from fitness.frontend.screen import cooperative_problem, occupancy, out_of_resources, plan_hash
 from fitness.frontend.target import get_target
 
 TARGET = get_target("sm_90")
@@ -109,5 +109,5 @@ def test_work_counts():
 def test_all_programs_of_a_cooperative_launch_are_resident(grid, warps, ctas, cooperative, room):
     launch = {"num_ctas": ctas, "cooperative": cooperative}
     builds = [[{**dataclasses.asdict(BUILD), "num_warps": warps, "launch": launch}]] * 2
-    found = not_at_once(make_plan(grid=grid), builds, TARGET)
+    found = cooperative_problem(make_plan(grid=grid), builds, TARGET)
     assert found is None if room is None else found is not None and f"holds {room} at once (12 on each of 132" in found

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from evo.core.errors import TaskError
-from fitness.tasks.task import load_task, run_reference, task_names, task_skeleton, task_title
+from fitness.tasks.scaffold import task_skeleton
+from fitness.tasks.task import (
+    FROZEN_FILE,
+    changed_since_frozen,
+    freeze_task,
+    load_task,
+    run_reference,
+    task_names,
+    task_title,
+)
 
 KERNEL = """
 import torch
@@ -308,3 +317,18 @@ def test_skeleton_prefers_what_launches_itself() -> None:
     source = "def one(x): return two(x)\ndef two(x): return one(x)\n" + WRAPPER + "def call(x): inner(x)\n"
     source += "def inner(x): return kernel[(1,)](x) if x else call(x)\n"
     assert 'entry = "add"  #' in task_skeleton(source)
+
+
+def test_a_change_of_a_frozen_task_is_reported_with_the_file(tmp_path: Path) -> None:
+    for name in ("task.py", "kernel.py"):
+        (tmp_path / name).write_text(name)
+    assert changed_since_frozen(tmp_path) == ""  # never frozen
+    freeze_task(tmp_path, "hash", {"model": "m"})
+    assert changed_since_frozen(tmp_path) == ""
+    (tmp_path / "kernel.py").write_text("other")
+    changed = changed_since_frozen(tmp_path)
+    assert changed.startswith(f"kernel.py in {tmp_path} changed since the task was validated and frozen")
+    (tmp_path / FROZEN_FILE).write_text("{}")
+    assert "cannot be read (KeyError)" in changed_since_frozen(tmp_path)
+    (tmp_path / FROZEN_FILE).unlink()
+    assert changed_since_frozen(tmp_path) == ""

@@ -14,7 +14,7 @@ from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.sandbox.zygote import Zygote
-from fitness.tasks.elsewhere import asked
+from fitness.tasks.other_inputs import single_case
 from fitness.tasks.task import Task, load_task
 from fitness.validation.vacuous import SAME, UNTRIED, VACUOUS, check, findings, of_task
 
@@ -115,14 +115,14 @@ def test_elsewhere_tensors_hold_other_numbers_in_the_same_form(tmp_path):
     index, flags = torch.arange(6), torch.ones(6, dtype=torch.bool)
     row, bytes_ = torch.zeros(3).expand(2, 3), torch.zeros(4096, dtype=torch.int8)[::2]
     task = replace(task, inputs=lambda case, generator: (row, bytes_, row.half(), index, flags, 2.0, None))
-    other = asked(task, task.cases[0], True)
+    other = single_case(task, task.cases[0], True)
     drawn, again = (other.inputs(task.cases[0], torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert other.reference is None and not other.stress
     assert drawn[0].stride() == (0, 1) and torch.equal(drawn[0][0], drawn[0][1]) and drawn[0].unique().numel() == 3
     assert drawn[1].stride() == (2,) and (int(drawn[1].min()), int(drawn[1].max())) == (-128, 127)
     assert drawn[2].dtype is torch.float16 and not torch.equal(drawn[2], again[2])
     assert drawn[3] is index and drawn[4] is flags and drawn[5:] == (2.0, None)
-    assert asked(task, task.cases[0], False).inputs is task.inputs
+    assert single_case(task, task.cases[0], False).inputs is task.inputs
 
 
 def test_kernels_that_copy_and_results_that_are_not_used_are_named_and_allowed(tmp_path, zygote):

@@ -60,12 +60,12 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def load_task(name_or_folder: str, expected: str = "") -> Task:
-    """The task; says so where it was changed since it was frozen.  `expected`: as of `fitness.tasks.task.load_task`."""
-    from fitness.tasks.frozen import changed
+    """The task; prints a warning if it changed since it was frozen.  expected: its hash, see `fitness.tasks.task`."""
+    from fitness.tasks.task import changed_since_frozen
     from fitness.tasks.task import load_task as load
 
     task = load(name_or_folder, expected=expected)
-    if warning := changed(task.folder):
+    if warning := changed_since_frozen(task.folder):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return task
 

@@ -134,7 +134,7 @@ def _failed(folder: Path, found: Drafting) -> int:
 
 
 def _freeze(folder: Path, kernel: str, model: Model, found: Drafting, accepted: Accepted, device: str) -> None:
-    from fitness.tasks.frozen import FILE, freeze
+    from fitness.tasks.task import FROZEN_FILE, freeze_task
     from fitness.validation.draft import weakened
 
     task = accepted.task
@@ -146,7 +146,7 @@ def _freeze(folder: Path, kernel: str, model: Model, found: Drafting, accepted: 
         "left_out": dict(accepted.left_out),
     }
     write(folder, {"task.py": accepted.source, "kernel.py": kernel})
-    freeze(folder, task.hash, about)
+    freeze_task(folder, task.hash, about)
     for case in task.cases:
         axes = ", ".join(f"{axis}={size}" for axis, size in case.axes.items())
         common.say(f"    {case.name} ({case.role}): {axes}, {case.dtype}")
@@ -154,7 +154,9 @@ def _freeze(folder: Path, kernel: str, model: Model, found: Drafting, accepted: 
         common.say(f"    {name}: left out: {why}")
     if less := weakened(task):
         common.say(f"its settings let candidates do more than usual: {', '.join(less)}")
-    common.say(f"wrote {folder / 'task.py'}, {folder / 'kernel.py'}, {folder / FILE} (frozen) and {folder / ANSWERS}")
+    common.say(
+        f"wrote {folder / 'task.py'}, {folder / 'kernel.py'}, {folder / FROZEN_FILE} (frozen) and {folder / ANSWERS}"
+    )
     common.say(f"task.py was written by the model {model.name}. It passed static rules, a sandbox and its own kernel,")
     common.say("but from now on it is trusted and says what is right: read it before you rely on it, then")
     common.say(f"evo run {quoted(folder)}")

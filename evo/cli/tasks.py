@@ -73,8 +73,8 @@ def _new_task(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         return task_by_model.make(arguments, source)
     models.check_limited((), arguments.max_tokens, arguments.max_usd)
-    from fitness.tasks.scaffold import entries
-    from fitness.tasks.task import task_names, task_skeleton
+    from fitness.tasks.scaffold import entries, task_skeleton
+    from fitness.tasks.task import task_names
 
     task_by_model.write(folder, {"task.py": task_skeleton(source), "kernel.py": source})
     entry, *others = (function.name for function in entries(source))

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 
 from evo.core.records import Verdict
-from fitness.frontend.module import compiled, entry_of, returned, written_among
-from fitness.frontend.recording.earlier import earlier_modules
+from fitness.frontend.module import compiled, earlier_modules, entry_of, returned, written_among
 from fitness.gpu.bits import same_bits
 from fitness.gpu.exchange import put, take
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import line_of_error
+from fitness.sandbox.jobs import JobError, line_of_error
 
 WARM_UP = 3  # calls before those whose time is taken
 POISON_BYTES = 1 << 30  # of device memory that is not zero when a candidate allocates it

@@ -1,8 +1,8 @@
-"""The ATen operators of a plan: work that its host code leaves to PyTorch.
+"""Executes the ATen operators of a plan: work that host code leaves to PyTorch.
 
-They are executed elsewhere than the candidate's Python, by processes that trust nothing of a plan.  So they are such as
-make tensors of tensors, and nothing else: others of ATen's read and write files, move a tensor to other memory, reach
-beyond the window that they are given, or draw random numbers.
+The processes that execute them do not run the candidate's Python and trust nothing in a plan.  So only operators are
+allowed that compute tensors from tensors.  Other ATen operators read and write files, move a tensor to other memory,
+reach beyond their window, or draw random numbers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from torch._ops import OpOverload
 from evo.core.records import Verdict
 from fitness.frontend.memory import DTYPES
 from fitness.frontend.plan import Op, TensorRef
-from fitness.frontend.rules.names import words
 from fitness.sandbox.jobs import JobError
 
-_TYPES = words("Optional List Tensor number int float bool str Device")
-# The only ones without a tensor among their arguments.
-_FACTORIES = words("arange eye full linspace logspace scalar_tensor tril_indices triu_indices")
-# What changes a tensor's storage under its feet.
-MOVING = words("resize resize_ resize_as resize_as_ set set_ set_data _resize_output _resize_output_")
-# What takes a tensor for more than its window: all of its storage, which is the memory of the whole plan and of others.
-# Views are windows in a plan, so no host code needs them here.
+_TYPES = {"Optional", "List", "Tensor", "number", "int", "float", "bool", "str", "Device"}
+# The only allowed operators without a tensor among their arguments.
+_FACTORIES = {"arange", "eye", "full", "linspace", "logspace", "scalar_tensor", "tril_indices", "triu_indices"}
+# Operators that replace the storage of an existing tensor.
+MOVING = {
+    "resize", "resize_", "resize_as", "resize_as_", "set", "set_", "set_data", "_resize_output", "_resize_output_",
+}  # fmt: skip
+# Operators that use more of a tensor than its window: all of its storage, which holds the whole plan and others.
+# Views are windows in a plan, so no host code needs these operators here.
 _REACHING = re.compile("as_strided|sparse|nested|reinterpret|resize|_set_storage")
 _PLACEMENT = ("device", "layout", "pin_memory")
 
 
 def tensor_function(name: str) -> OpOverload | None:
-    """The operator called, for example, "aten.mm.default"; None where there is none that makes tensors of tensors."""
+    """The operator of that name, e.g. "aten.mm.default"; None unless it computes tensors from tensors only."""
     parts = name.split(".")
     found: Any = torch.ops.aten if parts[0] == "aten" and len(parts) == 3 else None
     for part in parts[1:]:
@@ -41,6 +42,7 @@ def tensor_function(name: str) -> OpOverload | None:
 
 
 def _harmless(name: str, function: OpOverload) -> bool:
+    """Whether the operator computes tensors from tensors, in memory that the plan gives it, without random numbers."""
     schema = function._schema
     given, made = ([str(value.type) for value in values] for values in (schema.arguments, schema.returns))
     taken = {word for kind in given for word in re.findall(r"\w+", kind)}
@@ -55,9 +57,9 @@ def _harmless(name: str, function: OpOverload) -> bool:
 
 
 def execute(op: Op, window: Callable[[TensorRef], torch.Tensor], device: torch.device) -> None:
-    """The operator on windows of the memory; its results go to the windows that the plan names.
+    """Executes an operator on windows of the memory; its results go to the windows that the plan names.
 
-    Raises JobError where it cannot be executed, torch.OutOfMemoryError.
+    Raises JobError if it cannot be executed, and torch.OutOfMemoryError.
     """
     function = tensor_function(op.name)
     if function is None:
@@ -67,11 +69,11 @@ def execute(op: Op, window: Callable[[TensorRef], torch.Tensor], device: torch.d
         raise JobError(Verdict.UNSUPPORTED, message, op.line)
     args = [_argument(a, window) for a in op.args]
     kwargs: dict[str, Any] = {k: _argument(v, window) for k, v in op.kwargs.items() if k not in _PLACEMENT}
-    # An operator makes what it is to write to larger where that is too small, with all memory that it is part of.
+    # An operator enlarges an output that is too small, and with it the storage of the whole plan: so it gets its own.
     outs = [p.name for _, p in _written(function) if p.kwarg_only]
     own = {k: torch.empty_like(kwargs[k]) for k in outs if isinstance(kwargs.get(k), torch.Tensor)}
     if any(parameter.name == "device" for parameter in function._schema.arguments):
-        kwargs["device"] = device  # arange and the like make their result there, not in host memory
+        kwargs["device"] = device  # Otherwise arange and the like make their result in host memory.
     try:
         result = function(*args, **{**kwargs, **own})
     except torch.OutOfMemoryError:
@@ -110,7 +112,7 @@ def written_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _written(function: Any) -> list[tuple[int, Any]]:
-    """Parameters that the operator writes to, with their places."""
+    """Parameters that the operator writes to, with their positions."""
     parameters = enumerate(function._schema.arguments)
     return [(i, p) for i, p in parameters if p.alias_info is not None and p.alias_info.is_write]
 

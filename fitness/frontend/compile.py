@@ -1,7 +1,7 @@
-"""Compiles a candidate's launches for the target GPU, with no GPU at hand.
+"""Compiles a candidate's launches for the target GPU, without a GPU.
 
-Triton only needs to be told which device it compiles for; what it specialises on (dtypes, divisibility by 16, the value
-1) is read off stand-ins for the tensors.  Resources and machine code are read from the cubin.
+A replaced driver names the device that Triton compiles for.  Triton specialises on dtypes, on divisibility by 16 and on
+the value 1; it reads those from stand-ins for the tensors.  Resources and machine code are read from the cubin.
 """
 
 from __future__ import annotations
@@ -37,42 +37,48 @@ from fitness.frontend.plan import ITEMSIZE, TensorRef, decode
 from fitness.frontend.target import Target, from_spec
 from fitness.sandbox.jobs import JobError
 
-# What Triton raises for a kernel that it cannot compile, beside its own errors.
+# What Triton raises for a kernel that it cannot compile, besides its own errors.
 _AT_FAULT = (
     TritonError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, NameError, IndexError,
     RecursionError, ArithmeticError, SyntaxError,
 )  # fmt: skip
 
-# What Triton's autotuner takes for a configuration that is not to be had, rather than for an error of the kernel
-# (`Autotuner._bench`).  A static_assert in a function that the kernel calls is not among them: Triton wraps it.
-_NOT_TO_BE_HAD = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+# For these errors Triton's autotuner skips the configuration instead of failing (`Autotuner._bench`).  A static_assert
+# in a function that the kernel calls is not among them: Triton wraps it.
+_SKIPPED_BY_TUNER = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 
-# Options a launch may set.  Others (`ir_override`, `extern_libs`, `ptx_options`, ...) bring in code beside the kernel
-# that the interpreter checks.
+# Options that a launch may set.  Others (`ir_override`, `extern_libs`, `ptx_options`, ...) add code that the
+# interpreter does not check.
 OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_pdl", "launch_cooperative_grid",
     "debug", "sanitize_overflow",
 }  # fmt: skip
 
-# Attributes of .nv.info records (CUDA's EIATTR_*), each of which is followed by (symbol, value).
+# Attributes of .nv.info records (CUDA's EIATTR_*); (symbol, value) follows each.
 _FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """Compiles payload["launches"] one after the other.
+    """Compiles payload["launches"] one after the other and returns {"builds": [...]} in their order.
 
     payload: "source", "constants", "target" (`Target.spec`), "launches": [{"kernel", "args", "options", "line"?}] with
-    arguments encoded as in plans; "cache_dir" (optional) keeps Triton's cache elsewhere than in `scratch`.  Returns
-    {"builds": [...]} in the order of the launches: the fields of `evo.core.records.Build`, "parameters" (names of the
-    runtime parameters, in order), "launch" (see `_launch_facts`), "resident" (programs on a multiprocessor), "key"
-    (Triton's name of the build; equal builds are compiled once), "ptx_features" and "cubin" (file name in `scratch`).
-    A launch that Triton's autotuner would leave out has {"problem": why, "line": of the kernel's own, from 1, 0 where
-    it is not known} instead.  Raises JobError(COMPILE_ERROR) for all other errors.
+    arguments encoded as in plans.  "cache_dir" (optional): a folder for Triton's cache instead of `scratch`.
+
+    A build has the fields of `evo.core.records.Build` and:
+    - "parameters": names of the runtime parameters, in order
+    - "launch": see `_launch_needs`
+    - "resident": programs on a multiprocessor
+    - "key": Triton's name of the build; equal builds are compiled once
+    - "ptx_features": see `ptx_features`
+    - "cubin": file name in `scratch`
+
+    A launch that Triton's autotuner would skip has {"problem", "line"} instead: why, and the line within the kernel,
+    from 1 (0: unknown).  Raises JobError(COMPILE_ERROR) for all other errors.
     """
     target = from_spec(payload["target"])
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     cache = Path(payload.get("cache_dir") or scratch / "triton")
-    known: dict[str, dict[str, Any]] = {}
+    by_hash: dict[str, dict[str, Any]] = {}
     builds = []
     with _compiling_for(target, cache, scratch):
         for launch in payload["launches"]:
@@ -83,22 +89,22 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             begin = time.perf_counter()
             try:
                 compiled = _compile(kernel, args, options, kernels, scratch)
-            except _NotToBeHad as error:
+            except _SkippedConfiguration as error:
                 builds.append({"problem": error.message, "line": _own_line(kernel, error.line)})
                 continue
-            if compiled.hash not in known:
+            if compiled.hash not in by_hash:
                 seconds = time.perf_counter() - begin
-                known[compiled.hash] = _describe(compiled, launch["kernel"], target, seconds, scratch)
-            builds.append(known[compiled.hash])
+                by_hash[compiled.hash] = _describe(compiled, launch["kernel"], target, seconds, scratch)
+            builds.append(by_hash[compiled.hash])
     return {"builds": builds}
 
 
-class _NotToBeHad(JobError):
-    """A configuration of a kernel that others may take the place of."""
+class _SkippedConfiguration(JobError):
+    """A configuration does not compile, but another one of the same launch may."""
 
 
 def _own_line(kernel: JITFunction, line: int) -> int:
-    """A line of the candidate as one of the kernel's own, from 1; 0 where it is none."""
+    """A line of the candidate's source counted from the kernel's first line, from 1; 0 if it is outside the kernel."""
     own = line - kernel.fn.__code__.co_firstlineno + 1
     return own if 1 <= own <= kernel.src.count("\n") + 1 else 0
 
@@ -110,7 +116,7 @@ def _check_options(launch: Mapping[str, Any], options: Mapping[str, Any]) -> Non
         raise JobError(Verdict.REJECTED, message, launch.get("line", 0))
     stages = options.get("num_stages")
     if stages is not None and (type(stages) is not int or not 0 <= stages <= screen.MOST_STAGES):
-        # Triton compiles any number: below 2, and where there is nothing to pipeline, it does not matter to it.
+        # Triton compiles any number.  It ignores numbers below 2, and all numbers if there is nothing to pipeline.
         message = f"num_stages={stages!r} is not allowed; give an integer from 0 to {screen.MOST_STAGES}"
         raise JobError(Verdict.REJECTED, message, launch.get("line", 0))
 
@@ -135,7 +141,7 @@ class _Device:
 
 
 class _StandIn(MockTensor):
-    """A tensor of which Triton may ask the dtype and the address, nothing else."""
+    """A tensor that has only a dtype and an address for Triton."""
 
     def __init__(self, dtype: torch.dtype, address: int) -> None:
         super().__init__(dtype)
@@ -146,7 +152,7 @@ class _StandIn(MockTensor):
 
 
 def _stand_in(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
-    if isinstance(value, TensorRef):  # buffers are aligned, so the offset decides about divisibility by 16
+    if isinstance(value, TensorRef):  # Buffers are aligned, so the offset decides about divisibility by 16.
         return _StandIn(DTYPES[value.dtype], value.offset * ITEMSIZE[value.dtype])
     if isinstance(value, tuple):
         return tuple(_stand_in(v, kernels) for v in value)
@@ -155,7 +161,7 @@ def _stand_in(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
 
 @contextlib.contextmanager
 def _compiling_for(target: Target, cache: Path, scratch: Path) -> Iterator[None]:
-    """Triton compiles for `target`, and writes its files to `cache` and `scratch` only."""
+    """Makes Triton compile for `target`, and write its files to `cache` and `scratch` only."""
     before, folder = driver._active, tempfile.tempdir
     cache.mkdir(parents=True, exist_ok=True)
     driver.set_active(_Device(target))  # type: ignore[arg-type]
@@ -170,7 +176,7 @@ def _compiling_for(target: Target, cache: Path, scratch: Path) -> Iterator[None]
 
 @contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Everything written to file descriptor 2, by MLIR and LLVM too, goes to `path`."""
+    """Redirects file descriptor 2, to which MLIR and LLVM write too, to the file `path`."""
     saved = os.dup(2)
     with path.open("wb") as file:
         os.dup2(file.fileno(), 2)
@@ -188,8 +194,10 @@ def _compile(
     kernels: Mapping[str, JITFunction],
     scratch: Path,
 ) -> Any:
-    """Triton's CompiledKernel.  Raises JobError(COMPILE_ERROR) with the candidate's line where that is known; the kind
-    is _NotToBeHad where Triton's autotuner would go on.
+    """Triton's CompiledKernel.
+
+    Raises JobError(COMPILE_ERROR) with the candidate's line if it is known, or _SkippedConfiguration if Triton's
+    autotuner would skip the configuration.
     """
     log = scratch / "compiler.log"
     try:
@@ -199,14 +207,16 @@ def _compile(
         if isinstance(error, PTXASError) and f"error code {-signal.SIGXCPU}" in str(error):
             message = f"kernel {kernel.__name__}: ptxas used all the CPU time that compiling may take"
             raise JobError(Verdict.TIMEOUT, message) from error
-        said = log.read_text(errors="replace")
-        message, line = _explain(error, kernels, said)
-        kind = _NotToBeHad if isinstance(error, _NOT_TO_BE_HAD) else JobError
+        message, line = _explain(error, kernels, log.read_text(errors="replace"))
+        kind = _SkippedConfiguration if isinstance(error, _SKIPPED_BY_TUNER) else JobError
         raise kind(Verdict.COMPILE_ERROR, f"kernel {kernel.__name__}: {message}", line) from error
 
 
-def _explain(error: BaseException, kernels: Mapping[str, JITFunction], said: str) -> tuple[str, int]:
-    """(message, line of the candidate): of the innermost compilation error that lies in the candidate's own source."""
+def _explain(error: BaseException, kernels: Mapping[str, JITFunction], log: str) -> tuple[str, int]:
+    """Message and line of the innermost compilation error in the candidate's own source.
+
+    log: what the compiler wrote to stderr.
+    """
     sources = {kernel.src: kernel.fn.__code__.co_firstlineno for kernel in kernels.values()}
     message, line, text = "", 0, ""
     cause: BaseException | None = error
@@ -219,7 +229,7 @@ def _explain(error: BaseException, kernels: Mapping[str, JITFunction], said: str
         else:
             message = str(cause) or type(cause).__name__
         cause = cause.__cause__
-    diagnosis = re.search(r"(?:kernels\.py:(\d+):\d+: )?error: (.*)", said)
+    diagnosis = re.search(r"(?:kernels\.py:(\d+):\d+: )?error: (.*)", log)
     if diagnosis and not isinstance(error, CompilationError):
         message, line = f"{diagnosis[2]} ({message.splitlines()[0]})", line or int(diagnosis[1] or 0)
     return f"{message.strip()}{f' in `{text}`' if text else ''}", line
@@ -249,15 +259,18 @@ def _describe(compiled: Any, kernel: str, target: Target, seconds: float, scratc
         "key": compiled.hash,
         "ptx_features": ptx_features(compiled.asm["ptx"]),
         "cubin": name,
-        "launch": _launch_facts(compiled),
+        "launch": _launch_needs(compiled),
     }
 
 
-def _launch_facts(compiled: Any) -> dict[str, Any]:
-    """What it takes to launch the cubin without Triton: "name" of the function in it, "signature" ([parameter, type] in
-    order, "constexpr" for what is no parameter of the machine code, a list for a tuple), "num_ctas", "cooperative", and
-    "scratch": [bytes of one CTA, alignment] of the two pointers that Triton appends to the parameters (global scratch
-    memory, then the profiler's).
+def _launch_needs(compiled: Any) -> dict[str, Any]:
+    """What is needed to launch the cubin without Triton.
+
+    - "name": of the function in it
+    - "signature": [parameter, type] in order; "constexpr" if the machine code has no such parameter, a list for a tuple
+    - "num_ctas", "cooperative"
+    - "scratch": [bytes of one CTA, alignment] of the two pointers that Triton appends to the parameters (global scratch
+      memory, then the profiler's)
     """
     metadata = compiled.metadata
     return {
@@ -275,7 +288,7 @@ def _launch_facts(compiled: Any) -> dict[str, Any]:
 def resources(cubin: bytes) -> tuple[int, int]:
     """(registers, bytes of local memory), both per thread, of the one kernel in `cubin`.
 
-    Triton keeps no arrays in local memory, so what is there are spilled registers.
+    Triton keeps no arrays in local memory, so it holds spilled registers only.
     """
     section = ELFFile(io.BytesIO(cubin)).get_section_by_name(".nv.info")
     if section is None:
@@ -285,7 +298,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
     while at + 4 <= len(data):
         form, attribute, size = struct.unpack_from("<BBH", data, at)
         at += 4
-        if form != 0x04:  # EIFMT_SVAL alone carries a payload of `size` bytes, others hold the value in the header
+        if form != 0x04:  # Only EIFMT_SVAL has a payload of `size` bytes; others hold the value in the header.
             continue
         if attribute in values and size == 8:
             values[attribute] = max(values[attribute], struct.unpack_from("<II", data, at)[1])
@@ -294,7 +307,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def sass_hash(cubin: bytes) -> str:
-    """32 hex digits of machine code and constants; names, comments and line numbers do not count."""
+    """Hash of machine code and constants, 32 hex digits; names, comments and line numbers do not count."""
     digest = hashlib.sha256()
     kept = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
     parts = []
@@ -322,7 +335,7 @@ _PTX = {
     "special": r"\b(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx",
     "loads": r"\bld\.global",
     "stores": r"\bst\.global",
-    "priorities": r"evict_|cache_hint|createpolicy|applypriority",  # of lines in the L2 cache
+    "priorities": r"evict_|cache_hint|createpolicy|applypriority",  # of lines in the L2 cache.
 }
 _VECTOR = re.compile(r"\b(ld|st)\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 
@@ -330,8 +343,8 @@ _VECTOR = re.compile(r"\b(ld|st)\.global(?:\.\w+|::\w+)*?(?:\.v(\d))?\.[a-z]+(\d
 def ptx_features(ptx: str) -> dict[str, Any]:
     """Counts of instructions in the text of the PTX (not executions), and the widest global access in bytes.
 
-    Keys: wgmma, mma_sync, ldmatrix, cp_async, tma, barriers, shuffles, atomics, special, loads, stores, priorities,
-    load_bytes, store_bytes (widest global load and store of one thread, 0 where there is none).
+    The keys are those of `_PTX`, and load_bytes and store_bytes: the widest global load and store of one thread, 0
+    without any.
     """
     features: dict[str, Any] = {name: len(re.findall(pattern, ptx)) for name, pattern in _PTX.items()}
     widest = {"ld": 0, "st": 0}

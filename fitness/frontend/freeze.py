@@ -15,10 +15,11 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 def freeze(source: str, chosen: Mapping[str, Config]) -> str:
-    """`source` with the `configs` of each autotuned kernel in `chosen` reduced to the chosen one; "" if there is none.
+    """`source` with the `configs` of each autotuned kernel in `chosen` reduced to the chosen one.
 
-    The decorator stays: with a single configuration Triton uses it without a race, and other configurations can be put
-    back by hand.  "" too for a setting that is no number or text (`tl.float16`), or Python that libcst cannot read.
+    The decorator stays: Triton uses a single configuration without measuring it, and a user can add others by hand.
+    Returns "" if no kernel is autotuned, if a setting is neither number nor text (`tl.float16`), or if libcst cannot
+    read the source.
     """
     if not chosen or not all(_is_plain(v) for config in chosen.values() for v in _settings(config).values()):
         return ""
@@ -29,9 +30,9 @@ def freeze(source: str, chosen: Mapping[str, Config]) -> str:
 
 
 def _named(config: Config) -> dict[str, str]:
-    """What the label says was set by the configuration, as texts.
+    """The settings in the configuration's label, by name, as texts.
 
-    What was matched is not given back to try again: a label is a candidate's, and may be made to take minutes.
+    The quantifiers are possessive, so matching cannot backtrack: a candidate could write a label that takes minutes.
     """
     return dict(re.findall(r"\b(\w++)\s*+[:=]\s*+(\w*+)", config.label))
 
@@ -47,7 +48,7 @@ def _is_plain(value: Any) -> bool:
 def _expression(config: Config) -> cst.BaseExpression:
     """`[triton.Config({...}, num_warps=...)]`."""
     named, settings = _named(config), _settings(config)
-    # An option that the label calls None was set at the launch, which says it still.
+    # The label calls an option None if the launch sets it; the launch still does.
     options = {n: config.options[n] for n in named if n in _OPTIONS and named[n] != "None" and n in config.options}
     keywords = "".join(f", {name}={value!r}" for name, value in options.items())
     return cst.parse_expression(f"[triton.Config({settings!r}{keywords})]")
@@ -61,22 +62,23 @@ class _Freezer(cst.CSTTransformer):
         config = self._chosen.get(original_node.name.value)
         if config is None:
             return updated_node
-        decorators = [self._frozen(d, config) for d in updated_node.decorators]
+        decorators = [_with_only(config, d) for d in updated_node.decorators]
         return updated_node.with_changes(decorators=decorators)
 
-    def _frozen(self, decorator: cst.Decorator, config: Config) -> cst.Decorator:
-        call = decorator.decorator
-        if not (isinstance(call, cst.Call) and _last_name(call.func) == "autotune"):
-            return decorator
-        args = [
-            arg.with_changes(value=_expression(config)) if self._is_configs(i, arg) else arg
-            for i, arg in enumerate(call.args)
-        ]
-        return decorator.with_changes(decorator=call.with_changes(args=args))
 
-    @staticmethod
-    def _is_configs(position: int, arg: cst.Arg) -> bool:
-        return arg.keyword.value == "configs" if arg.keyword else position == 0
+def _with_only(config: Config, decorator: cst.Decorator) -> cst.Decorator:
+    """An autotune decorator with that configuration alone; other decorators as they are."""
+    call = decorator.decorator
+    if not (isinstance(call, cst.Call) and _last_name(call.func) == "autotune"):
+        return decorator
+    args = [
+        arg.with_changes(value=_expression(config)) if _is_configs(i, arg) else arg for i, arg in enumerate(call.args)
+    ]
+    return decorator.with_changes(decorator=call.with_changes(args=args))
+
+
+def _is_configs(position: int, arg: cst.Arg) -> bool:
+    return arg.keyword.value == "configs" if arg.keyword else position == 0
 
 
 def _last_name(node: cst.BaseExpression) -> str:

@@ -1,8 +1,7 @@
-"""The first stage: rules over the syntax tree, before any of the candidate's code runs.
+"""Applies the static rules to a candidate's syntax tree, before any of its code runs.
 
-The rules keep honest searches honest: they name the line and the way out, which a later stage cannot.  They are no
-sandbox.  What they let pass is run where it can do no harm (`fitness/frontend/recording/record.py`), and what it
-computes is checked.
+The rules keep honest searches honest: they name the line and the fix, which a later stage cannot.  They are not a
+sandbox.  What they let pass runs in one (`fitness/frontend/recording/record.py`), and its results are checked.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from fitness.frontend.rules.tensor import check_tensors
 
 __all__ = ["RULES", "gate", "not_inherited"]
 
-MAX_CHARACTERS = 200_000  # fifty times the longest kernel file we know
-MAX_NUMBER = 2**64  # Python refuses to print numbers of more than 4300 digits
-MAX_DEPTH = 100  # levels of the syntax tree; 40 branches of an elif chain need 40
+MAX_CHARACTERS = 200_000  # fifty times the longest kernel file we know.
+MAX_NUMBER = 2**64  # Python refuses to print numbers of more than 4300 digits.
+MAX_DEPTH = 100  # levels of the syntax tree; 40 branches of an elif chain need 40.
 
-# Control characters other than tab and newline, lone carriage returns, line separators that Python does not count as
-# lines, zero-width and direction marks, tags: all can make a file read differently from what it runs.
+# Characters that can make a file read differently from what it runs: control characters other than tab and newline,
+# lone carriage returns, line separators that Python does not count as lines; zero-width and direction marks, tags.
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -36,10 +35,11 @@ _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
 
 def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
-    """Broken rules of `source` in the order of lines; empty where it passes.
+    """The rules that `source` breaks, in the order of lines; empty if it passes.
 
-    `entry` is the host function that the task calls; `allow_delegation` permits torch operators on the host.  Rules are
-    the keys of RULES.
+    entry: the host function that the task calls.
+    allow_delegation: permits torch operators on the host.
+    The names of the rules are the keys of RULES.
     """
     tree = read_tree(source)
     if isinstance(tree, Finding):
@@ -60,15 +60,15 @@ def gate(source: str, *, entry: str, allow_delegation: bool) -> list[Finding]:
 
 
 def not_inherited(findings: Sequence[Finding], seed: Sequence[Finding]) -> list[Finding]:
-    """Of `findings` those that the `seed` kernel does not give as well, on whichever line."""
-    known = {(f.rule, f.message) for f in seed}
-    # Its message lists the kernels, which a candidate may add to.
+    """The `findings` that the seed kernel does not have as well, on whichever line."""
+    inherited = {(f.rule, f.message) for f in seed}
+    # The message of "no-launch" lists the kernels, and a candidate may add some: so its message is not compared.
     launches = any(f.rule == "no-launch" for f in seed)
-    return [f for f in findings if (f.rule, f.message) not in known and not (launches and f.rule == "no-launch")]
+    return [f for f in findings if (f.rule, f.message) not in inherited and not (launches and f.rule == "no-launch")]
 
 
 def read_tree(source: str) -> ast.Module | Finding:
-    """The syntax tree of an untrusted source, or why nobody reads it."""
+    """The syntax tree of an untrusted source, or a Finding that says why it is not read."""
     if unreadable := _check_text(source):
         return unreadable
     try:
@@ -77,14 +77,14 @@ def read_tree(source: str) -> ast.Module | Finding:
         return Finding("syntax", error.lineno or 0, f"not Python: {error.msg}")
     except (RecursionError, MemoryError):  # the parser's own limits
         return Finding("size", 0, "nested too deeply for Python's parser; flatten the expressions")
-    # What reads the tree recurses, and Python's versions differ in how deep they can.
+    # All readers of the tree recurse, and Python's versions differ in how deep they can.
     if (depth := _depth(tree)) > MAX_DEPTH:
         return Finding("size", 0, f"nested {depth} levels deep, at most {MAX_DEPTH} are read; flatten the expressions")
     return _check_literals(tree) or tree
 
 
 def _check_literals(tree: ast.Module) -> Finding | None:
-    """What Python parses but does not write back as text, as later readers of the tree need."""
+    """A literal that Python parses but cannot write back as text; later readers of the tree need that."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > MAX_NUMBER:
             return Finding("size", node.lineno, "a number above 2**64; no kernel needs one")
@@ -97,7 +97,7 @@ def _check_literals(tree: ast.Module) -> Finding | None:
 
 
 def _check_text(source: str) -> Finding | None:
-    """What makes a source unreadable, before it is parsed."""
+    """Why a source is refused before it is parsed: its size, a character or its coding."""
     if len(source) > MAX_CHARACTERS:
         return Finding("size", 0, f"{len(source)} characters, at most {MAX_CHARACTERS} are read; shorten the source")
     lines = source.replace("\r\n", "\n").split("\n")

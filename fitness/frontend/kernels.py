@@ -1,9 +1,9 @@
-"""Trusted extraction: the `@triton.jit` functions of a candidate, without its host code.
+"""Extracts the `@triton.jit` functions of a candidate, without its host code.
 
-The candidate's source is parsed, never imported.  What is kept: imports of Triton's own modules, top-level functions
-decorated with `triton.jit`, and the module constants that the recorder saw as plain scalars.  Everything else (autotune
-and heuristics decorators, wrappers, classes, top-level statements) is blanked out, so line numbers stay those of the
-candidate.  Executing what is left defines functions and nothing more.
+This is trusted code: it parses the candidate's source and never imports it.  It keeps imports of Triton's own modules,
+top-level functions decorated with `triton.jit`, and the module constants that the recorder saw as plain scalars.
+Everything else (autotune and heuristics decorators, wrappers, classes, top-level statements) is blanked out, so that
+line numbers stay those of the candidate.  Executing the rest defines functions and nothing more.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from evo.core.records import Verdict
 from fitness.frontend.reach import check_reach
 from fitness.sandbox.jobs import JobError
 
-MODULE = "candidate_kernels"  # part of Triton's cache key, hence the same for every candidate
+MODULE = "candidate_kernels"  # part of Triton's cache key, hence the same for every candidate.
 
-# Names a kernel may take from Python: what Triton's compiler knows, plus `bool` and `abs` for Triton's own functions.
-# The interpreter runs kernels as Python, so this is also what keeps `__import__` and `open` away from them.
+# Builtins that a kernel may use: those of Triton's compiler, plus `bool` and `abs` for Triton's own functions.  The
+# interpreter runs kernels as Python, so this list also keeps `__import__` and `open` away from them.
 BUILTINS = {
     "abs",
     "bool",
@@ -48,24 +48,25 @@ BUILTINS = {
 }
 
 _JIT = {"triton.jit", "triton.runtime.jit", "triton.runtime.jit.jit"}
-# What files that torch.compile wrote import: `libdevice`, which is Triton's, and helper kernels of PyTorch's.
+# Files that torch.compile wrote import `libdevice`, which is Triton's, and helper kernels of PyTorch's from here.
 _INDUCTOR, _HELPERS = "torch._inductor.runtime", "triton_helpers"
-# Host code of earlier versions of Triton that chooses among configurations (`recording/earlier.py`); no kernels.
+# Earlier versions of Triton had host code here that chooses among configurations (`frontend/module.py`); no kernels.
 EARLIER = "triton.ops"
 # Options of triton.jit that change the machine code; `repr` and `launch_metadata` are host callables and do not.
 _JIT_OPTIONS = {"do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "version"}
 _DTYPES = {
     key: dtype for name, dtype in vars(tl).items() if isinstance(dtype, tl.dtype) for key in (name, dtype.name)
-}  # float16 and fp16 alike
+}  # The keys are both names of a dtype, e.g. float16 and fp16.
 
 
 def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> dict[str, JITFunction]:
     """The `@triton.jit` functions of `source` by name, defined in `scratch`/kernels.py.
 
-    `constants` are the scalars that kernels use as globals (`{"dtype": "fp16"}` stands for `tl.float16`); Triton wants
-    globals as `tl.constexpr`, so that is how they are bound.  Raises JobError(COMPILE_ERROR) where the source cannot be
-    parsed, imports a Triton module that does not exist, or needs host code to define a kernel, JobError(REJECTED) where
-    a kernel names what is no part of Triton's language.
+    constants: the scalars that kernels use as globals (`{"dtype": "fp16"}` stands for `tl.float16`).  They are bound as
+    `tl.constexpr`, because Triton refuses other globals.
+
+    Raises JobError(COMPILE_ERROR) if the source cannot be parsed, imports a Triton module that does not exist, or needs
+    host code to define a kernel.  Raises JobError(REJECTED) if a kernel names anything outside Triton's language.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
@@ -98,22 +99,22 @@ def load_kernels(source: str, constants: Mapping[str, Any], scratch: Path) -> di
 
 
 def _is_free(name: str) -> bool:
-    """Whether a constant may be called so: an identifier that Python itself does not use."""
+    """Whether a constant may have that name: an identifier that Python itself does not use."""
     return name.isidentifier() and not name.startswith("__")
 
 
 @dataclass(frozen=True)
 class Closure:
-    """A kernel as its source has it, with all that decides how it compiles beside its arguments."""
+    """A kernel and everything besides its arguments that decides how it compiles."""
 
-    digest: str  # of its own text, with what it calls and of the imports
-    names: frozenset[str]  # in that text
-    constexprs: frozenset[str]  # parameters annotated so: for each value of theirs there is a build
-    line: int  # of its `def`
+    digest: str  # Hash of its own text, of the kernels that it calls and of the imports.
+    names: frozenset[str]  # All names in that text.
+    constexprs: frozenset[str]  # Parameters annotated as constexpr: each of their values needs a build.
+    line: int  # Line of its `def`.
 
 
 def closures(source: str) -> Mapping[str, Closure]:
-    """The kernels of `source` by name, each put together when it is asked for; none where it cannot be parsed."""
+    """The kernels of `source` by name, each computed on first access; empty if the source cannot be parsed."""
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
         tree = syntax.parse(source)
@@ -123,7 +124,7 @@ def closures(source: str) -> Mapping[str, Closure]:
 
 
 class _Closures(Mapping[str, Closure]):
-    """Of thousands of functions few are launched: only those are followed to what they call."""
+    """The closures of a source, computed on access: it may have thousands of functions, and few are launched."""
 
     def __init__(self, tree: ast.Module, lines: Sequence[str]) -> None:
         imports = list(_imports(tree.body))
@@ -142,7 +143,7 @@ class _Closures(Mapping[str, Closure]):
 
     def __getitem__(self, name: str) -> Closure:
         if name not in self._found:
-            node, reached = self._nodes[name], self._reached(name)
+            node, reached = self._nodes[name], self._with_callees(name)
             text = "\n".join([self._head, *(self._texts[n] for n in self._texts if n in reached)])
             digest = hashlib.sha256(text.encode()).hexdigest()
             names = frozenset(n for r in reached for n in self._mentioned[r])
@@ -155,8 +156,8 @@ class _Closures(Mapping[str, Closure]):
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def _reached(self, name: str) -> set[str]:
-        """The kernel and all that it calls, and what these call."""
+    def _with_callees(self, name: str) -> set[str]:
+        """The kernel and all that it calls, directly or not."""
         reached, ahead = {name}, [name]
         while ahead:
             new = (self._mentioned[ahead.pop()] & self._texts.keys()) - reached
@@ -166,11 +167,11 @@ class _Closures(Mapping[str, Closure]):
 
 
 def _constexprs(function: ast.FunctionDef, names: Mapping[str, str]) -> frozenset[str]:
-    """Parameters that are annotated as `tl.constexpr`, by whatever name it was imported."""
+    """Parameters that are annotated as `tl.constexpr`, whatever name it was imported under."""
     arguments = function.args
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    said = ((p.arg, dotted(p.annotation, names) or ast.unparse(p.annotation)) for p in every if p.annotation)
-    return frozenset(name for name, annotation in said if "constexpr" in annotation)
+    annotated = ((p.arg, dotted(p.annotation, names) or ast.unparse(p.annotation)) for p in every if p.annotation)
+    return frozenset(name for name, annotation in annotated if "constexpr" in annotation)
 
 
 def argument(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
@@ -193,7 +194,7 @@ def argument(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
 
 
 def get_kernel(kernels: Mapping[str, JITFunction], name: str, line: int = 0) -> JITFunction:
-    """`kernels[name]`.  Raises JobError(UNSUPPORTED) that lists the kernels there are."""
+    """`kernels[name]`.  Raises JobError(UNSUPPORTED), which lists the kernels there are."""
     if name not in kernels:
         raise JobError(
             Verdict.UNSUPPORTED,
@@ -208,7 +209,7 @@ def get_kernel(kernels: Mapping[str, JITFunction], name: str, line: int = 0) -> 
 
 
 def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports of Triton modules at the top level.  Of a `try`, the first branch whose Triton imports exist."""
+    """Imports of Triton modules at the top level; of a `try`, those of the first branch whose modules exist."""
     for node in body:
         match node:
             case ast.Import():
@@ -241,19 +242,19 @@ def _exists(node: ast.Import | ast.ImportFrom) -> bool:
         found = importlib.import_module(str(node.module))
     except ImportError:
         return False
-    # A package has its modules as attributes once somebody has imported them: all processes are to see the same.
+    # A package has a module as an attribute only after its import; this test has the same result in every process.
     return all(a.name == "*" or hasattr(found, a.name) or _is_module(f"{node.module}.{a.name}") for a in node.names)
 
 
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ImportError:  # what should be its package is none
+    except ImportError:  # its parent is not a package
         return False
 
 
 def imported_names(tree: ast.Module) -> dict[str, str]:
-    """As `_imported_names`, of what kernels see of a module's imports."""
+    """Local name -> dotted Triton name, as in {"tl": "triton.language"}, of the imports that kernels see."""
     return _imported_names(list(_imports(tree.body)))
 
 
@@ -272,7 +273,7 @@ def _imported_names(imports: list[ast.Import | ast.ImportFrom]) -> dict[str, str
 
 
 def dotted(node: ast.expr, names: Mapping[str, str]) -> str:
-    """The full dotted name of `tl.float32` and the like, "" where it does not start at a Triton import."""
+    """The full dotted name of an expression like `tl.float32`, "" if it does not start at a Triton import."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute):
@@ -310,7 +311,7 @@ def _jit_options(decorator: ast.expr) -> dict[str, Any]:
 
 
 def _blanked(source: str, imports: list[ast.Import | ast.ImportFrom], functions: list[ast.FunctionDef]) -> str:
-    """The source with everything else removed, each line where it was."""
+    """The source with only these imports and functions, each on its original line."""
     original = source.split("\n")
     lines = [""] * len(original)
     for node in imports:
@@ -349,7 +350,7 @@ def _execute(node: ast.stmt, module: ModuleType, path: Path) -> None:
 
 
 def _kernels_of(value: Any) -> Any:
-    """PyTorch's module of helpers without what is no kernel: it would lead to all of PyTorch."""
+    """PyTorch's module of helpers reduced to its kernels, as the rest leads to all of PyTorch; other values as is."""
     if getattr(value, "__name__", "") != f"{_INDUCTOR}.{_HELPERS}":
         return value
     found = ModuleType(_HELPERS)
@@ -379,7 +380,7 @@ def _bare(function: ast.FunctionDef, names: Mapping[str, str], constants: set[st
 def _bare_annotation(annotation: ast.expr, names: Mapping[str, str]) -> ast.expr | None:
     if dotted(annotation, names):
         return annotation
-    # Something like `tl.constexpr[int]` or `Optional[tl.constexpr]`: only whether it is a constexpr matters to Triton.
+    # Something like `tl.constexpr[int]` or `Optional[tl.constexpr]`.  Triton needs only whether it is a constexpr.
     text = "constexpr" if "constexpr" in ast.unparse(annotation) else None
     return None if text is None else ast.copy_location(ast.Constant(text), annotation)
 

@@ -1,8 +1,8 @@
-"""All buffers of a plan in one file, apart by guard zones, poisoned before use.
+"""Lays out all buffers of a plan in one file, separated by guard zones, and poisons them before use.
 
-The driver maps the file while it fills it, the sandboxed interpreter while it executes, and tensors are windows on it.
-What the job leaves is read into memory of the driver's own (`contents`).  Offsets are multiples of 256 bytes, as those
-of CUDA allocations are, so that what the compiler assumes about alignment holds here too.
+The driver maps the file while it fills it, the sandboxed interpreter while it executes; tensors are windows on it.  The
+driver then copies the job's results into memory of its own (`contents`).  Offsets are multiples of 256 bytes, as those
+of CUDA allocations are, so that the compiler's assumptions about alignment hold here too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ GUARD = 1 << 16  # bytes before and after each buffer: an off-by-one row of up t
 
 
 class Poison(NamedTuple):
-    """What every byte of a buffer becomes that holds floating-point numbers, or others."""
+    """The value of every byte in a buffer of floating-point numbers, and in one of other types."""
 
     floating: int
     other: int
 
 
-# 0xFF... is a NaN in every floating-point type, which no right answer is.  For integers it would be -1 (or 255, or
-# "true"), which many right answers are; 0xA5... is -1515870811 as int32.  The other poisons are for what takes the
-# first for a beginning (NaN for "nothing there yet", a very small number for that of a maximum): about 1e36 and -1e36
-# as float32, 60000 and -60000 as float16, 2054847098 as int32.  None is a boolean.
+# 0xFF... is a NaN in every floating-point type, and no right answer is NaN.  As an integer it would be -1, 255 or
+# "true", and many right answers are those; 0xA5... is -1515870811 as int32.  The other poisons catch kernels that use
+# the first one as a start value (NaN for "nothing there yet", a very small number for a maximum).  They are about 1e36
+# and -1e36 as float32, 60000 and -60000 as float16, 2054847098 as int32.  None of them is a boolean.
 POISONS = (Poison(0xFF, 0xA5), Poison(0x7B, 0x7A), Poison(0xFB, 0xA5))
 
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
@@ -54,31 +54,33 @@ GUARDS = Guards()
 
 
 def guard_pattern(guards: Guards) -> np.ndarray:
-    """The bytes of one guard zone: (GUARD,) uint8, which nobody can guess who does not know the key."""
+    """The bytes of one guard zone: (GUARD,) uint8.  They cannot be guessed without the key."""
     generator = np.random.Generator(np.random.PCG64([guards.key, guards.number]))
     return as_guard(generator.integers(0, 256, GUARD, dtype=np.uint8), guards.number)
 
 
 def as_guard(pattern: Any, number: int, start: int = 0) -> Any:
-    """Random bytes (an array or a tensor, changed in place) as they fill a guard zone that begins at byte `start`.
+    """Changes random bytes (an array or a tensor, in place) to the content of a guard zone; returns them.
 
-    Odd numbers: finite numbers of every size in every type wider than a byte; even ones: NaN of random sign in every
-    floating-point type, which shows a read of few bytes too.  A maximum ignores NaN, so both are needed.
+    start: position of the first byte in the file; only whether it is odd matters.
+    number: if odd, the zone holds finite numbers of every size in every type wider than a byte.  If even, it holds NaN
+    of random sign in every floating-point type, which shows reads of few bytes too.  A maximum ignores NaN, so both
+    are needed.
     """
-    low, high = pattern[start % 2 :: 2], pattern[1 - start % 2 :: 2]  # of each 16 bits
+    low, high = pattern[start % 2 :: 2], pattern[1 - start % 2 :: 2]  # of each 16 bits.
     if number % 2:
-        high &= 0xFB  # not all bits of an exponent are set
+        high &= 0xFB  # Not all bits of an exponent are set.
     else:
         pattern |= 0x7F
-        low[...] = 0xFF  # else a bfloat16 or float32 might be finite
+        low[...] = 0xFF  # Otherwise a bfloat16 or float32 might be finite.
     return pattern
 
 
 def contents(path: Path, size: int) -> np.ndarray:
-    """The bytes of a file that a job left, which has just that `size`.  Raises `fitness.sandbox.scratch.LeftError`.
+    """A copy of the bytes of a file that a job left, exactly `size` of them.
 
-    A copy: a mapped file may have had its blocks given back, and to touch those on a full disk ends the process, by
-    SIGBUS.
+    Raises `fitness.sandbox.scratch.LeftError`.  The file is not mapped: a job may have freed blocks of it, and on a
+    full disk access to those ends the process by SIGBUS.
     """
     with opened(path, size) as file:
         data = np.fromfile(file, np.uint8, count=size)
@@ -88,11 +90,12 @@ def contents(path: Path, size: int) -> np.ndarray:
 
 
 class Layout:
-    """Where each buffer of `plan` lies in the file: buffer `b` at bytes `offsets[b]` .. `offsets[b] + nbytes`.
+    """The place of each buffer of `plan` in the file: buffer `b` is at bytes `offsets[b]` .. `offsets[b] + nbytes`.
+
+    guards: the content of the guard zones.  A plan that uses memory beyond its buffers has other results with other
+    bytes there.  A process that only attaches the file does not need them.
 
     `mm` below is the mapped file (`create`, `attach`), a copy of it (`left`) or any writable buffer of `total` bytes.
-    guards: what fills the guard zones; a plan that uses what lies beyond its buffers has other results beside other
-    bytes.  Who only attaches the file need not know them.
     """
 
     def __init__(self, plan: LaunchPlan, guards: Guards = GUARDS) -> None:
@@ -103,7 +106,7 @@ class Layout:
             start = _round_up(position + GUARD, ALIGNMENT)
             self.offsets.append(start)
             position = start + buffer.nbytes + GUARD
-        self.total = max(position, 1)  # an empty file cannot be mapped
+        self.total = max(position, 1)  # An empty file cannot be mapped.
 
     @functools.cached_property
     def _pattern_of_guards(self) -> np.ndarray:
@@ -112,21 +115,21 @@ class Layout:
     def create(self, scratch: Path, name: str = FILE_NAME, poison: Poison = POISONS[0]) -> mmap.mmap:
         """A new mapped file in `scratch`, poisoned."""
         with created(scratch / name) as file:
-            os.posix_fallocate(file.fileno(), 0, self.total)  # a full disk is an error now, and a signal later
+            os.posix_fallocate(file.fileno(), 0, self.total)  # On a full disk this raises; without it SIGBUS follows.
             mm = mmap.mmap(file.fileno(), self.total)
         self.poison(mm, poison)
         return mm
 
     def attach(self, scratch: Path, name: str = FILE_NAME) -> mmap.mmap:
-        """The mapped file that `create` made, for the job that is to write to it.
+        """Maps the file that `create` made, in the job that writes to it.
 
-        Raises `fitness.sandbox.scratch.LeftError` if there is something else, or a file that is not as large as this.
+        Raises `fitness.sandbox.scratch.LeftError` if it is not a regular file of this layout's size.
         """
         with opened(scratch / name, self.total, writable=True) as file:
             return mmap.mmap(file.fileno(), self.total)
 
     def left(self, scratch: Path, name: str = FILE_NAME) -> np.ndarray:
-        """A copy of that file as a job left it.  Raises `fitness.sandbox.scratch.LeftError` as `attach`."""
+        """A copy of that file after a job used it.  Raises `fitness.sandbox.scratch.LeftError` as `attach`."""
         return contents(scratch / name, self.total)
 
     def poison(self, mm: Any, poison: Poison = POISONS[0]) -> None:
@@ -139,15 +142,15 @@ class Layout:
             data[start - GUARD : start] = data[end : end + GUARD] = self._pattern_of_guards
 
     def write_inputs(self, mm: Any, tensors: Sequence[Any]) -> None:
-        """Writes the entry's arguments; items that are no tensors are skipped.
+        """Writes the tensors among the entry's arguments to their buffers.
 
-        Raises PlanError where the plan (written by the untrusted recorder) describes other arguments than these.
+        Raises PlanError if the plan (written by the untrusted recorder) describes other arguments than these.
         """
         for ref, tensor in self.checked_inputs(tensors):
             assign(self.view(mm, ref), tensor)
 
     def checked_inputs(self, tensors: Sequence[Any]) -> list[tuple[TensorRef, torch.Tensor]]:
-        """The tensors among the entry's arguments and where they belong.  Raises PlanError as `write_inputs`."""
+        """The tensors among the entry's arguments, each with its window.  Raises PlanError as `write_inputs`."""
         found: list[tuple[TensorRef, torch.Tensor]] = []
         if len(tensors) != len(self.plan.inputs):
             raise PlanError(f"the plan has {len(self.plan.inputs)} arguments, the case has {len(tensors)}")
@@ -188,7 +191,7 @@ class Layout:
         return raw.to(torch.bool)
 
     def broken_guards(self, mm: Any) -> list[str]:
-        """One line per guard zone that is not as `poison` left it, as in "3 bytes after output 0 were overwritten"."""
+        """One line per guard zone that was changed since `poison`, e.g. "3 bytes after output 0 were overwritten"."""
         data = np.frombuffer(mm, np.uint8)
         found = []
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
@@ -207,7 +210,7 @@ class Layout:
         return window
 
     def name(self, b: int) -> str:
-        """What buffer `b` is to the reader of a message: "argument 0", "output 1" or "scratch buffer 2"."""
+        """The name of buffer `b` in messages: "argument 0", "output 1" or "scratch buffer 2"."""
         owner = self.plan.buffers[b].input
         if owner is not None:
             return f"argument {owner}"
@@ -216,7 +219,7 @@ class Layout:
 
 
 def assign(target: torch.Tensor, source: torch.Tensor) -> None:
-    """`target[...] = source`, also where elements of `target` share memory because a stride is 0 (`expand`)."""
+    """`target[...] = source`, even if elements of `target` share memory because a stride is 0 (`expand`)."""
     for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if stride == 0 and size > 1:
             target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
@@ -224,8 +227,9 @@ def assign(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def laid_out_as(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`values`, of the shape and type of `x`, with its strides too: arithmetic gives other ones where rows of `x` are
-    padded or share their memory.
+    """`values`, which have the shape and type of `x`, with the strides of `x` too.
+
+    Arithmetic gives other strides if rows of `x` are padded or share their memory.
     """
     if values.stride() == x.stride():
         return values

@@ -1,9 +1,9 @@
-"""LaunchPlan: what a candidate's host code asks the device to do, as plain data.
+"""Defines LaunchPlan: what a candidate's host code asks the device to do, as plain data.
 
-The recorder (untrusted) writes plans; the compiler, the interpreter and the runner execute them without ever running
-the candidate's host code.  A plan says *what* to launch, never how it was compiled: machine code is made from the
-source by trusted code (`fitness/frontend/kernels.py`, `fitness/frontend/compile.py`).  Everything is JSON, so
-that a plan can be stored, hashed and checked field by field before anyone acts on it.
+The recorder (untrusted) writes plans.  The compiler, the interpreter and the runner execute them without ever running
+the candidate's host code.  A plan says *what* to launch, not how it is compiled: trusted code makes machine code from
+the source (`fitness/frontend/kernels.py`, `fitness/frontend/compile.py`).  Everything is JSON, so that a plan can be
+stored, hashed and checked field by field before it is executed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ITEMSIZE = {
 }  # fmt: skip
 
 
-MOST_BYTES = 1 << 48  # of a buffer: what a process can address
-MOST_DIMENSIONS = 64  # of a window: as many as PyTorch takes
-NAME_CHARACTERS = 200  # of a kernel, an operator
-LABEL_CHARACTERS = 4000  # of a configuration
-MOST_TUNED = 1024  # autotune configurations of all launches together: each is compiled, and tried or traced
+MOST_BYTES = 1 << 48  # of a buffer: what a process can address.
+MOST_DIMENSIONS = 64  # of a window: PyTorch's limit.
+NAME_CHARACTERS = 200  # in the name of a kernel or operator.
+LABEL_CHARACTERS = 4000  # in the label of a configuration.
+MOST_TUNED = 1024  # autotune configurations of all launches together: each is compiled, and tried or traced.
 
 
 class PlanError(ValueError):
-    """A plan that does not hold together; from an untrusted recorder this is a verdict, not a bug."""
+    """A plan is malformed or inconsistent; from an untrusted recorder this is a verdict, not a bug."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Op:
-    """Work delegated to an ATen operator (`name` as in "aten.mm.default"); counted, and rejected where not allowed."""
+    """Work delegated to an ATen operator, e.g. `name` "aten.mm.default"; it is counted, and rejected unless allowed."""
 
     name: str
     args: tuple[Any, ...]
@@ -109,7 +109,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launch; several configs where the candidate autotunes, one of which is chosen by the evaluator."""
+    """A kernel launch.  If the candidate autotunes, it has several configs, of which the evaluator chooses one."""
 
     kernel: str  # name of the top-level @triton.jit function
     configs: tuple[Config, ...]
@@ -144,8 +144,9 @@ class LaunchPlan:
             _check_step(step)
 
     def _check_inputs(self) -> None:
-        """A buffer is one argument's, with no byte besides, or the plan's own: what is neither would be refilled by
-        nobody, and could keep results for the next replay.
+        """Checks that each buffer holds exactly one argument, or is the plan's own.
+
+        Any other buffer would not be refilled, and could keep results for the next replay.
         """
         held = {ref.buffer: i for i, ref in enumerate(self.inputs) if isinstance(ref, TensorRef)}
         for b, buffer in enumerate(self.buffers):
@@ -156,11 +157,11 @@ class LaunchPlan:
                 raise PlanError(f"argument {i} shares its buffer of {self.nbytes(ref)} bytes, or is smaller than it")
 
     def nbytes(self, ref: TensorRef) -> int:
-        """Of the whole buffer that `ref` is a window on."""
+        """Bytes of the whole buffer that `ref` is a window on."""
         return self.buffers[ref.buffer].nbytes
 
     def refs(self) -> Iterator[TensorRef]:
-        """Every tensor the plan mentions."""
+        """Every window that the plan mentions."""
         yield from (i for i in self.inputs if isinstance(i, TensorRef))
         yield from self.outputs
         for step in self.steps:
@@ -176,7 +177,7 @@ class LaunchPlan:
                         yield from refs_of(dict(config.args))
 
     def tensors_among(self, arguments: Iterable[int]) -> list[int]:
-        """Those positions in `inputs` that hold a tensor."""
+        """The positions among `arguments` at which `inputs` holds a tensor."""
         return [i for i in arguments if i < len(self.inputs) and isinstance(self.inputs[i], TensorRef)]
 
     @property
@@ -194,7 +195,7 @@ class LaunchPlan:
 
 
 def refs_of(value: Any) -> Iterator[TensorRef]:
-    """Every tensor among arguments, also in nests of them."""
+    """Every window among arguments, also in nested tuples and dicts."""
     if isinstance(value, TensorRef):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -250,7 +251,7 @@ def _check_launch(launch: Launch) -> None:
 
 
 def too_many_tuned(count: int) -> str:
-    """What is said of a plan with so many autotune configurations."""
+    """The message for a plan with `count` autotune configurations, which are too many."""
     return (
         f"{count} autotune configurations in all launches together, at most {MOST_TUNED} are tried; launch autotuned "
         "kernels less often, or shorten their lists"
@@ -288,7 +289,7 @@ def _decode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """One argument as a plan's JSON encodes it: windows become TensorRef, lists become tuples."""
+    """One argument from a plan's JSON: windows become TensorRef, lists become tuples."""
     return _decode(value)
 
 

@@ -1,4 +1,4 @@
-"""What a build says before anything runs: does it fit on the device, how full is it, has the same work been seen."""
+"""Judges a build before anything runs: whether the target can launch it, its occupancy, and the plan's hash."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fitness.frontend.plan import ITEMSIZE, Launch, LaunchPlan, to_json
 from fitness.frontend.target import Target
 
 # NVIDIA's occupancy calculator, compute capability 9.0 (CUDA C++ Programming Guide, table of technical specifications).
-REGISTER_UNIT = 256  # registers are given to a warp in units of
-WARP_UNIT = 4  # warps of one register file share: one per scheduler
-SHARED_UNIT = 128  # shared memory is given to a program in units of, bytes
-SHARED_RESERVED = 1024  # shared memory the system keeps for each program, bytes
+REGISTER_UNIT = 256  # Registers are allocated to a warp in this unit.
+WARP_UNIT = 4  # Warps are allocated in this unit, one per scheduler.
+SHARED_UNIT = 128  # Shared memory is allocated to a program in this unit, in bytes.
+SHARED_RESERVED = 1024  # The system keeps this much shared memory for each program, in bytes.
 WARP = 32
-MAX_THREADS = 1024  # of one program
-MOST_STAGES = 16  # of a loop's pipeline: each holds its blocks in shared memory
+MAX_THREADS = 1024  # of one program.
+MOST_STAGES = 16  # of a loop's pipeline: each stage holds its blocks in shared memory.
 
 
 def occupancy(registers: int, shared_bytes: int, num_warps: int, target: Target) -> tuple[int, float]:
@@ -60,18 +60,18 @@ def out_of_resources(build: Build | Mapping[str, Any], target: Target) -> str | 
     return None
 
 
-def not_at_once(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str, Any]]], target: Target) -> str | None:
-    """Why CUDA refuses a cooperative launch of the plan, or None: all of its programs must be resident at once.
+def cooperative_problem(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str, Any]]], target: Target) -> str | None:
+    """Why CUDA refuses a cooperative launch of the plan, or None.  All of its programs must be resident together.
 
-    `builds` as of `fitness.frontend.compile`, by launch and configuration.
+    builds: what `fitness.frontend.compile` returned, by launch and configuration.
     """
     for launch, by_config in zip(plan.launches, builds, strict=True):
         for config, build in zip(launch.configs, by_config, strict=True):
-            facts = build["launch"]
+            needs = build["launch"]
             resident, _ = occupancy(build["registers"], build["shared_bytes"], build["num_warps"], target)
-            # As CUDA counts them: each CTA of a cluster by itself.
-            programs, room = math.prod(config.grid) * facts["num_ctas"], resident * target.multiprocessors
-            if facts["cooperative"] and programs > room:
+            # CUDA counts each CTA of a cluster by itself.
+            programs, room = math.prod(config.grid) * needs["num_ctas"], resident * target.multiprocessors
+            if needs["cooperative"] and programs > room:
                 return (
                     f"kernel {launch.kernel}: a cooperative launch of {programs} programs, of which "
                     f"{target.device_name} holds {room} at once ({resident} on each of {target.multiprocessors} "
@@ -81,17 +81,17 @@ def not_at_once(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str, Any]]],
 
 
 def plan_hash(cases: Mapping[str, tuple[LaunchPlan, Sequence[Sequence[Build | Mapping[str, Any]]]]]) -> str:
-    """64 hex digits of what the device is asked to do, over all cases.
+    """Hash of what the device is asked to do, over all cases: 64 hex digits.
 
-    `cases[name]` is the plan and its builds (as dicts of `fitness.frontend.compile`, one per configuration of each
-    launch). Names of kernels and parameters, constexprs, comments and buffer numbers do not count: what does is machine
-    code, grids, runtime arguments by position, and which memory each step touches.
+    cases: by name the plan and its builds (as dicts of `fitness.frontend.compile`, one per configuration and launch).
+    The hash covers machine code, grids, runtime arguments by position, and which memory each step touches.  It does not
+    cover names of kernels and parameters, constexprs, comments and buffer numbers.
     """
-    work = {name: _work(plan, builds) for name, (plan, builds) in sorted(cases.items())}
-    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+    nameless = {name: _without_names(plan, builds) for name, (plan, builds) in sorted(cases.items())}
+    return hashlib.sha256(json.dumps(nameless, sort_keys=True).encode()).hexdigest()
 
 
-def _work(plan: LaunchPlan, builds: Sequence[Sequence[Build | Mapping[str, Any]]]) -> list[Any]:
+def _without_names(plan: LaunchPlan, builds: Sequence[Sequence[Build | Mapping[str, Any]]]) -> list[Any]:
     """The plan as JSON-ready data without names."""
     # Arguments first, then outputs, then scratch memory in the order in which steps touch it.
     order = {b: i for i, b in enumerate(dict.fromkeys(ref.buffer for ref in plan.refs()))}
@@ -105,7 +105,7 @@ def _work(plan: LaunchPlan, builds: Sequence[Sequence[Build | Mapping[str, Any]]
 
 
 def _launch(raw: Mapping[str, Any], builds: Sequence[Build | Mapping[str, Any]]) -> list[Any]:
-    """Per configuration: machine code, what the launch gives it, grid and runtime arguments by position."""
+    """Per configuration: machine code and launch options, grid, runtime arguments by position."""
     found = []
     for config, build in zip(raw["configs"], map(_as_dict, builds), strict=True):
         names = build.get("parameters", list(config["args"]))
@@ -116,7 +116,7 @@ def _launch(raw: Mapping[str, Any], builds: Sequence[Build | Mapping[str, Any]])
 
 
 def _argument(raw: Any) -> Any:
-    """A kernel sees of a tensor its address only: buffer and byte."""
+    """An argument as a kernel sees it: of a tensor its address only, as buffer and byte."""
     if isinstance(raw, dict) and "t" in raw:
         buffer, dtype, _, _, offset = raw["t"]
         return {"t": [buffer, offset * ITEMSIZE[dtype]]}
@@ -124,7 +124,7 @@ def _argument(raw: Any) -> Any:
 
 
 def _renumbered(raw: Any, order: Mapping[int, int]) -> Any:
-    """`raw` with the buffer of each encoded window replaced by `order` of it."""
+    """`raw` with the buffer number of each encoded window replaced by its number in `order`."""
     if isinstance(raw, list):
         return [_renumbered(r, order) for r in raw]
     if isinstance(raw, dict):

@@ -1,4 +1,4 @@
-"""How an evaluation stops early."""
+"""Ends an evaluation early: `Stop` carries stage, verdict and message from any stage to the evaluator."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ class Stop(Exception):
         findings: tuple[Finding, ...] = (),
         seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """`seconds`: as of `fitness.evaluator.Backendd`, where a judge gives the verdict.
+        """
+        seconds: time spent by part, as in `fitness.evaluator.Backend`; empty if no backend gave the verdict.
 
-        Messages may quote a candidate, its names or its errors: they are made plain and short here, for whoever reads
-        them.
+        Messages may quote a candidate, its names or its errors.  So they are sanitized and shortened here.
         """
         self.stage, self.verdict, self.message = stage, verdict, short(message)
         super().__init__(self.message)
         self.findings = tuple(replace(f, message=short(f.message)) for f in findings)
         self.seconds = seconds or {}
 
-    def __reduce__(self) -> tuple[Any, ...]:  # exceptions pickle their message alone
+    def __reduce__(self) -> tuple[Any, ...]:  # By default an exception pickles its message only.
         return Stop, (self.stage, self.verdict, self.message, self.findings, self.seconds)
 
 
 @contextmanager
 def surviving(stage: str) -> Iterator[None]:
-    """Whatever goes wrong inside ends the evaluation of one candidate, not the run: a Stop as INFRASTRUCTURE.
+    """Turns any unexpected error inside into a Stop with the verdict INFRASTRUCTURE.
 
-    A fault of evo's, or a trick that it does not know yet: either would come again in every resume of the run.
+    It ends the evaluation of one candidate, not the run.  The cause is a bug in evo or a new trick of the candidate;
+    either would come again in every resume of the run.
     """
     try:
         yield
@@ -70,7 +71,7 @@ _VERDICTS = {
 
 
 def expect_ok(stage: str, result: JobResult) -> dict:
-    """The job's value; raises Stop with the verdict where there is none."""
+    """The job's value.  Raises Stop with the job's verdict if it has no value."""
     if result.status == "ok":
         return dict(result.value or {})
     verdict = result.verdict or _VERDICTS[result.status]
@@ -79,5 +80,5 @@ def expect_ok(stage: str, result: JobResult) -> dict:
 
 
 def at_line(stage: str, message: str, line: int) -> tuple[str, tuple[Finding, ...]]:
-    """The message and findings of a Stop; `line`: of the candidate's source, 0 where it is not known."""
+    """The message and findings of a Stop.  line: in the candidate's source, 0 if unknown."""
     return (f"line {line}: {message}", (Finding(rule=stage, line=line, message=message),)) if line else (message, ())

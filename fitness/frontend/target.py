@@ -1,8 +1,8 @@
-"""What kernels are compiled and estimated for: facts from data sheets, estimated ones marked.
+"""Describes the GPUs that kernels are compiled and estimated for, with numbers from data sheets (estimates are marked).
 
 A compile target (sm_90) and a machine (H100, H200) are two things: GPUs of one compute capability differ in
-multiprocessors, memory and caches.  Without a GPU a target has the facts of the machine that its name stands for; where
-a GPU measures, `machine` gives it those of that GPU.
+multiprocessors, memory and caches.  Without a GPU a target has the numbers of the machine that its name stands for.  If
+a GPU measures, `machine` gives the target the numbers of that GPU.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from evo.core.errors import ConfigError
 class Target:
     """A GPU as the compiler and the estimate see it.  Rates are peaks of the whole device.
 
-    `name` and `arch` say what is compiled for, `device_name` which machine the other facts are of.
+    `name` and `arch` are the compile target; `device_name` is the machine that the other fields describe.
     """
 
     name: str
-    arch: int  # compute capability times ten, as Triton's GPUTarget takes it
+    arch: int  # Compute capability times ten, as Triton's GPUTarget takes it.
     device_name: str
     multiprocessors: int
-    clock_hz: float  # boost clock of the multiprocessors
+    clock_hz: float  # Boost clock of the multiprocessors.
     dram_bytes_per_s: float
     l2_bytes: int
     l2_bytes_per_s: float
-    shared_per_program: int  # largest dynamic shared memory of one program, bytes
+    shared_per_program: int  # Largest dynamic shared memory of one program, in bytes.
     shared_per_multiprocessor: int
     registers_per_multiprocessor: int
     warps_per_multiprocessor: int
     programs_per_multiprocessor: int
-    tensor_flops: dict[str, float]  # dense rate by operand dtype
-    fp32_lanes: int  # float32 operations a clock and multiprocessor (an FMA counts once)
-    special_lanes: int  # exp2, sin, rsqrt ... a clock and multiprocessor
+    tensor_flops: dict[str, float]  # Dense rate by operand dtype.
+    fp32_lanes: int  # Float32 operations per clock and multiprocessor (an FMA counts once).
+    special_lanes: int  # Operations like exp2, sin, rsqrt per clock and multiprocessor.
 
     @property
     def spec(self) -> str:
@@ -46,6 +46,7 @@ class Target:
 
     @property
     def registers_per_program(self) -> int:
+        """The most registers that one program may use."""
         return 65536
 
 
@@ -78,10 +79,10 @@ _H100_PCIE: dict[str, Any] = {
     **_HOPPER,
     "multiprocessors": 114,
     "clock_hz": 1.755e9,
-    "l2_bytes_per_s": 5.5e12 * 114 * 1.755 / (132 * 1.98),  # as that of the SXM, by multiprocessors and clock
+    "l2_bytes_per_s": 5.5e12 * 114 * 1.755 / (132 * 1.98),  # The SXM's rate, scaled by multiprocessors and clock.
     "tensor_flops": {"float16": 756e12, "bfloat16": 756e12, "float32": 378e12, "int8": 1513e12, "float8": 1513e12},
 }
-# Machines by the name that CUDA gives them.
+# Machines by their names in CUDA.
 _MACHINES: dict[str, Target] = {
     machine.device_name: machine
     for machine in (
@@ -92,21 +93,23 @@ _MACHINES: dict[str, Target] = {
 
 
 def sm_name(capability: Sequence[int]) -> str:
-    """What is compiled for on a GPU of that compute capability (major, minor), e.g. "sm_90"."""
+    """The compile target of a GPU of that compute capability (major, minor), e.g. "sm_90"."""
     major, minor = capability
     return f"sm_{major}{minor}"
 
 
 def machine(target: Target, gpu: Mapping[str, Any]) -> Target:
-    """`target` with the facts of the GPU that measures.
+    """`target` with the numbers of the GPU that measures.
 
-    `gpu`: name, multiprocessors, max_clock_hz, l2_bytes, dram_bytes_per_s, as in `fitness.cuda.device.DeviceFacts`.  A
-    GPU that is in the table has the facts of its data sheet.  Any other has what it says of itself; the rates that it
-    does not say are the target's, scaled by multiprocessors and clock.  A part of a GPU (MIG) counts as another GPU.
+    gpu: name, multiprocessors, max_clock_hz, l2_bytes, dram_bytes_per_s, as in `fitness.cuda.device.DeviceFacts`.
+
+    A GPU in the table has the numbers of its data sheet.  Any other has the numbers that its driver reports; the rates
+    that the driver does not report are the target's, scaled by multiprocessors and clock.  A part of a GPU (MIG) counts
+    as another GPU.
     """
-    known = _MACHINES.get(gpu["name"])
-    if known is not None and (known.arch, known.multiprocessors) == (target.arch, gpu["multiprocessors"]):
-        return replace(known, name=target.name)
+    listed = _MACHINES.get(gpu["name"])
+    if listed is not None and (listed.arch, listed.multiprocessors) == (target.arch, gpu["multiprocessors"]):
+        return replace(listed, name=target.name)
     scale = gpu["multiprocessors"] * gpu["max_clock_hz"] / (target.multiprocessors * target.clock_hz)
     return replace(
         target,
@@ -121,12 +124,12 @@ def machine(target: Target, gpu: Mapping[str, Any]) -> Target:
 
 
 def from_spec(spec: str) -> Target:
-    """The target that `Target.spec` describes.  Raises ConfigError where it is none."""
+    """The target that `Target.spec` describes.  Raises ConfigError for an unknown name."""
     return Target(**json.loads(spec)) if spec.startswith("{") else get_target(spec)
 
 
 def get_target(name: str) -> Target:
-    """The target called `name`.  Raises ConfigError, listing the known ones."""
+    """The target called `name`.  Raises ConfigError, which lists the targets there are."""
     if name not in TARGETS:
         raise ConfigError(f"unknown target {name!r}; expected one of: {', '.join(TARGETS)}")
     return TARGETS[name]

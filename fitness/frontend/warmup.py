@@ -1,4 +1,4 @@
-"""The warm-up of the record job: a small candidate runs through the jobs once, so that no child pays for first use.
+"""Runs all jobs on a small candidate once, in the zygote, so that no child pays for first use.
 
 First use of fake tensors, of Triton's compiler and of its interpreter costs a second or two; forks inherit the result.
 """
@@ -46,7 +46,7 @@ def run(x):
 
 
 def warm_up(jobs: Mapping[str, Job], target_name: str) -> None:
-    """Run record and what `jobs` has of compile, interpret and trace, one on the result of the other."""
+    """Runs `record`, then compile, interpret and trace as far as `jobs` has them, each on the results of `record`."""
     modules = set(sys.modules)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

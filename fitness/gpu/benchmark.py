@@ -32,7 +32,7 @@ from fitness.gpu.timing import Stopping, counts
 from fitness.gpu.verification import Verifier
 from fitness.gpu.verification_summary import FRESH, VerificationSummary
 from fitness.interpreter.delegation import check_share
-from fitness.tasks import elsewhere
+from fitness.tasks import other_inputs
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 
@@ -90,9 +90,9 @@ class Benchmark:
         self.programs.seed = chosen = self._load(seed)
         choices = {name: chosen.choices[name] for name in kernel.plans}
         loaded = Loaded(replace(kernel, choices=choices))
-        key, found = oracle.key_of(elsewhere.SEED), {}
+        key, found = oracle.key_of(other_inputs.SEED), {}
         for case in (c for c in self.task.cases if c.name in kernel.plans):
-            programs = Programs(elsewhere.asked(self.task, case, other), self.device)
+            programs = Programs(other_inputs.single_case(self.task, case, other), self.device)
             programs.seed, tally = chosen, VerificationSummary()
             try:
                 Verifier(programs).verified(loaded, case, key, tally, prove=False)

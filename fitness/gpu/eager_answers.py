@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fitness.frontend.plan import ITEMSIZE, MOST_BYTES
-from fitness.sandbox.jobs import told
+from fitness.sandbox.jobs import reported_error
 
 MOST_US = 1e9  # of a call: no process may take so long
 
@@ -57,7 +57,7 @@ def described(raw: Any, what: str) -> dict[str, Any]:
 
 def _error(raw: Any) -> dict[str, Any]:
     try:
-        error = told(raw)
+        error = reported_error(raw)
     except ValueError as why:
         raise MalformedAnswer(f"it tells of a failure that makes no sense: {why}: {_shown(raw)}") from why
     return {"verdict": error.verdict, "message": error.message, "line": error.line}

@@ -21,7 +21,7 @@ from fitness.frontend.memory import DTYPES
 from fitness.gpu.bits import bits, same_bits
 from fitness.gpu.eager_answers import MalformedAnswer, checked
 from fitness.gpu.exchange import ExchangeError, put, take
-from fitness.sandbox.jobs import told
+from fitness.sandbox.jobs import reported_error
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 
@@ -116,7 +116,7 @@ def judge(
 def _raised(case: str, error: Any) -> Match:
     """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
     try:
-        failure = told(error)
+        failure = reported_error(error)
     except ValueError as why:
         return Match(case, Verdict.RUNTIME_ERROR, short(f"its process told of a failure that makes no sense: {why}"))
     message = f"line {failure.line}: {failure.message}" if failure.line else failure.message

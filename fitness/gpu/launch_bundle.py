@@ -17,7 +17,7 @@ from evo.core.text import short
 from fitness.frontend.build_cache import BuildCache, build_key, cubin_of
 from fitness.frontend.kernels import Closure, closures
 from fitness.frontend.plan import MOST_TUNED, Launch, LaunchPlan, from_json, to_json, too_many_tuned
-from fitness.frontend.result_validation import checked
+from fitness.frontend.result_validation import validated_build
 from fitness.frontend.screen import out_of_resources
 from fitness.frontend.stages import Stop, at_line, expect_ok
 from fitness.frontend.target import Target, from_spec
@@ -197,8 +197,8 @@ def _sound() -> Iterator[None]:
 
 
 def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
-    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `told.checked`."""
-    build = checked(told, launch["kernel"], from_spec(target))
+    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `told.validated_build`."""
+    build = validated_build(told, launch["kernel"], from_spec(target))
     return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
 
 

@@ -158,7 +158,7 @@ class Runner:
     ) -> Mapping[str, Report]:
         """Verifies other kernels in the seed's place, each case that `kernel` has a plan of for itself; by case.
 
-        other: on inputs that the task does not draw (`fitness.tasks.elsewhere`).
+        other: on inputs that the task does not draw (`fitness.tasks.other_inputs`).
         """
         with self._lock:
             found = self._turn_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)

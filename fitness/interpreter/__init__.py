@@ -1,1 +1,1 @@
-"""Triton's interpreter with the compiler's meaning: executes plans on machines without a GPU."""
+"""Executes plans on machines without a GPU: Triton's interpreter, corrected to mean what the compiler means."""

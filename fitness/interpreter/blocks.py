@@ -1,8 +1,8 @@
-"""Short ways through Triton's front end, which its interpreter takes anew for every operation of every iteration.
+"""Speeds up Triton's front end, which the interpreter runs for every operation of every iteration.
 
-In loops over small blocks nearly all of the time goes into types, not numbers: a block's type is a list of constants
-with a name, each result of each operation has one of its own, and every pair of operands is checked and broadcast.
-Here types are made once, and operands that agree are left alone; what is computed stays the same.
+In loops over small blocks nearly all of the time goes into types, not numbers.  For every result Triton makes a new
+block type, a list of constants with a name.  It also checks and broadcasts every pair of operands.  Here each type is
+made once, and operands with equal types are used as they are.  The results stay the same.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _builtin_code = tl.core.builtin(lambda: None).__code__
 
 
 class Types:
-    """Block types by element type and shape, for as long as an interpreter is entered.  Nothing changes a type."""
+    """The block types made so far, by element type and shape; types are never changed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple, tuple[tl.dtype, dict[str, Any]]] = {}
 
     def patches(self) -> Iterator[tuple[Any, str, Any]]:
-        """(owner, attribute, value), as `Interpreter` sets and resets them."""
+        """(owner, attribute, value) of the patches, which `Interpreter` sets and resets."""
         made = self._made
 
         def new_type(self: block_type, element_ty: tl.dtype, shape: Any) -> None:
-            # By identity: pointer types have no hash.  The entry keeps the element type, and so its identity, alive.
+            # The key has the identity, as pointer types have no hash.  The entry keeps the element type alive.
             key = (id(element_ty), *[s.value if type(s) is tl.constexpr else s for s in shape])
-            known = made.get(key)
-            if known is None:
+            entry = made.get(key)
+            if entry is None:
                 _new_type(self, element_ty, shape)
                 sizes = [int(s) for s in self.shape]
                 self.of_values = tl.tuple([tl.constexpr(s) for s in sizes]), tl.constexpr(math.prod(sizes)), sizes
-                self.alike = {}  # by the identity of the element type
-                known = made[key] = element_ty, dict(self.__dict__)
-            self.__dict__.update(known[1])
+                self.alike = {}  # by the identity of the element type.
+                entry = made[key] = element_ty, dict(self.__dict__)
+            self.__dict__.update(entry[1])
 
         yield block_type, "__init__", new_type
         yield block_type, "with_element_ty", _with_element_type
-        # The interpreter's builder takes the types of the language themselves.
+        # The interpreter's builder takes the types of the language directly.
         yield block_type, "to_ir", lambda self, builder: self
         yield tl.dtype, "to_ir", lambda self, builder: self
         yield tl.tensor, "__init__", _new_value
@@ -54,19 +54,19 @@ class Types:
 
 def _with_element_type(self: block_type, scalar_ty: tl.dtype) -> block_type:
     alike = self.__dict__.get("alike")
-    if alike is None:  # made before the interpreter was entered
+    if alike is None:  # The type was made before the interpreter was entered.
         return block_type(scalar_ty, self.shape)
     found = alike.get(id(scalar_ty))
     if found is None:
-        found = alike[id(scalar_ty)] = block_type(scalar_ty, self.shape)  # which keeps scalar_ty alive
+        found = alike[id(scalar_ty)] = block_type(scalar_ty, self.shape)  # This keeps scalar_ty alive.
     return found
 
 
 def _new_value(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    known = type.__dict__.get("of_values")
-    if known is not None:
-        self.shape, self.numel = known[0], known[1]
+    shared = type.__dict__.get("of_values")
+    if shared is not None:
+        self.shape, self.numel = shared[0], shared[1]
     elif type.is_block():
         self.shape = tl.tuple([tl.constexpr(s) for s in type.shape])
         self.numel = tl.constexpr(math.prod(type.shape))
@@ -75,7 +75,7 @@ def _new_value(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
 
 
 def bound(member: Callable[..., Any], semantic: TritonSemantic) -> Callable[..., Any]:
-    """A builtin of the language that needs no `_semantic`."""
+    """A builtin of the language, bound to `semantic`: callers need not pass `_semantic`."""
     plain: Any = member.__wrapped__ if getattr(member, "__code__", None) is _builtin_code else member  # type: ignore[attr-defined]
 
     def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def bound(member: Callable[..., Any], semantic: TritonSemantic) -> Callable[...,
 
 
 class Semantic(TritonSemantic):
-    """Triton's rules of types, with a short way where operands agree."""
+    """Triton's type rules, with a shortcut for operands of equal types."""
 
     def binary_op_type_checking_impl(
         self,

@@ -1,17 +1,17 @@
-"""What a kernel may load: elements of its arrays, and nothing that the language leaves undefined.
+"""Finds loads outside of an array, and gives lanes that the language leaves undefined a value that shows.
 
-Two mistakes give a right result on most days, so results do not show them:
+Both mistakes give a right result most of the time, so results do not show them:
 
-- A load of an address that is not in the array its pointer comes from.  The pointer type of a kernel's argument carries
-  that array (`Arrays`), and pointer arithmetic hands the type on, so each access is compared with the right array.
+- A load of an address outside of the array that its pointer comes from.  The pointer type of a kernel's argument
+  carries that array (`Arrays`), and pointer arithmetic keeps the type, so each access is compared with the right array.
   Lanes that a mask leaves out may point anywhere.
 - A lane that a mask leaves out of a load without `other`, or a boundary check without `padding_option`.  Triton leaves
-  its value undefined.  NVIDIA GPUs mostly give zero; here it is a NaN, or a very large number of either sign
-  (`Undefined`), never zero.  A kernel is right if it stores no such lane and reduces over none.
+  its value undefined.  NVIDIA GPUs mostly give zero.  Here it is a NaN, or a very large number of either sign
+  (`Undefined`), never zero.  A kernel is right if it neither stores such a lane nor reduces over one.
 
 If the task has a reference, a candidate may do neither.  If the seed kernel is the reference, the seed decides
-(`Habits`): candidates may load beyond their arrays if the seed does, and undefined lanes are zeros if the seed gives
-other results with other values in them.  What it then reads beyond its arrays differs between executions all the same
+(`Habits`).  Candidates may load beyond their arrays if the seed does.  Undefined lanes are zeros if the seed's results
+depend on them.  The bytes beyond the arrays still differ between executions
 (`fitness.frontend.memory.guard_pattern`).  A store beyond an array is always wrong.
 """
 
@@ -28,27 +28,29 @@ import triton.language as tl
 from fitness.frontend.memory import POISONS
 from fitness.interpreter.numerics import numpy_dtype
 
-Place = tuple[str, int]  # a file and a line
+Place = tuple[str, int]  # a file and a line.
 
 
 class Habits(NamedTuple):
-    """What the seed kernel does where it is the reference, so that candidates may do it too."""
+    """What candidates may do because the seed kernel, which is the reference, does it too."""
 
     loads_beyond: bool = False
-    needs_zeros: bool = False  # in lanes that are undefined
+    needs_zeros: bool = False  # in undefined lanes.
 
 
 NO_HABITS = Habits()
 
 
 class Array(NamedTuple):
+    """One buffer of a plan in memory; `name` is for messages."""
+
     address: int
     nbytes: int
     name: str
 
 
 class Arrays:
-    """Arrays that a pointer may lead into."""
+    """The arrays that a pointer may point into."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = tuple(arrays)
@@ -56,19 +58,20 @@ class Arrays:
         self._nbytes = arrays[0].nbytes if arrays else 0
 
     def at(self, address: int) -> Arrays:
-        """The one array that holds the address; all of them if none does, as an empty array has no address."""
+        """The one array that holds the address; all of them if no array does, as an empty array has no address."""
         found = [a for a in self._arrays if a.address <= address < a.address + a.nbytes]
         return Arrays(found or self._arrays)
 
     def united(self, other: Arrays) -> Arrays:
+        """These arrays and those of `other`."""
         return Arrays(tuple(dict.fromkeys((*self._arrays, *other._arrays))))
 
     def hold_all(self, addresses: np.ndarray, size: int) -> bool:
-        """Whether each element of `size` bytes lies in the first array; a quick look."""
+        """Whether each element of `size` bytes is in the first array, as a quick test."""
         return int((addresses - self._first).max()) <= self._nbytes - size
 
     def outside(self, addresses: np.ndarray, size: int) -> str:
-        """What lies outside, as in "8 bytes after argument 0"; "" if each element of `size` bytes lies in one array."""
+        """What is outside, e.g. "8 bytes after argument 0"; "" if each element of `size` bytes is in one array."""
         left = addresses.reshape(-1)
         for array in self._arrays:
             start, last = array.address, array.address + array.nbytes - size
@@ -84,26 +87,26 @@ class Arrays:
 
 
 def led_by(dtype: tl.dtype, arrays: Arrays | None) -> tl.dtype:
-    """The pointer type, which is nobody else's, as that of pointers into `arrays`."""
+    """The pointer type marked as that of pointers into `arrays`.  It is changed, so it must not be shared."""
     if arrays is not None:
         dtype.arrays = arrays  # type: ignore[attr-defined]
     return dtype
 
 
 def arrays_of(dtype: tl.dtype) -> Arrays | None:
-    """Where pointers of this type lead, if that is known."""
+    """The arrays that pointers of this type point into, None if unknown."""
     return dtype.__dict__.get("arrays")
 
 
 def like(dtype: tl.dtype, *sources: tl.dtype) -> tl.dtype:
-    """The type of values that come from values of other types: if it is a pointer's, it leads to their arrays."""
+    """The type of values computed from values of other types; a pointer type gets the arrays of all of them."""
     if not dtype.is_ptr():
         return dtype
-    known = [arrays for source in sources if (arrays := arrays_of(source)) is not None]
-    if all(arrays is arrays_of(dtype) for arrays in known):
+    origins = [arrays for source in sources if (arrays := arrays_of(source)) is not None]
+    if all(arrays is arrays_of(dtype) for arrays in origins):
         return dtype
-    joined = known[0]
-    for arrays in known[1:]:
+    joined = origins[0]
+    for arrays in origins[1:]:
         joined = joined.united(arrays)
     return led_by(tl.pointer_type(dtype.element_ty, dtype.address_space, dtype.const), joined)
 
@@ -112,15 +115,16 @@ _PLACES = len(POISONS)
 
 
 class Undefined:
-    """What stands in lanes that nothing defines."""
+    """Makes the values of undefined lanes."""
 
     def __init__(self, zeros: bool = False) -> None:
         self._zeros, self._turn = zeros, 0
         self._rows: dict[str, np.ndarray] = {}
 
     def block(self, shape: tuple[int, ...], dtype: tl.dtype) -> np.ndarray:
-        """Of one load.  Neighbours differ, so that a maximum shows them as well as a sum, and so do the first lanes of
-        one load and the next.
+        """The undefined values of one load.
+
+        Neighbours differ, so that a maximum shows them as well as a sum.  So do the first lanes of successive loads.
         """
         if self._zeros:
             return np.zeros(shape, numpy_dtype(dtype))
@@ -139,18 +143,19 @@ def _undefined(dtype: tl.dtype) -> np.ndarray:
 
 
 class Notes:
-    """What one execution of a plan did first of each kind: (what, where in the source)."""
+    """The first event of each kind in one execution of a plan: (text, places in the source)."""
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[str, list[Place]]] = {}
 
     def add(self, kind: str, what: str) -> None:
+        """Notes an event, unless there was one of its kind."""
         if kind not in self.found:
             self.found[kind] = what, list(_places())
 
 
 def _places() -> Iterator[Place]:
-    """Of all calls under way, the innermost first."""
+    """The places of all calls on the stack, the innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno

@@ -1,7 +1,11 @@
-"""Whether the programs of a launch are independent: none loads or stores what another one stores.
+"""Watches how the programs of a launch share memory, while they are executed one after the other.
 
-Where that is seen to be so in one order of the programs, every other order gives the same results, and need not be
-tried.
+`Conflicts` finds out whether programs are independent: none loads or stores what another one stores.  If they are
+independent in one order, every other order has the same results and is not tried.
+
+`ConcurrentMemory` executes them as if all ran at once: none sees the stores of another one.  One after the other, a
+program sees all stores of those before.  On a device all programs may load before any of them stores.  If two programs
+each add to the same element, one addition is lost; a value that is stored back unchanged undoes a store of another.
 """
 
 from __future__ import annotations
@@ -10,19 +14,19 @@ from collections import defaultdict
 
 import numpy as np
 
-GRANULE = 2  # log2 of the bytes that are watched as one; narrower elements of neighbours may seem to conflict
-PENDING = 1 << 18  # elements that are looked at together, which costs far less than one access after the other
-NOBODY, SEVERAL = 0, -1
+GRANULE = 2  # log2 of the bytes that are watched together; narrower elements of neighbours may seem to conflict.
+PENDING = 1 << 18  # elements that are checked together, which is far cheaper than one access after the other.
+NO_PROGRAM, SEVERAL = 0, -1
 
 
 class Conflicts:
-    """Watches the memory of a plan for as long as nothing was found."""
+    """Watches the memory of a plan until it finds a conflict."""
 
     def __init__(self, first: int, end: int) -> None:
-        """`first`, `end`: addresses of the memory, the end not included."""
+        """first, end: addresses of the memory, the end not included."""
         self._first = np.uint64(first)
         count = ((end - first) >> GRANULE) + 2
-        self._stored, self._loaded = (np.zeros(count, np.int32) for _ in range(2))  # by which program
+        self._stored, self._loaded = (np.zeros(count, np.int32) for _ in range(2))  # The program, by granule.
         self._program, self._pending = 0, 0
         # By kind and size of the elements: (program, addresses, mask) of each access.
         self._log: dict[tuple[str, int], list[tuple[int, np.ndarray, np.ndarray | None]]] = defaultdict(list)
@@ -31,29 +35,33 @@ class Conflicts:
 
     @property
     def found(self) -> bool:
-        self._settle()
+        """Whether programs of a launch were found to depend on each other."""
+        self._check_pending()
         return self._found
 
     def begin_launch(self) -> None:
-        """Launches are executed one after the other."""
+        """Forgets the accesses of the launch before: launches never run at the same time."""
         if not self.found:
-            self._stored.fill(NOBODY)
-            self._loaded.fill(NOBODY)
+            self._stored.fill(NO_PROGRAM)
+            self._loaded.fill(NO_PROGRAM)
         self._program = 0
 
     def begin_program(self) -> None:
         self._program += 1
 
     def end_launch(self) -> None:
-        """What it did is looked at when somebody asks."""
+        """Does nothing: `found` checks the accesses."""
 
     def _give_up(self) -> None:
-        """Programs meet in ways that are not watched."""
+        """Counts the programs as dependent, since they communicate in ways that are not watched."""
         self._found = self.gave_up = True
         self._log.clear()
 
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:
-        """A "load", "store" or "atomic" of elements of `size` bytes, at most 8.  The arrays are not to be changed."""
+        """Notes a "load", "store" or "atomic" of elements of `size` bytes, at most 8.
+
+        The caller must not change the arrays afterwards.
+        """
         if kind == "atomic":
             self._give_up()
         if self._found:
@@ -61,9 +69,10 @@ class Conflicts:
         self._log[kind, size].append((self._program, addresses, mask))
         self._pending += addresses.size
         if self._pending > PENDING:
-            self._settle()
+            self._check_pending()
 
-    def _settle(self) -> None:
+    def _check_pending(self) -> None:
+        """Compares the accesses noted so far, and forgets them."""
         if not self._log:
             return
         stored, loaded = (self._gathered(kind) for kind in ("store", "load"))
@@ -77,7 +86,7 @@ class Conflicts:
             self._found |= _of_others(self._stored[at], programs)
             before = self._loaded[at]
             self._loaded[at] = programs
-            others = (self._loaded[at] != programs) | ((before != NOBODY) & (before != programs))
+            others = (self._loaded[at] != programs) | ((before != NO_PROGRAM) & (before != programs))
             self._loaded[at[others]] = SEVERAL
 
     def _gathered(self, kind: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -102,4 +111,41 @@ class Conflicts:
 
 
 def _of_others(noted: np.ndarray, programs: np.ndarray) -> bool:
-    return bool(((noted != NOBODY) & (noted != programs)).any())
+    """Whether another program than this one accessed any of the granules."""
+    return bool(((noted != NO_PROGRAM) & (noted != programs)).any())
+
+
+class ConcurrentMemory:
+    """Watches accesses, and starts each program with the memory as it was before the launch.
+
+    When the launch ends, the memory has all stores; those of later programs replace those of earlier ones.
+    """
+
+    found = True  # This order is tried only for programs that depend on each other.
+
+    def __init__(self, memory: np.ndarray, first: int) -> None:
+        """memory: (bytes,) uint8, changed in place; first: its address."""
+        self._memory, self._first = memory, np.uint64(first)
+        self._before = self._after = memory
+        self._stored: list[np.ndarray] = []  # offsets of the bytes that the current program stored.
+
+    def begin_launch(self) -> None:
+        self._before, self._after = self._memory.copy(), self._memory.copy()
+
+    def begin_program(self) -> None:
+        if self._stored:
+            at = np.concatenate(self._stored)
+            self._after[at] = self._memory[at]
+            self._memory[at] = self._before[at]
+            self._stored.clear()
+
+    def end_launch(self) -> None:
+        self.begin_program()
+        self._memory[...] = self._after
+
+    def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:
+        """Notes stores; atomics are executed one after the other."""
+        if kind == "store":
+            chosen = addresses if mask is None else addresses[np.broadcast_to(mask, addresses.shape).astype(bool)]
+            offsets = (chosen.reshape(-1) - self._first).astype(np.int64)
+            self._stored.append((offsets[:, None] + np.arange(size)).reshape(-1))

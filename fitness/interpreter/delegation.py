@@ -1,9 +1,9 @@
-"""Who does the work of a plan: the candidate's own kernels, or operators it was delegated to.
+"""Measures how much of a plan's work the candidate's own kernels do, and how much PyTorch operators do.
 
-Beside the memory of a plan lies a second one of the same layout that says of each byte who gave it its value: an own
-kernel, an operator, or neither (inputs and fills).  Copies take the author along.  A kernel is the author of what it
-changes: one that writes nothing, that writes where nobody reads, or that writes back what was there, is the author of
-nothing.  The proof is the share of the outputs' bytes with an own author, among those with one at all.
+A second memory of the same layout as the plan's holds the author of each byte: an own kernel, an operator, or neither
+(inputs and fills).  Copies copy the authors too.  A kernel is the author of the bytes that it changes.  So a kernel
+that writes nothing, writes unused memory, or writes back old values gets no share.  The share is that of own kernels
+among the bytes of the outputs that have an author.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def needs_proof(plan: LaunchPlan) -> bool:
 class Authors:
     """The authors of every byte of a plan's memory, kept while the plan is executed step by step.
 
-    data, authors: the memory and its twin, uint8, of `layout.total` bytes each; the twin starts as zeros.
+    data: the plan's memory, (layout.total,) uint8.
+    authors: the shadow memory with an author for each byte of it, of the same shape; it starts as zeros.
     """
 
     def __init__(self, layout: Layout, data: torch.Tensor, authors: torch.Tensor) -> None:
         self._layout, self._data, self._authors = layout, data, authors
 
     def follow(self, step: Step, execute: Callable[[], object]) -> None:
-        """Executes `step`, and notes what it changed."""
+        """Executes `step`, and notes the author of what it changed."""
         match step:
             case Launch():
                 before = self._data.clone()
@@ -70,34 +71,36 @@ class Authors:
 
 @dataclass
 class Share:
-    """What the outputs of a plan owe to whom, over all inputs that were tried.
+    """The authors of a plan's outputs, over all inputs that were tried.
 
-    What is an own kernel's on some inputs is its own: a kernel that clamps in place changes half of what it writes.
+    A byte counts as an own kernel's if it is that on some inputs: a kernel that clamps in place changes only half of
+    what it writes.
     """
 
     plan: LaunchPlan
     outputs: Sequence[TensorRef]
-    authors: list[torch.Tensor] = field(default_factory=list)  # of each output, once there was a first input
+    authors: list[torch.Tensor] = field(default_factory=list)  # of each output; empty before the first input.
 
     def add(self, found: Authors) -> None:
+        """Adds the authors on one more set of inputs."""
         new = [found.of(ref).clone() for ref in self.outputs]
         self.authors = [torch.maximum(a, b) for a, b in zip(self.authors or new, new, strict=True)]
 
     @property
     def own(self) -> float:
-        """1 where no operator is the author of anything, 0 where own kernels are not."""
+        """The share of own kernels: 1 if no operator is an author, 0 if no own kernel is."""
         if not any(ref.numel for ref in self.outputs):
             return 1.0
         own, operators = self._bytes(OWN), self._bytes(OPERATOR)
         return own / (own + operators) if own else 0.0
 
-    def _bytes(self, who: int) -> int:
+    def _bytes(self, author: int) -> int:
         found = zip(self.authors, self.outputs, strict=True)
-        return sum(int((authors == who).sum()) * ITEMSIZE[ref.dtype] for authors, ref in found)
+        return sum(int((authors == author).sum()) * ITEMSIZE[ref.dtype] for authors, ref in found)
 
 
 def check_share(task: Task, case: str, plan: LaunchPlan, own: float, what: str, stage: str) -> None:
-    """Raises Stop(REJECTED) where own kernels do less than the task's share.  what: "the bytes of the outputs", ..."""
+    """Raises Stop(REJECTED) if own kernels do less than the task's share.  what: e.g. "the bytes of the outputs"."""
     least = task.min_own_share if plan.delegated else 0.0
     anything_goes = bool(plan.delegated) and task.min_own_share == 0
     if anything_goes or (own > 0 and own >= least):

@@ -1,17 +1,18 @@
-"""Triton's interpreter, mended: kernels executed by numpy on a CPU, with the numerics of the device.
+"""Executes kernels with numpy on a CPU, with the numerics of the device: Triton's interpreter, corrected.
 
-Triton ships an interpreter (`triton.runtime.interpreter`), which is what runs here, with these differences:
+Triton ships an interpreter (`triton.runtime.interpreter`).  It runs here with these differences:
 - bfloat16 and float8 values, which it keeps as integers, are decoded before every operation and rounded to nearest even
   after it; float-to-integer conversions saturate as PTX's do;
 - `tl.dot` and reductions run on whole blocks in the precision of the device; custom combine functions too;
-- libdevice is there (`fitness/interpreter/libdevice.py`);
+- libdevice is available (`fitness/interpreter/libdevice.py`);
 - helper functions, `and`/`or`/`not`, loop variables and scalar arguments mean what they mean to the compiler;
 - `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy` are checked, as `tl.assume` is;
-- what the device leaves open is not done as one would like it: the order in which `tl.cat` and `tl.reduce` take
-  elements, and the values of lanes that a load leaves out (`fitness/interpreter/bounds.py`);
+- what the device does not define has unfavourable values here: the order of elements in `tl.cat` and `tl.reduce`, and
+  the lanes that a load leaves out (`fitness/interpreter/bounds.py`);
 - each access is compared with the array that its pointer comes from;
-- patching the language happens once for any number of launches, and arguments are never copied.
-What remains missing raises NotImplementedError: a gap is an error, never a wrong number.
+- the language is patched once for any number of launches, and arguments are never copied.
+
+Anything still missing raises NotImplementedError: a gap is an error, never a wrong number.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton.compiler.code_generator  # noqa: F401 - it keeps builtins as it finds them, so before they are patched
+import triton.compiler.code_generator  # noqa: F401 - Imported before builtins are patched, because it keeps them.
 import triton.language as tl
 from triton.language.extra import cuda as cuda_extra
 from triton.language.extra import libdevice as libdevice_stubs
@@ -47,7 +48,7 @@ from fitness.interpreter.validity import Abandoned, Validity
 
 Program = tuple[int, int, int]
 
-# Functions of `triton.language` that are replaced as a whole; the others only want their `_semantic`.
+# Functions of `triton.language` that are replaced as a whole; the others only need their `_semantic`.
 _REPLACED = {
     "range", "static_range", "condition", "reduce", "associative_scan", "static_print", "static_assert", "multiple_of",
     "max_contiguous", "max_constancy",
@@ -59,9 +60,9 @@ def _scalar(value: int | bool, dtype: tl.dtype) -> tl.tensor:
 
 
 def _range(semantic: Any, start: Any, stop: Any = None, step: Any = 1, **_: Any) -> Iterator[tl.tensor]:
-    """`tl.range`: the loop variable is a tensor, of the type that all three have in common.
+    """`tl.range`: the loop variable is a tensor, of the common type of start, stop and step.
 
-    Raises ValueError for a computed step that is not positive: only of a constant the compiler knows the sign.
+    Raises ValueError for a computed step that is not positive: the compiler knows only the sign of a constant.
     """
     if stop is None:
         start, stop = 0, start
@@ -100,7 +101,7 @@ def _extreme(values: Sequence[Any], on_tensors: Callable[..., Any], on_numbers: 
 
 
 def _multiple_of(block: Any, values: Any) -> Any:
-    """What the compiler takes for granted: along an axis, runs of consecutive numbers begin at a multiple."""
+    """Checks that along an axis runs of consecutive numbers begin at a multiple; the compiler relies on that."""
     for axis, factor in _hints(block, values):
         data = np.moveaxis(block.handle.data, axis, -1).astype(np.int64)
         begins = np.ones(data.shape, np.bool_)
@@ -111,9 +112,10 @@ def _multiple_of(block: Any, values: Any) -> Any:
 
 
 def _max_contiguous(block: Any, values: Any) -> Any:
-    """Runs of so many elements along an axis are consecutive; they may begin anew at the least one.
+    """Checks that runs of this length along an axis are consecutive.
 
-    That breaks what is said, harmlessly where it is the usual `% M` behind the last row.
+    A run may also restart at the smallest number.  That breaks the promise, but it is harmless in the usual `% M` for
+    rows behind the last one.
     """
     for axis, length in _hints(block, values):
         data = np.moveaxis(block.handle.data, axis, -1).astype(np.int64)
@@ -125,7 +127,7 @@ def _max_contiguous(block: Any, values: Any) -> Any:
 
 
 def _max_constancy(block: Any, values: Any) -> Any:
-    """Runs of so many elements along an axis are of one value each."""
+    """Checks that runs of this length along an axis have one value each."""
     for axis, length in _hints(block, values):
         data = np.moveaxis(block.handle.data, axis, -1)
         length = builtins.min(length, data.shape[-1])
@@ -135,7 +137,7 @@ def _max_constancy(block: Any, values: Any) -> Any:
 
 
 def _hints(block: Any, values: Any) -> list[tuple[int, int]]:
-    """(axis, what is said of it) of what says anything; of plain numbers nothing is said."""
+    """(axis, number) for each axis with a number above 1; empty for plain numbers and floating-point blocks."""
     if not isinstance(block, tl.tensor) or block.handle.data.dtype.kind not in "biu":
         return []
     values = unwrap(values)
@@ -146,12 +148,12 @@ def _hints(block: Any, values: Any) -> list[tuple[int, int]]:
 
 
 class Interpreter:
-    """Runs kernels while it is entered as a context manager, which patches `triton.language` (of the whole process)."""
+    """Runs kernels.  As a context manager it patches `triton.language`, for the whole process."""
 
     def __init__(self, builder: Builder | None = None) -> None:
         self.builder = builder or Builder()
         self.semantic = Semantic(self.builder)
-        self._rewritten: dict[Any, Callable[..., Any]] = {}  # by the function that was decorated
+        self._rewritten: dict[Any, Callable[..., Any]] = {}  # by the original function.
         self._spaces: dict[int, dict[str, Any]] = {}
         self._stack = contextlib.ExitStack()
 
@@ -163,7 +165,7 @@ class Interpreter:
         replaced = {
             "interpreter_builder": self.builder,
             "interpreter_semantic": self.semantic,
-            "_get_np_dtype": numpy_dtype,  # the same, without making a dictionary on every call
+            "_get_np_dtype": numpy_dtype,  # The original makes a dictionary on every call.
             "_patch_attr": self._patch_attr,
         }
         for name, value in replaced.items():
@@ -180,10 +182,10 @@ class Interpreter:
         self._stack.close()
 
     def launch(self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, programs: Iterable[Program]) -> int:
-        """Runs `programs` of the launch one after the other; returns how many.
+        """Runs `programs` of the launch one after the other; returns their number.
 
-        `args` has every parameter by name; tensors must be CPU tensors, and are written in place.  A program that needs
-        what others, which are not run, would have written is abandoned (`fitness.interpreter.validity`).
+        args: every parameter by name; tensors must be CPU tensors, and are written in place.
+        A program that needs results of others that do not run is abandoned (`fitness.interpreter.validity`).
         """
         function = self._rewrite(kernel)
         values = {p.name: _parameter(p, args[p.name], self.builder.arrays) for p in kernel.params if p.name in args}
@@ -210,7 +212,7 @@ class Interpreter:
         scope.set_attr(owner, name, bound(member, self.semantic))
 
     def _patches(self) -> Iterator[tuple[Any, str, Any]]:
-        """(owner, attribute, value) of what Triton's own patches leave out or get wrong."""
+        """(owner, attribute, value) for everything that Triton's own patches leave out or get wrong."""
         for module in (tl, tl.core):
             yield module, "range", functools.partial(_range, self.semantic)
             yield module, "static_range", _static_range
@@ -262,10 +264,10 @@ class Interpreter:
         return self._rewritten[fn]
 
     def _space(self, original: dict[str, Any]) -> dict[str, Any]:
-        """The globals of rewritten functions: those of the original, with Triton's builtins callable as patched."""
+        """The globals of rewritten functions: those of the original, with the patched versions of Triton's builtins."""
         if id(original) not in self._spaces:
             allowed = {name: getattr(builtins, name) for name in BUILTINS}
-            counted = tl.range  # of the builtin, the compiler ignores keywords
+            counted = tl.range  # The compiler ignores keywords of the builtin `range`.
             allowed |= {
                 "range": lambda *bounds: counted(*bounds),
                 "min": _least,
@@ -293,20 +295,20 @@ class Interpreter:
         return self._with_semantic(value) if tl.core.is_builtin(value) else value
 
     def _either(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """A conditional expression: what a tensor chooses is a tensor."""
+        """The value of a conditional expression: a tensor if a tensor decides."""
         condition = unwrap(truth(condition))
         chosen = (then if condition else otherwise)()
         return self.semantic.to_tensor(chosen) if isinstance(condition, tl.tensor) else chosen
 
     def _to_tensor(self, value: Any) -> Any:
-        """What an assignment does to a plain number."""
+        """A plain number as a tensor, as an assignment makes it; tuples and lists by their items."""
         if type(value) in (tuple, list, tl.tuple):
             return type(value)([self._to_tensor(v) for v in value])
         return self.semantic.to_tensor(value, check_type=False)
 
 
 def _parameter(parameter: Any, value: Any, arrays: Arrays | None) -> Any:
-    """A kernel's argument as the launcher passes it."""
+    """A kernel's argument in the form in which the launcher passes it."""
     if parameter.is_constexpr or value is None or isinstance(value, (str, JITFunction, tl.dtype)):
         return value
     if isinstance(value, (tuple, list)):
@@ -317,7 +319,7 @@ def _parameter(parameter: Any, value: Any, arrays: Arrays | None) -> Any:
         return tl.tensor(TensorHandle(np.array([address], np.uint64), kind), kind)
     name = parameter.annotation_type
     if not name and not parameter.do_not_specialize and mangle_type(value, specialize=True) == "constexpr":
-        return value  # 1, which is a constant to the compiler
+        return value  # 1 is a constant to the compiler.
     if not name:
         name = "u1" if isinstance(value, bool) else "fp32" if isinstance(value, float) else mangle_type(value)
     kind = tl.int1 if name in ("u1", "i1") else tl.str_to_ty(name, None)
@@ -325,9 +327,9 @@ def _parameter(parameter: Any, value: Any, arrays: Arrays | None) -> Any:
 
 
 def programs_of(grid: Program, order: str = "forward") -> Iterator[Program]:
-    """All programs of a grid, x fastest as on the device, or exactly the other way round.
+    """All programs of a grid, x fastest as on the device; order "reverse": exactly the other way round.
 
-    "at once": the other way round too, for what the first programs store to be there in the end.
+    "at once" is reversed too, so that the stores of the first programs remain in the end.
     """
     if order not in ("forward", "reverse", "at once"):
         raise ValueError(f"order must be 'forward', 'reverse' or 'at once', got {order!r}")

@@ -1,4 +1,9 @@
-"""Executes plans on a file of buffers, launches by Triton's interpreter, so that what they compute can be checked."""
+"""Executes plans on a file of buffers, launches by Triton's interpreter, so that their results can be checked.
+
+A plan may also be executed for some programs of its launches only.  Such a program may load what programs of an earlier
+launch store.  Those are found by the blocks that a launch's programs store (`fitness.interpreter.stores`).  If a launch
+has no such block, the later program is left out, since its inputs are unknown.
+"""
 
 from __future__ import annotations
 
@@ -20,47 +25,58 @@ from fitness.frontend.kernels import argument, get_kernel, load_kernels
 from fitness.frontend.memory import FILE_NAME, Layout
 from fitness.frontend.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.interpreter.bounds import Array, Arrays, Notes, Place, Undefined
-from fitness.interpreter.concurrent_memory import ConcurrentMemory
-from fitness.interpreter.conflicts import Conflicts
+from fitness.interpreter.conflicts import ConcurrentMemory, Conflicts
 from fitness.interpreter.delegation import Authors
 from fitness.interpreter.interpreter import Interpreter, Program, programs_of
-from fitness.interpreter.producers import executed_samples
 from fitness.interpreter.spans import Spans
-from fitness.interpreter.stores import position
-from fitness.interpreter.validity import Validity
+from fitness.interpreter.stores import StoreBlock, position
+from fitness.interpreter.validity import Missing, Validity
 from fitness.sandbox.jobs import JobError
 
-LEFT_BYTES, ROW_BYTES = 8 << 20, 24  # that a sampled run leaves, and those of a row that says where bytes belong
+LEFT_BYTES = 8 << 20  # size of the file that a sampled run writes.
+ROW_BYTES = 24  # of one row in it, which says which bytes follow.
+ATTEMPTS = 4  # launches in a chain, each of which needs programs of the one before.
+MOST_PROGRAMS = 256  # programs that are added for one program.
+MOST_COST = 6000.0  # of all programs that are added (`LaunchWork.cost`).
 # The interpreter lacks something, or cannot express what the compiler accepted: a gap.
 _GAPS = (NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError)
-# What a kernel that compiles can still do wrong (an assumption that does not hold, a misaligned descriptor).
+# Faults of a kernel that compiles (a false assumption, a misaligned descriptor).
 _FAULTS = (AssertionError, ValueError, IndexError, ArithmeticError)
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Executes all steps of plans, in place, on files in `scratch`.
 
-    payload: "source", "constants", and either "runs" or the keys of one run.  A run has "plan" (JSON), "choice" (index
-    of the configuration of each launch), "order" of the programs of a grid ("forward", "reverse" or "at once") and
-    "buffers" (name of the file, laid out as by `frontend.memory.Layout`); and "authors" (name of a file of as many
-    zeros) where it is to be found out who wrote what (`fitness.interpreter.delegation.Authors`); and "twin", the index
-    of an earlier run that differs in nothing but the order: where the programs of that one were independent, this one
-    is not executed, nor "at once" where they met in atomics.  "zeros": whether lanes that are undefined are zeros
-    (`fitness.interpreter.bounds`).
-    A run with "programs" (numbers of the programs to execute, of each launch) executes these alone, and those of
-    earlier launches that they need (`fitness.interpreter.producers`).  It has "inputs" (path of a file with the
-    inputs, which is not changed) instead of "buffers"; "work" of each launch (a LaunchWork); "label" (what messages
-    call the run) and "stored" (name of a file for what the programs stored).
-    Returns {"programs": how many were run, "left_out": indices of runs that were not executed, "notes": for each run
-    what it did first of each kind ("load" or "store" out of bounds, "undefined" lanes), as [text, line], "stored": of
-    each run, positions of the entry's arguments that something was stored to, whatever it was}; and for each run with
-    "programs" "spans": how many spans its file has, "unknown": whether they may have stored more than that.
-    Raises JobError(RUNTIME_ERROR) for a kernel that fails and JobError(UNSUPPORTED) for one the interpreter cannot
-    execute.
+    payload: "source", "constants", and either "runs" or the keys of one run.  A run has
+    - "plan": JSON
+    - "choice": index of the configuration of each launch
+    - "order" of the programs of a grid: "forward", "reverse" or "at once"
+    - "buffers": name of the file, laid out by `frontend.memory.Layout`
+    - "authors" (optional): name of a file of as many zeros, for `fitness.interpreter.delegation.Authors`
+    - "twin" (optional): the index of an earlier run that differs only in the order.  If the programs of that one were
+      independent, this run is not executed.  If they used atomics, "at once" is not executed.
+    - "zeros": whether undefined lanes are zeros (`fitness.interpreter.bounds`)
+
+    A run with "programs" (of each launch, numbers of the programs to execute) executes only these, and programs of
+    earlier launches that they need.  It has "inputs" (path of a file with the inputs, which is not changed) instead of
+    "buffers", and also
+    - "work": a LaunchWork of each launch
+    - "label": the name of the run in messages
+    - "stored": name of a file for the bytes that the programs stored
+
+    Returns
+    - "programs": how many were executed
+    - "left_out": indices of the runs that were not executed
+    - "notes": of each run the first "load" or "store" out of bounds, and the first "undefined" lanes, as [text, line]
+    - "stored": of each run, positions of the entry's arguments that were stored to, with whatever values
+    - "spans", "unknown": of each run with "programs" the number of spans in its file, and whether there may be more
+
+    Raises JobError(RUNTIME_ERROR) for a kernel that fails, and JobError(UNSUPPORTED) for one that the interpreter
+    cannot execute.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     count = 0
-    orders: list[set[str]] = []  # of each run, other orders of its programs that say more
+    orders: list[set[str]] = []  # of each run, other orders of its programs that may have other results.
     left_out: list[int] = []
     notes: list[dict[str, list]] = []
     spans: list[int] = []
@@ -69,15 +85,15 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     with Interpreter() as interpreter:
         common = kernels, interpreter, scratch
         for number, run in enumerate(payload.get("runs") or [payload]):
-            twin = run.get("twin")
-            if twin is not None and run["order"] not in orders[twin]:
+            earlier = run.get("twin")
+            if earlier is not None and run["order"] not in orders[earlier]:
                 left_out.append(number)
                 orders.append(set())
                 notes.append({})
                 stored.append([])
                 continue
             if "programs" in run:
-                sampled = _samples(run, *common)
+                sampled = _execute_samples(run, *common)
                 spans.append(sampled.leave(scratch / run["stored"]))
                 unknown.append(sampled.unknown)
                 made: _Run = sampled
@@ -141,12 +157,13 @@ class _Run:
         return Authors(self.layout, data, authors)
 
     def orders_to_try(self) -> set[str]:
+        """The other orders of programs that may have other results."""
         if not isinstance(self.conflicts, Conflicts) or not self.conflicts.found:
             return set()
         return {"reverse"} if self.conflicts.gave_up else {"reverse", "at once"}
 
     def execute(self) -> int:
-        """Executes all steps; how many programs were run."""
+        """Executes all steps; returns the number of executed programs."""
         choices, self.programs = iter(self.choice), 0
         for step in self.plan.steps:
             choice = next(choices) if isinstance(step, Launch) else 0
@@ -212,7 +229,7 @@ class _SampledRun(_Run):
     """An execution of some programs of each launch, on memory of its own."""
 
     conflicts: Validity
-    unknown = False  # whether the programs may have stored more than `leave` tells
+    unknown = False  # Whether the programs may have stored more than `leave` wrote.
 
     def __init__(
         self,
@@ -228,7 +245,7 @@ class _SampledRun(_Run):
         self._work, self._label = iter(run["work"]), run["label"]
 
     def _attached(self, run: Mapping[str, Any], scratch: Path) -> mmap.mmap:
-        """The inputs, and zeros that take no memory until they are written."""
+        """Maps the inputs, and zeros that take no memory until they are written."""
         with open(run["inputs"], "rb") as file:
             return mmap.mmap(file.fileno(), self.layout.total, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -258,7 +275,7 @@ class _SampledRun(_Run):
             yield position(number, config.grid)
 
     def leave(self, path: Path) -> int:
-        """Writes what the programs stored, as far as it is valid in the end; how many spans that is."""
+        """Writes the bytes that the programs stored and that are valid in the end; returns the number of spans."""
         memory, room = np.frombuffer(self.memory, np.uint8), LEFT_BYTES
         rows: list[tuple[int, int, int]] = []
         for number, program in enumerate(self.conflicts.programs):
@@ -277,13 +294,49 @@ class _SampledRun(_Run):
         return len(rows)
 
 
-def _samples(run: Mapping[str, Any], *common: Any) -> _SampledRun:
-    """Executes the programs of a run, and those of earlier launches that they need."""
-    return executed_samples(run, lambda numbers: _SampledRun(run, numbers, *common))
+def _execute_samples(run: Mapping[str, Any], *common: Any) -> _SampledRun:
+    """Executes the programs of a run, and those of earlier launches that they need.
+
+    Each attempt starts from the beginning, with the programs that the one before lacked.
+    """
+    numbers = [set(chosen) for chosen in run["programs"]]
+    blocks = [{b["buffer"]: StoreBlock.from_dict(b) for b in launch["blocks"]} for launch in run["work"]]
+    room = MOST_COST
+    for _ in range(ATTEMPTS):
+        made = _SampledRun(run, [sorted(chosen) for chosen in numbers], *common)
+        made.execute()
+        before = sum(map(len, numbers))
+        for missing in made.conflicts.missing:
+            at, new = _producers(missing, made.conflicts, blocks)
+            new -= numbers[at]
+            if len(new) * run["work"][at]["cost"] <= room:
+                room -= len(new) * run["work"][at]["cost"]
+                numbers[at] |= new
+        if sum(map(len, numbers)) == before:
+            break
+    return made
+
+
+def _producers(missing: Missing, memory: Validity, blocks: Sequence[Mapping[int, StoreBlock]]) -> tuple[int, set[int]]:
+    """The last earlier launch that stores the missing bytes, and its programs that do; no program if unknown."""
+    buffer = memory.buffer_of(int(missing.offsets[0]))
+    at = max((launch for launch in range(missing.launch) if buffer in blocks[launch]), default=0)
+    block = blocks[at].get(buffer)
+    found: set[int] = set()
+    left = np.unique(missing.offsets) - memory.offset_of(buffer)
+    while block is not None and left.size and len(found) < MOST_PROGRAMS:
+        numbers = block.programs_at(int(left[0]))
+        if not numbers:
+            return at, set()
+        found |= set(numbers)
+        for spans in map(block.of, numbers):
+            index = np.searchsorted(spans.starts, left, side="right") - 1
+            left = left[(index < 0) | (left >= spans.ends[index])]
+    return at, found
 
 
 def _arrays(layout: Layout, first: int) -> Arrays:
-    """All arrays of the plan, whose memory begins at the address `first`."""
+    """All arrays of a plan; `first`: address of its memory."""
     buffers = zip(layout.offsets, layout.plan.buffers, strict=True)
     return Arrays([Array(first + start, buffer.nbytes, layout.name(b)) for b, (start, buffer) in enumerate(buffers)])
 
@@ -293,12 +346,12 @@ def _text(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException, kernel: JITFunction) -> int:
-    """The innermost line of the candidate's kernels on the way to the error, 0 where there is none."""
+    """The innermost line of the candidate's kernels in the traceback of the error, 0 without one."""
     frames = traceback.extract_tb(error.__traceback__)
     return _line([(frame.filename, frame.lineno or 0) for frame in reversed(frames)], kernel)
 
 
 def _line(places: Sequence[Place], kernel: JITFunction) -> int:
-    """The first line among `places` that is one of the candidate's kernels, 0 if there is none."""
+    """The first line among `places` that is in the candidate's kernels, 0 without one."""
     file = kernel.fn.__code__.co_filename
     return next((line for name, line in places if name == file), 0)

@@ -1,7 +1,7 @@
-"""CUDA's libdevice in numpy, for the interpreter: `__nv_expf` and its like by name.
+"""Implements CUDA's libdevice in numpy for the interpreter: functions such as `__nv_expf`, by name.
 
-Results are computed in the precision of the arguments.  The `fast_` variants are computed as the exact ones: a CPU has
-nothing to say about the error of the device's approximations.
+Results have the precision of the arguments.  The `fast_` variants are computed exactly: a CPU cannot reproduce the
+errors of the device's approximations.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _EXACT |= {f"{s}2{t}_rn": lambda x: x for s in ("int", "uint", "ll", "ull", "dou
 
 
 def find(symbol: str) -> Callable[..., Any] | None:
-    """The numpy function for a libdevice symbol such as `__nv_expf`, None where there is none.
+    """The numpy function for a libdevice symbol such as `__nv_expf`, or None.
 
     Arguments are arrays of equal shape; the caller casts the result to the symbol's return type.
     """

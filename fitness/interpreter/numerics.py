@@ -1,7 +1,7 @@
-"""Triton's number formats on numpy arrays, rounded and saturated as the device does it.
+"""Converts Triton's number formats on numpy arrays, with the rounding and saturation of the device.
 
-numpy has neither bfloat16 nor float8; Triton's interpreter keeps them as unsigned integers of the same width ("data"
-below), and so do we.
+numpy has neither bfloat16 nor float8.  Like Triton's interpreter, this keeps them as unsigned integers of the same
+width ("data" below).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 _TORCH_FLOAT8 = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
 _DATA = {"int1": "bool", "fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "uint16"}
-_NUMPY: dict[str, np.dtype] = {}  # what `numpy_dtype` found, by the name of the type
+_NUMPY: dict[str, np.dtype] = {}  # results of `numpy_dtype`, by the name of the type.
 
 
 def numpy_dtype(dtype: tl.dtype) -> np.dtype:
@@ -43,7 +43,7 @@ def decode(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def encode(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
-    """The inverse of `decode`, rounding to nearest even; the numpy dtype of `dtype` otherwise."""
+    """The data for values (the inverse of `decode`), rounded to nearest even."""
     name = dtype.scalar.name
     if name == "bf16":
         single = np.asarray(values, dtype=np.float32)
@@ -52,7 +52,7 @@ def encode(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
             np.uint16
         )
         return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
-    if name in _TORCH_FLOAT8:  # PTX's conversions saturate
+    if name in _TORCH_FLOAT8:  # PTX's conversions saturate.
         kind, largest = _TORCH_FLOAT8[name]
         clamped = torch.from_numpy(np.array(values, dtype=np.float32)).clamp(-largest, largest)
         return clamped.to(kind).view(torch.uint8).numpy()
@@ -65,7 +65,7 @@ def encode(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def _to_integer(values: np.ndarray, wanted: np.dtype) -> np.ndarray:
-    """Float to integer as `cvt.rzi` does it: towards zero, saturating, NaN becomes 0."""
+    """Floats as integers, converted like `cvt.rzi`: towards zero, saturating, NaN becomes 0."""
     limits = np.iinfo(wanted)
     whole = np.trunc(np.where(np.isnan(values), 0, values)).astype(np.float64)
     inside = np.clip(whole, float(limits.min), float(limits.max))

@@ -1,4 +1,4 @@
-"""The operations of Triton's IR on numpy arrays, for the interpreter."""
+"""Implements the operations of Triton's IR on numpy arrays, for the interpreter."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, T
 
 from fitness.interpreter import libdevice
 from fitness.interpreter.bounds import Arrays, Notes, Undefined, arrays_of, like
-from fitness.interpreter.concurrent_memory import ConcurrentMemory
-from fitness.interpreter.conflicts import Conflicts
+from fitness.interpreter.conflicts import ConcurrentMemory, Conflicts
 from fitness.interpreter.numerics import decode, encode, numpy_dtype, towards_zero
 from fitness.interpreter.validity import Validity
 
 
 class BlockCondition(NotImplementedError):
-    """Control flow on a block, which has no single truth."""
+    """Control flow depends on a block, which has no single truth value."""
 
 
 Blocks = tuple[tl.tensor, ...]
 
-MMA_BYTES = 32  # of a row of `a` that one instruction of the tensor cores takes: 16 numbers of float16, 32 of float8
+# Bytes in a row of `a` that one instruction of the tensor cores takes: 16 numbers of float16, 32 of float8.
+MMA_BYTES = 32
 
 
 def unwrap(value: Any) -> Any:
@@ -33,20 +33,25 @@ def unwrap(value: Any) -> Any:
 
 
 class Builder(InterpreterBuilder):
-    """The operations of Triton's IR on numpy arrays.  Subclasses may observe them (see
-    `fitness/estimate/trace.py`)."""
+    """The operations of Triton's IR on numpy arrays.  Subclasses may observe them (`fitness/estimate/counters.py`).
 
-    memory: tuple[int, int] | None = None  # first address, and the one past the last, that kernels may use
-    arrays: Arrays | None = None  # those in that memory, to which the pointers lead
-    conflicts: Conflicts | ConcurrentMemory | Validity | None = None  # watches that memory
-    arguments: Sequence[tuple[int, int, int]] = ()  # first address, the one past the last, and position of each
+    memory: first address that kernels may use, and the one past the last.
+    arrays: the arrays in that memory.
+    conflicts: watches accesses to that memory.
+    arguments: of each argument of the entry the first address, the one past the last, and its position.
+    """
+
+    memory: tuple[int, int] | None = None
+    arrays: Arrays | None = None
+    conflicts: Conflicts | ConcurrentMemory | Validity | None = None
+    arguments: Sequence[tuple[int, int, int]] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.undefined, self.notes = Undefined(), Notes()
         # Overflow checks are a debug feature of the compiler; the device wraps around.
         self.options = InterpreterOptions(sanitize_overflow=False)
-        self.stored: set[int] = set()  # positions of the arguments that something was stored to
+        self.stored: set[int] = set()  # positions of the arguments that were stored to.
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
@@ -77,7 +82,7 @@ class Builder(InterpreterBuilder):
     create_int_to_ptr = create_bitcast
 
     def create_ptr_to_int(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
-        """Where memory lies is another thing each time, and elsewhere on the device."""
+        """Refused: addresses differ between executions, and from those on the device."""
         raise NotImplementedError("an address as a number: what is computed must not depend on where memory lies")
 
     def create_reshape(self, arg: TensorHandle, shape: Sequence[int], allow_reorder: bool) -> TensorHandle:
@@ -86,7 +91,7 @@ class Builder(InterpreterBuilder):
         return TensorHandle(arg.data.reshape(shape), arg.dtype.scalar)
 
     def create_cat(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
-        """`can_reorder=True`: in some order, so never in that of the operands."""
+        """`tl.cat(can_reorder=True)`: any order is allowed, so here it is never the order of the operands."""
         data = np.concatenate([lhs.data, rhs.data])[::-1].copy()
         return TensorHandle(data, like(lhs.dtype.scalar, lhs.dtype, rhs.dtype))
 
@@ -99,7 +104,7 @@ class Builder(InterpreterBuilder):
         return TensorHandle(np.take_along_axis(src.data, indices.data, axis=axis), src.dtype.scalar)
 
     def _result(self, values: np.ndarray, dtype: tl.dtype) -> TensorHandle:
-        """Comparisons give booleans, everything else is rounded to `dtype`."""
+        """The result of an operation: booleans of comparisons as they are, everything else rounded to `dtype`."""
         if values.dtype == np.bool_:
             return TensorHandle(values, tl.int1)
         return TensorHandle(encode(values, dtype), dtype.scalar)
@@ -157,7 +162,7 @@ class Builder(InterpreterBuilder):
         if d.dtype.scalar.is_fp16():
             return self._dot_in_float16(left, right, d, MMA_BYTES // a.data.itemsize)
         product = np.matmul(left, right)
-        if integers:  # exact: sums of products of bytes stay far below 2**53
+        if integers:  # This is exact: sums of products of bytes stay far below 2**53.
             return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
         return self._result(product + decode(d.data, d.dtype), d.dtype)
 
@@ -177,10 +182,10 @@ class Builder(InterpreterBuilder):
         values = np.asarray(function(*(decode(a.data, a.dtype) for a in args)))
         return TensorHandle(encode(values, result), result.scalar)
 
-    # Without a check, what lies beyond is whatever this process has there: an access may go unnoticed, or end it.
+    # Without this check an access outside of the buffers could stay unnoticed, or end this process.
 
     def _check(self, what: str, at: TensorHandle, mask: np.ndarray | None) -> None:
-        """Notes an access outside of the array that the pointers come from, where that is known.
+        """Notes an access outside of the array that the pointers come from, if that array is known.
 
         Raises IndexError for an address outside of `memory`.
         """
@@ -199,7 +204,7 @@ class Builder(InterpreterBuilder):
             self.notes.add(kind, f"{what} out of bounds: {outside}")
 
     def _note_store(self, at: TensorHandle, mask: np.ndarray | None) -> None:
-        """Notes the arguments that it changes, or stores to what they hold already."""
+        """Notes the arguments of the entry that a store writes to, even if it does not change them."""
         if len(self.stored) == len(self.arguments) or not at.data.size:
             return
         low, high = int(at.data.min()), int(at.data.max())
@@ -209,8 +214,8 @@ class Builder(InterpreterBuilder):
                 if ((chosen >= start) & (chosen < end)).any():
                     self.stored.add(position)
 
-    def _meet(self, at: TensorHandle, mask: np.ndarray | None) -> None:
-        """Atomics are how programs meet."""
+    def _note_atomic(self, at: TensorHandle, mask: np.ndarray | None) -> None:
+        """Reports an atomic access to the watcher: programs communicate by atomics."""
         if self.conflicts is not None:
             self.conflicts.access("atomic", at.data, mask, _element_bytes(at))
 
@@ -222,10 +227,10 @@ class Builder(InterpreterBuilder):
     ) -> TensorHandle:
         chosen = _array(mask)
         if other is None and not chosen.all():
-            other = self._left_open(pointers.data.shape, pointers.get_element_ty())
+            other = self._undefined_block(pointers.data.shape, pointers.get_element_ty())
         return self._load(pointers, chosen, other)
 
-    def _left_open(self, shape: tuple[int, ...], dtype: tl.dtype) -> TensorHandle:
+    def _undefined_block(self, shape: tuple[int, ...], dtype: tl.dtype) -> TensorHandle:
         self.notes.add("undefined", "lanes that the mask leaves out are undefined")
         return TensorHandle(self.undefined.block(shape, dtype), dtype)
 
@@ -249,11 +254,11 @@ class Builder(InterpreterBuilder):
         chosen = _array(mask)
         self._check("atomic operation", ptr, chosen)
         self._note_store(ptr, chosen)
-        self._meet(ptr, chosen)
+        self._note_atomic(ptr, chosen)
         before = self._atomic(op, ptr, val, mask, sem, scope)
         if chosen.all():
             return before
-        rest = self._left_open(before.data.shape, before.dtype)
+        rest = self._undefined_block(before.data.shape, before.dtype)
         return TensorHandle(np.where(chosen, before.data, rest.data), before.dtype)
 
     def _atomic(
@@ -271,18 +276,18 @@ class Builder(InterpreterBuilder):
     ) -> TensorHandle:
         self._check("atomic operation", ptr, None)
         self._note_store(ptr, None)
-        self._meet(ptr, None)
+        self._note_atomic(ptr, None)
         if cmp.data.dtype.kind != "f":
             return super().create_atomic_cas(ptr, cmp, val, sem, scope)
         bits = super().create_atomic_cas(ptr, self._as_bits(cmp), self._as_bits(val), sem, scope)
         return TensorHandle(bits.data.view(cmp.data.dtype), cmp.dtype.scalar)
 
     def _as_bits(self, value: TensorHandle) -> TensorHandle:
-        """Floats as integers of the same width: exchanging and comparing concern bits only."""
+        """Floats as integers of the same width: exchange and comparison work on bits only."""
         return self.create_bitcast(value, tl.core.get_int_dtype(value.data.itemsize * 8, signed=False))
 
     def _atomic_add_bfloat16(self, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle) -> TensorHandle:
-        """One lane after the other, rounded after each, as the memory system does it."""
+        """Adds one lane after the other and rounds after each, as the memory system does."""
         before = np.zeros(val.data.shape, np.uint16)
         for lane in np.ndindex(val.data.shape):
             if not np.broadcast_to(mask.data, val.data.shape)[lane]:
@@ -296,10 +301,10 @@ class Builder(InterpreterBuilder):
         return TensorHandle(before, tl.bfloat16)
 
     def create_print(self, *args: Any) -> None:
-        """Kernels have nobody to talk to here."""
+        """Does nothing: output of kernels is discarded."""
 
     def create_assert(self, *args: Any) -> None:
-        """`tl.device_assert` is compiled in debug builds only."""
+        """Does nothing: `tl.device_assert` is compiled in debug builds only."""
 
 
 def _element_bytes(pointers: TensorHandle) -> int:
@@ -307,20 +312,20 @@ def _element_bytes(pointers: TensorHandle) -> int:
 
 
 def _array(mask: Any) -> np.ndarray:
-    """A mask as the interpreter passes it: a handle, or for tensor descriptors an array."""
+    """A mask as an array; the interpreter passes a handle, or for tensor descriptors an array."""
     data = mask.data if isinstance(mask, TensorHandle) else mask
     return data.astype(np.bool_, copy=False)
 
 
 def _chosen(pointers: TensorHandle, mask: np.ndarray | None) -> np.ndarray:
-    """The addresses that the mask lets through."""
+    """The addresses that the mask selects."""
     if mask is None or mask.all():
         return pointers.data
     return pointers.data[np.broadcast_to(mask, pointers.data.shape)]
 
 
 def _combined(combine: Callable[..., Any], left: Blocks, right: Blocks) -> Blocks:
-    """`combine` on whole blocks; lane by lane where it branches on values."""
+    """`combine` applied to whole blocks, or to one lane at a time if it branches on values."""
     try:
         found = combine(*left, *right)
     except BlockCondition:
@@ -339,11 +344,11 @@ def _combined(combine: Callable[..., Any], left: Blocks, right: Blocks) -> Block
 
 
 def _reduced(blocks: Blocks, axis: int, combine: Callable[..., Any], turned: bool) -> Blocks:
-    """Combines pairs along `axis`, whole blocks at a time, until one is left.
+    """Combines pairs along `axis`, whole blocks at a time, until one element is left.
 
-    The device promises no order.  Neighbours are combined as they lie; turned: halves, and the second operand first.
+    The device promises no order.  By default neighbours are combined in order; turned: the second half with the first.
     """
-    while (n := blocks[0].handle.data.shape[axis]) > 1:  # block sizes are powers of two
+    while (n := blocks[0].handle.data.shape[axis]) > 1:  # Block sizes are powers of two.
         parts = (slice(n // 2, None), slice(n // 2)) if turned else (slice(0, None, 2), slice(1, None, 2))
         one, other = (tuple(_take(t, axis, part) for t in blocks) for part in parts)
         blocks = _combined(combine, one, other)
@@ -355,7 +360,7 @@ def _is_even_program() -> bool:
 
 
 def _scanned(blocks: Blocks, axis: int, combine: Callable[..., Any]) -> Blocks:
-    """Inclusive scan along `axis` in log2(n) steps over whole blocks."""
+    """The inclusive scan along `axis`, in log2(n) steps over whole blocks."""
     shape, distance = blocks[0].handle.data.shape, 1
     position = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     while distance < shape[axis]:
@@ -370,6 +375,7 @@ def _scanned(blocks: Blocks, axis: int, combine: Callable[..., Any]) -> Blocks:
 
 
 def make_block(data: np.ndarray, dtype: tl.dtype) -> tl.tensor:
+    """A tensor of the language with these data; a scalar if they have no axes."""
     kind = tl.block_type(dtype.scalar, list(data.shape)) if data.shape else dtype.scalar
     return tl.tensor(TensorHandle(data if data.shape else data.reshape(1), dtype.scalar), kind)
 
@@ -386,24 +392,27 @@ def _as_type(block: tl.tensor, dtype: tl.dtype) -> tl.tensor:
     return make_block(encode(decode(block.handle.data, block.dtype), dtype), dtype)
 
 
-_KNOWN = {  # combine functions of triton.language.standard that numpy has
+_UFUNCS = {  # numpy's equivalents of combine functions of triton.language.standard.
     "_sum_combine": np.add, "_prod_combine": np.multiply, "_xor_combine": np.bitwise_xor, "_or_combine": np.bitwise_or,
     "_elementwise_max": np.fmax, "_elementwise_min": np.fmin,
 }  # fmt: skip
 
 
 def _ufunc(block: tl.tensor, combine: Any) -> np.ufunc | None:
-    """The numpy function that does the same, for integers, float32 and float64.
+    """The numpy equivalent of a combine function for integers, float32 and float64; None for others.
 
-    Narrower floats are combined pairwise instead, as the device rounds them after every step.
+    Narrower floats are combined pairwise instead, because the device rounds them after every step.
     """
     if not block.dtype.is_int() and block.dtype.name not in ("fp32", "fp64"):
         return None
-    return next((f for name, f in _KNOWN.items() if combine is getattr(tl.standard, name, None)), None)
+    return next((f for name, f in _UFUNCS.items() if combine is getattr(tl.standard, name, None)), None)
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:
-    """`tl.reduce`, for `tl.sum`, `tl.max` and so on too; custom functions in another order in every other program."""
+    """`tl.reduce`, which `tl.sum`, `tl.max` and so on use too.
+
+    Custom combine functions are applied in another order in every other program.
+    """
     blocks = tuple(input) if isinstance(input, (tuple, tl.tuple)) else (input,)
     axis, keep_dims = unwrap(axis), bool(unwrap(keep_dims))
     dims = blocks[0].handle.data.ndim
@@ -430,7 +439,7 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
 
 
 def scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
-    """`tl.associative_scan`, for `tl.cumsum` and `tl.cumprod` too."""
+    """`tl.associative_scan`, which `tl.cumsum` and `tl.cumprod` use too."""
     blocks = tuple(input) if isinstance(input, (tuple, tl.tuple)) else (input,)
     axis, back = int(unwrap(axis)), bool(unwrap(reverse))
     axis = axis + blocks[0].handle.data.ndim if axis < 0 else axis

@@ -1,8 +1,8 @@
-"""A kernel's body as Python that means what it means to Triton's compiler.
+"""Rewrites a kernel's body as Python that means what the source means to Triton's compiler.
 
-The compiler reads the same source as Python does, but not the same way (`triton/compiler/code_generator.py`): names are
-looked up when they are read, some statements are left out, others evaluated twice, and what depends on a tensor is a
-tensor.  Each such construct is rewritten here, or refused: a kernel must not be told from its source where it runs.
+The compiler reads the same source as Python, but differently (`triton/compiler/code_generator.py`).  It looks names up
+when they are read, leaves out some statements, evaluates others twice, and turns what depends on a tensor into a
+tensor.  Each such construct is rewritten here, or refused: a kernel must not find out that it is interpreted.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from triton.runtime.jit import JITFunction
 
 from fitness.interpreter.operations import BlockCondition, unwrap
 
-# What a name may be that a kernel reads from its module; anything else the compiler refuses there.
+# Types of globals that a kernel may read; the compiler refuses others.
 _READABLE = (tl.constexpr, tl.dtype, ModuleType, JITFunction)
-_STATIC_ASSERT = tl.static_assert  # which is another one while the language is patched
+_STATIC_ASSERT = tl.static_assert  # the original: it is replaced while the language is patched.
 _BUILTINS = {"range", "min", "max", "float", "int", "len", "print", "list"}
 
 
 def rewritten(function: ast.FunctionDef, space: Mapping[str, Any]) -> ast.FunctionDef:
-    """`function` for the interpreter; `space`: its globals.  Uses the names of `HELPERS`, `__to_tensor` and `__unwrap`.
+    """`function` rewritten for the interpreter.
 
-    Raises NotImplementedError for what the compiler would take for something else.
+    space: the function's globals.  The result uses the names of `HELPERS`, `__to_tensor`, `__unwrap` and `__either`.
+    Raises NotImplementedError for constructs that mean something else to the compiler and cannot be rewritten.
     """
     _check_parameters(function)
-    if not str(space.get("__name__")).startswith("triton."):  # whose own functions mean the same either way
+    if not str(space.get("__name__")).startswith("triton."):  # Triton's own functions mean the same either way.
         _check_names(function, space)
     return Rewriter(function, space).visit(function)
 
@@ -40,7 +41,7 @@ def _refuse(node: ast.AST, message: str) -> NotImplementedError:
 
 
 def _check_parameters(function: ast.FunctionDef) -> None:
-    """The compiler binds positional parameters by their place among those that are neither of these."""
+    """Refuses `/`, `*` and `**` parameters: the compiler binds the others as if these did not exist."""
     arguments = function.args
     if arguments.posonlyargs or arguments.kwonlyargs or arguments.kwarg:
         raise NotImplementedError(
@@ -49,10 +50,12 @@ def _check_parameters(function: ast.FunctionDef) -> None:
 
 
 def _check_names(function: ast.FunctionDef, space: Mapping[str, Any]) -> None:
-    """A name is local to Python wherever it is assigned; to the compiler only from there on, and within the branch or
-    loop that assigns it, and elsewhere it is the module's.
+    """Refuses globals that a branch or loop assigns before the function itself does.
+
+    To Python such a name is local in the whole function.  To the compiler it is local only after the assignment, within
+    that branch or loop; everywhere else it is the global.
     """
-    settled: set[str] = set()  # assigned before, in no branch and no loop
+    settled: set[str] = set()  # assigned before, outside of branches and loops.
     for statement in function.body:
         stored = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         if isinstance(statement, (ast.If, ast.For, ast.While)):
@@ -72,6 +75,8 @@ def _is_readable(value: Any) -> bool:
 
 
 class Rewriter(ast.NodeTransformer):
+    """Rewrites or refuses each construct of one function that the compiler reads differently."""
+
     def __init__(self, function: ast.FunctionDef, space: Mapping[str, Any]) -> None:
         self._function, self._space = function, space
         self._returns = sum(isinstance(node, ast.Return) for node in ast.walk(function))
@@ -80,7 +85,7 @@ class Rewriter(ast.NodeTransformer):
         node.decorator_list, node.returns = [], None
         for parameter in _parameters(node.args):
             parameter.annotation = None
-        node.args.defaults = [ast.Constant(None) for _ in node.args.defaults]  # bound by the caller
+        node.args.defaults = [ast.Constant(None) for _ in node.args.defaults]  # The caller binds them.
         node.body = [self.visit(statement) for statement in node.body]
         return node
 
@@ -94,12 +99,12 @@ class Rewriter(ast.NodeTransformer):
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is None:
             raise _refuse(node, "an annotation without a value")
-        if self._resolved(node.annotation) is not tl.constexpr:  # the compiler would evaluate the value twice
+        if self._resolved(node.annotation) is not tl.constexpr:  # The compiler would evaluate the value twice.
             raise _refuse(node, "a variable that is annotated as anything but tl.constexpr")
         return ast.Assign([node.target], _call("__unwrap", self.visit(node.value)))
 
     def _resolved(self, node: ast.expr) -> Any:
-        """What a name, or an attribute of one, is in the module; None for anything else."""
+        """The global value of a name, or of an attribute of one; None for anything else."""
         if isinstance(node, ast.Name):
             return self._space.get(node.id)
         return getattr(self._resolved(node.value), node.attr, None) if isinstance(node, ast.Attribute) else None
@@ -142,7 +147,7 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        """As `tl.device_assert`: compiled in debug builds only, but for what its operands do."""
+        """Keeps the operands of an assertion only: like `tl.device_assert` it is compiled in debug builds alone."""
         self.generic_visit(node)
         operands = [node.test] if node.msg is None else [node.test, node.msg]
         return ast.Expr(ast.Tuple(operands, ast.Load()))
@@ -158,7 +163,7 @@ class Rewriter(ast.NodeTransformer):
         return _call("__not", node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Of equal numbers nobody knows whether they are one object."""
+        """Refuses `is` of two values, since equal numbers may or may not be one object."""
         singletons = (None, True, False)
         sides = [node.left, *node.comparators]
         if any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops) and not any(
@@ -168,7 +173,7 @@ class Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
-        """Its conditions are ignored by the compiler, and its variable is one of the function."""
+        """Refuses what the compiler reads differently: it ignores conditions, and the variable is the function's."""
         (first, *more) = node.generators
         if more or first.ifs or not isinstance(first.target, ast.Name):
             raise _refuse(node, "a comprehension with conditions, several loops or several variables")
@@ -179,7 +184,7 @@ class Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """The message of an assertion at compile time is evaluated where that fails."""
+        """Refuses calls in the message of `tl.static_assert`: the compiler evaluates it only if the assertion fails."""
         if self._resolved(node.func) in (_STATIC_ASSERT, tl.static_assert):
             messages = [*node.args[1:], *(k.value for k in node.keywords)]
             if any(isinstance(part, ast.Call) for message in messages for part in ast.walk(message)):
@@ -188,7 +193,7 @@ class Rewriter(ast.NodeTransformer):
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
-    """There are no others (`_check_parameters`)."""
+    """All parameters of the function; `_check_parameters` refused the other kinds."""
     yield from arguments.args
     if arguments.vararg is not None:
         yield arguments.vararg
@@ -206,7 +211,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
-# --- what rewritten kernels call -------------------------------------------------------------------------------------
+# --- functions that rewritten kernels call ---------------------------------------------------------------------------
 
 
 def _and(*terms: Callable[[], Any]) -> Any:
@@ -218,7 +223,7 @@ def _or(*terms: Callable[[], Any]) -> Any:
 
 
 def _connected(terms: Sequence[Callable[[], Any]], stop_at: bool, connect: Callable[[Any, Any], Any]) -> Any:
-    """`and`/`or`: constants short-circuit at compile time, tensors are combined elementwise."""
+    """The value of `and` or `or`: constants short-circuit at compile time, tensors are combined elementwise."""
     tensors = []
     for term in terms:
         value = unwrap(term())
@@ -240,16 +245,17 @@ def _not(value: Any) -> Any:
 
 
 def truth(condition: Any) -> Any:
-    """The condition of an `if` or `while` of a kernel."""
+    """The condition of an `if` or `while` of a kernel; raises BlockCondition for a block of several elements."""
     if isinstance(condition, tl.tensor) and condition.handle.data.size != 1:
         raise BlockCondition("a condition on a block of more than one element; use tl.where")
     return condition
 
 
 def _one_of_several(value: Any) -> Any:
-    """What a function with several `return`s gives: a number is a tensor to the compiler where a tensor decides which.
+    """The result of a function with several `return`s.
 
-    Raises NotImplementedError for numbers, since nobody here knows what decided.
+    If a tensor decides which `return` is taken, a number becomes a tensor in the compiler.  Raises NotImplementedError
+    for numbers, since it is unknown here what decided.
     """
     for part in value if isinstance(value, (tuple, list, tl.tuple)) else (value,):
         if isinstance(unwrap(part), (builtins.bool, builtins.int, builtins.float)):

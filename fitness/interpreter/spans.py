@@ -1,4 +1,4 @@
-"""Sets of bytes as sorted, disjoint intervals, so that a gigabyte of contiguous accesses is one pair of numbers."""
+"""Stores sets of bytes as sorted, disjoint intervals: a gigabyte of contiguous accesses is one pair of numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-SECTOR = 32  # bytes: what L2 and DRAM exchange
+SECTOR = 32  # bytes: the unit that L2 and DRAM exchange.
 
 
 class Spans:
@@ -31,6 +31,7 @@ class Spans:
 
     @classmethod
     def union(cls, parts: Iterable[Spans]) -> Spans:
+        """All bytes that are in any of the sets."""
         parts = [p for p in parts if p.starts.size]
         if len(parts) < 2:
             return parts[0] if parts else cls(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -71,7 +72,7 @@ class Spans:
 
 
 def _in_rising_order(addresses: np.ndarray) -> np.ndarray:
-    """`addresses` flattened so that they never fall; tiles are tried along either axis before anything is sorted."""
+    """`addresses` flattened in rising order; both axes of a tile are tried before the addresses are sorted."""
     for candidate in (addresses, addresses.T) if addresses.ndim == 2 else (addresses,):
         flat = candidate.ravel()
         if flat.size == 1 or (flat[1:] >= flat[:-1]).all():

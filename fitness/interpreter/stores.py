@@ -1,7 +1,7 @@
-"""Where the programs of a launch store, for kernels whose programs all store one block, moved with the program.
+"""Describes which bytes each program of a launch stores, if all programs store the same block, shifted.
 
-Most kernels do: the block lies a fixed distance further on for each step along an axis of the grid.  All programs that
-are traced must agree.  Then it is known which program stores an element, without executing any.
+In most kernels each step along an axis of the grid shifts the block by a fixed distance.  All traced programs must
+agree.  Then it is known which program stores an element, without executing any.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import numpy as np
 from fitness.interpreter.spans import Spans
 
 Grid = tuple[int, int, int]
-MOST_INTERVALS, MOST_UNITED = 1 << 14, 1 << 20  # of a block, and of those of all programs
-MOST_GRID = 1 << 21  # programs of a grid that is searched
+MOST_INTERVALS, MOST_UNITED = 1 << 14, 1 << 20  # of one block, and of the blocks of all programs.
+MOST_GRID = 1 << 21  # programs of a grid that is searched.
 
 
 @dataclass(frozen=True)
 class StoreBlock:
-    """What each program of a launch stores in one buffer.
+    """The bytes that each program of a launch stores in one buffer.
 
-    grid: of the launch; starts, ends: intervals of bytes of the buffer that the first program stores, sorted and
-    disjoint; shifts: bytes by which the next program along x, y and z stores further on; complete: no program that was
-    traced stores less than its block, as far as that lies in the buffer, but for the last ones along an axis.
+    grid: that of the launch.
+    starts, ends: intervals of bytes in the buffer that the first program stores, sorted and disjoint.
+    shifts: distance in bytes to the block of the next program along x, y and z.
+    complete: whether every traced program stores its whole block, as far as it is in the buffer.  The last programs
+    along an axis may store less.
     """
 
     buffer: int
@@ -38,13 +40,14 @@ class StoreBlock:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> StoreBlock:
+        """The block from its `dataclasses.asdict`, also after JSON."""
         tuples = {name: tuple(raw[name]) for name in ("grid", "starts", "ends", "shifts")}
         return cls(**{**raw, **tuples})
 
     def programs_at(self, byte: int) -> list[int]:
         """The numbers (x fastest) of all programs whose blocks have this byte of the buffer.
 
-        Several may: the block of one at the end of a row, of which it stores a part, goes on in the next row.
+        There may be several: a program at the end of a row stores a part of its block, and the rest is in the next row.
         """
         starts, ends = np.array(self.starts), np.array(self.ends)
         at = byte - self._moves()
@@ -53,7 +56,7 @@ class StoreBlock:
         return hits.tolist()
 
     def of(self, number: int) -> Spans:
-        """What the program of this number stores, unless a mask leaves out some of it."""
+        """The block of the program of this number; a mask may leave out some of it."""
         move = sum(s * i for s, i in zip(self.shifts, position(number, self.grid), strict=True))
         return Spans(np.array(self.starts, np.int64) + move, np.array(self.ends, np.int64) + move)
 
@@ -69,13 +72,13 @@ class StoreBlock:
         return Spans(gaps[0][gaps[0] < gaps[1]], gaps[1][gaps[0] < gaps[1]])
 
     def _moves(self) -> np.ndarray:
-        """By how many bytes each program's block is moved, in order of their numbers."""
+        """The distance in bytes of each program's block from the first one, in order of their numbers."""
         x, y, z = (shift * np.arange(size, dtype=np.int64) for shift, size in zip(self.shifts, self.grid, strict=True))
         return (x + (y[:, None] + z[:, None, None])).reshape(-1)
 
 
 def position(number: int, grid: Grid) -> tuple[int, int, int]:
-    """The program of a number, x fastest."""
+    """The program (x, y, z) of a number, x fastest."""
     return number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1]
 
 
@@ -86,9 +89,9 @@ def corners(grid: Grid) -> set[int]:
 
 
 def block_of(buffer: int, nbytes: int, grid: Grid, stored: Mapping[int, Spans]) -> StoreBlock | None:
-    """The block that the first program stores in a buffer, None if another one stores more than that block, moved.
+    """The block that the first program stores in a buffer; None if another program stores more than that, shifted.
 
-    stored: by number of the program, `corners` among them.
+    stored: the bytes that each program stored, by its number; `corners` must be among them.
     """
     first = stored[0]
     if not 0 < first.starts.size <= MOST_INTERVALS or math.prod(grid) > MOST_GRID:

@@ -1,8 +1,9 @@
-"""Which memory of a plan holds what it would hold if all programs had been executed, when only some are.
+"""Tracks which bytes of a plan's memory are right, if only some programs of its launches are executed.
 
-Programs that are executed alone are right as long as they read nothing that others would have written.  A byte is
-*valid* if it belongs to an input, if a whole step wrote it (a fill, a copy, a launch of which all programs were
-executed), or if an executed program stored it.  A program that loads any other byte is abandoned.
+A program that is executed without the others is right as long as it reads nothing that others would have written.  A
+byte is *valid* in three cases: it belongs to an input, a whole step wrote it, or an executed program stored it.  A
+whole step is a fill, a copy, or a launch of which all programs are executed.  A program that loads any other byte is
+abandoned.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fitness.frontend.plan import TensorRef
 
 
 class Abandoned(Exception):
-    """The program needs what other ones, which are not executed, would have written."""
+    """The program needs bytes of programs that are not executed."""
 
 
 class Elements(NamedTuple):
@@ -28,11 +29,12 @@ class Elements(NamedTuple):
     size: int
 
     def bytes(self) -> np.ndarray:
+        """The offsets of all their bytes."""
         return (self.offsets[:, None] + np.arange(self.size)).reshape(-1)
 
 
 class Stored(NamedTuple):
-    """What one program stored: `launch` and `number` of the program in its grid (x fastest)."""
+    """The elements that one program stored.  number: of the program in its grid (x fastest)."""
 
     launch: int
     number: int
@@ -40,39 +42,40 @@ class Stored(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What a program of a launch could not load."""
+    """The offsets that a program of a launch loaded and that were not valid."""
 
     launch: int
     offsets: np.ndarray
 
 
 class Validity:
-    """Watches the loads and stores of the executed programs, as `fitness.interpreter.conflicts.Conflicts` does."""
+    """Watches the loads and stores of the executed programs; same interface as `conflicts.Conflicts`."""
 
-    found = True  # nothing is known of other orders of the programs
+    found = True  # Other orders of the programs may have other results.
 
     def __init__(self, layout: Layout, first: int) -> None:
         """first: address of the layout's memory."""
         self._offsets, self._first = layout.offsets, first
-        self._valid = np.zeros(layout.total, bool)  # by byte; pages that nobody touches take no memory
+        self._valid = np.zeros(layout.total, bool)  # by byte; untouched pages take no memory.
         self._sizes = [buffer.nbytes for buffer in layout.plan.buffers]
         # Buffers of which every byte is valid.
         self._whole = {b for b, buffer in enumerate(layout.plan.buffers) if buffer.input is not None}
-        self._buffers: set[int] = set()  # that the present launch writes to
-        self._all = False  # whether all programs of the launch are executed
-        self._launch = -1
-        self.number = 0  # of the next program
-        self._program: Stored | None = None  # the present one
-        self._of_launch: list[Stored] = []  # those before it in the present launch
-        self._met: list[Elements] = []  # changed by atomics of the present launch
-        self._seen: set[int] = set()  # buffers that it was seen to write to
-        self.programs: list[Stored] = []  # of the launches before
-        self.missing: list[Missing] = []  # what made programs be abandoned
+        self.number = 0  # Number of the next program.
+        self.programs: list[Stored] = []  # Programs of earlier launches.
+        self.missing: list[Missing] = []  # The loads for which programs were abandoned.
+        # The current launch: its number; whether all programs are executed; the buffers that it is expected to write to
+        # and those that it wrote to; its earlier programs, the current one, and elements that atomics changed.
+        self._launch, self._all = -1, False
+        self._buffers: set[int] = set()
+        self._seen: set[int] = set()
+        self._of_launch: list[Stored] = []
+        self._program: Stored | None = None
+        self._atomics: list[Elements] = []
 
     # --- steps that are not launches ---------------------------------------------------------------------------------
 
     def write(self, dst: TensorRef, sources: Sequence[TensorRef] = ()) -> None:
-        """To be called for a fill, or for a copy of `sources`."""
+        """Notes a fill of `dst`, or a copy from `sources` to it."""
         self._forget({dst.buffer})
         if all(source.buffer in self._whole for source in sources) and dst.nbytes == self._sizes[dst.buffer]:
             self._whole.add(dst.buffer)
@@ -80,19 +83,21 @@ class Validity:
     # --- launches ----------------------------------------------------------------------------------------------------
 
     def expect(self, buffers: set[int], everything: bool) -> None:
-        """To be called before a launch, with the buffers it writes to, and whether all of its programs are executed."""
+        """Announces a launch: the buffers it writes to, and whether all of its programs are executed."""
         self._buffers, self._all = buffers, everything
 
     def begin_launch(self) -> None:
+        """Begins the launch that `expect` announced."""
         self._launch += 1
-        self._program, self._of_launch, self._met, self._seen = None, [], [], set()
+        self._program, self._of_launch, self._atomics, self._seen = None, [], [], set()
 
     def begin_program(self) -> None:
+        """Ends the current program and begins the one of `number`."""
         self._end_program()
         self._program = Stored(self._launch, self.number, [])
 
     def abandon(self) -> None:
-        """The present program ends here, so its launch does not leave what it would."""
+        """Drops the current program and its stores; its launch is no longer whole."""
         assert self._program is not None
         for elements in self._program.elements:
             self._valid[elements.bytes()] = False
@@ -100,13 +105,14 @@ class Validity:
         self._all = False
 
     def end_launch(self) -> None:
+        """Ends the launch: unless all its programs ran, only their own stores are valid in the buffers it wrote to."""
         self._end_program()
         if not self._all:
             self._forget(self._buffers | self._seen)
             for program in self._of_launch:
                 for elements in program.elements:
                     self._valid[elements.bytes()] = True
-            for elements in self._met:
+            for elements in self._atomics:
                 self._valid[elements.bytes()] = False
         self.programs += self._of_launch
 
@@ -115,9 +121,9 @@ class Validity:
             self._of_launch.append(self._program)
 
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int) -> None:
-        """A "load", "store" or "atomic" of elements of `size` bytes.  Raises Abandoned.
+        """Notes a "load", "store" or "atomic" of elements of `size` bytes; raises Abandoned for invalid bytes.
 
-        What atomics leave is not valid unless all programs are executed.
+        The results of atomics are valid only if all programs are executed.
         """
         chosen = addresses if mask is None else addresses[np.broadcast_to(mask, addresses.shape).astype(bool)]
         if not chosen.size:
@@ -131,7 +137,7 @@ class Validity:
             self._program.elements.append(elements)
             self._valid[elements.bytes()] = True
         elif kind == "atomic":
-            self._met.append(elements)
+            self._atomics.append(elements)
         if kind != "load":
             self._seen.add(self.buffer_of(int(elements.offsets[0])))
 
@@ -144,26 +150,26 @@ class Validity:
         return np.isin(at, list(self._whole)) | self._are_stored(elements)
 
     def buffer_of(self, offset: int) -> int:
-        """The buffer that lies at or before an offset in the memory."""
+        """The number of the last buffer that begins at or before an offset in the memory."""
         return bisect_right(self._offsets, offset) - 1
 
     def offset_of(self, buffer: int) -> int:
-        """Where a buffer begins in the memory."""
+        """The offset of a buffer in the memory."""
         return self._offsets[buffer]
 
     def kept(self, stored: Sequence[Elements]) -> list[Elements]:
-        """What of it is still valid."""
+        """Those of the stored elements that are still valid."""
         found = []
         for elements in stored:
             found.append(Elements(elements.offsets[self._are_stored(elements)], elements.size))
         return found
 
     def _are_stored(self, elements: Elements) -> np.ndarray:
-        """Of which elements every byte was stored and is valid."""
+        """For each element, whether every byte of it was stored and is valid."""
         return self._valid[elements.bytes()].reshape(-1, elements.size).all(axis=1)
 
     def _forget(self, buffers: set[int]) -> None:
-        """Nothing in these buffers is valid any more."""
+        """Makes everything in these buffers invalid."""
         self._whole -= buffers
         for program in self.programs:
             for elements in program.elements:

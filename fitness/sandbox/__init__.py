@@ -1,1 +1,1 @@
-"""Where untrusted code runs: confined processes forked from a warm zygote."""
+"""The sandbox: runs untrusted code in confined processes forked from a warm zygote."""

@@ -1,7 +1,7 @@
 """The zygote process: warm imports, one sandboxed fork per job, one event loop, one thread.
 
-Started by `fitness.sandbox.zygote.Zygote` as `python -m fitness.sandbox.forkserver SOCKET_FD HOME TARGET JOB ...`.  It
-ends when the other end of the socket closes, whatever the reason, and takes every child with it.
+`fitness.sandbox.zygote.Zygote` starts it as `python -m fitness.sandbox.forkserver SOCKET_FD HOME TARGET JOB ...`.  It
+ends when the other end of the socket closes, for whatever reason, and kills every child then.
 
 A job is a module (of _MODULES, or named with its dots) with a function
 
@@ -12,9 +12,9 @@ it loads; `jobs` are the functions `job` by name:
 
     def warm_up(jobs: dict, target_name: str) -> None: ...
 
-Frames on the socket are a JSON header and a body (`send_frame`).  A request carries id, job, profile, scratch, limits
-and the payload as body.  The answer carries id, how the child ended, its last words on stdout/stderr, the active layers
-and, as body, what it wrote as its result: bytes of an untrusted process, which the receiver has to judge.
+Frames on the socket are a JSON header and a body (`send_frame`).  A request's header has id, job, profile, scratch and
+limits; its body is the payload.  An answer's header has id, how the child ended, the end of its output and the active
+layers; its body is the result.  An untrusted process wrote that result, so the receiver has to check it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from evo.core.records import Verdict
-from fitness.sandbox.jobs import JobError, Limits
+from fitness.sandbox.jobs import JobError, Limits, line_of_error
 from fitness.sandbox.layers import available_layers, confine, die_with_parent, preload
-from fitness.sandbox.lines import line_of_error
 from fitness.sandbox.scratch import taken
 
 _MODULES = {
@@ -53,23 +52,24 @@ _MODULES = {
     "eager": "fitness.certify.eager",
 }
 
-WORDS_BYTES = 4096  # of stdout and stderr; the end of it is what an assertion in C++ leaves behind
+WORDS_BYTES = 4096  # kept of stdout and stderr: the last bytes, which hold the message of an assertion in C++.
 _FRAME = struct.Struct("!II")
-# Children give way to the driver and to the runners: no timing is to wait for a compiler.
+# Children have a lower priority than the driver and the runners: no timing is to wait for a compiler.
 NICE = 10
-BUSY = 0.05  # of a core: a job that used less waits for something else than a core
-WEIGH_S = 0.1  # between looks at the files of a job, and ten times as long as a look takes
-MOST_FILES = 20_000  # in its folder: a compiler leaves about ten for each configuration
-_TICKS = os.sysconf("SC_CLK_TCK")  # of /proc's times in a second
+BUSY = 0.05  # share of a core: a job that used less waits for something other than a core.
+WEIGH_S = 0.1  # seconds between two measurements of a job's files, plus ten times what one measurement takes.
+MOST_FILES = 20_000  # in a job's folder: a compiler leaves about ten for each configuration.
+_TICKS = os.sysconf("SC_CLK_TCK")  # in a second of /proc's times
 
 
 def send_frame(sock: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
+    """Send a JSON header and a body; blocks until the socket has taken both."""
     head = json.dumps(header).encode()
     sock.sendall(_FRAME.pack(len(head), len(body)) + head + body)
 
 
 def read_frame(sock: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """The next frame, None at the end of the stream."""
+    """The header and body of the next frame, None at the end of the stream."""
     sizes = _read_exactly(sock, _FRAME.size)
     if sizes is None:
         return None
@@ -89,6 +89,7 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes | None:
 
 
 def job_module(name: str) -> ModuleType:
+    """The module of a job: one of `_MODULES`, or any other by its dotted name."""
     return importlib.import_module(_MODULES.get(name, name))
 
 
@@ -98,40 +99,41 @@ class _Child:
 
     id: int
     pid: int
-    result: int  # read end of the pipe with the layers (first line) and the result
-    words: int  # read end of the pipe with stdout and stderr
+    result: int  # Read end of the pipe with the layers (first line) and the result.
+    words: int  # Read end of the pipe with stdout and stderr.
     limits: Limits
     profile: str
     scratch: Path
-    held: float  # bytes in its folder before it began
+    bytes_before: float  # in its folder before it began
     started: float = field(default_factory=time.monotonic)
-    looks: int = 0  # at whether it was busy
-    cpu_s: float = 0.0  # used when it was looked at last
+    checks: int = 0  # how often `check_progress` ran
+    cpu_s: float = 0.0  # used at the last such check
     data: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
-    weigh_at: float = math.inf  # when its files are looked at next
-    killed: str = ""  # "timeout", "idle", "overflow" or "disk" where this process ended it
+    weigh_at: float = math.inf  # Time of the next `check_disk_use`.
+    killed: str = ""  # Why this process ended it: "timeout", "idle", "overflow" or "disk".
 
     @property
     def deadline(self) -> float:
-        """When it is looked at next."""
-        return self.started + (self.looks + 1) * self.limits.wall_s
+        """Time of the next `check_progress`."""
+        return self.started + (self.checks + 1) * self.limits.wall_s
 
-    def look(self) -> None:
-        """At its deadline: ends it where its time is up or where it did next to nothing since the last one."""
-        self.looks += 1
+    def check_progress(self) -> None:
+        """Kills the job at its deadline if its time is up, or if it did next to nothing since the last check."""
+        self.checks += 1
         before, self.cpu_s = self.cpu_s, _cpu_seconds(self.pid)
-        if self.looks * self.limits.wall_s >= self.limits.most_s(self.profile):
+        if self.checks * self.limits.wall_s >= self.limits.most_s(self.profile):
             self.kill("timeout")
         elif self.cpu_s - before < BUSY * self.limits.wall_s:
             self.kill("idle")
 
-    def weigh(self) -> None:
-        """Ends it where its files take too much.  (Those that it removed while they are open are not seen: there are as
-        many as its limits on open files and on memory allow.)
+    def check_disk_use(self) -> None:
+        """Kills the job if its files take too much.
+
+        Files that it removed but holds open are not counted.  Its limits on open files and on memory bound those.
         """
         begin = time.monotonic()
-        if taken(self.scratch, MOST_FILES) > self.held + self.limits.disk_bytes:
+        if taken(self.scratch, MOST_FILES) > self.bytes_before + self.limits.disk_bytes:
             self.kill("disk")
         end = time.monotonic()
         self.weigh_at = end + WEIGH_S + 10 * (end - begin)
@@ -146,7 +148,7 @@ class _Child:
 
 
 def _cpu_seconds(session: int) -> float:
-    """What the living processes of a session, and those they waited for, have used; not of those that left it."""
+    """CPU seconds used by the living processes of a session and by those they waited for, not by those that left it."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -157,6 +159,8 @@ def _cpu_seconds(session: int) -> float:
 
 
 class _Server:
+    """The event loop: takes requests, forks a child for each, enforces deadlines and sends the answers."""
+
     def __init__(self, sock: socket.socket, modules: dict[str, ModuleType]) -> None:
         self._sock, self._modules = sock, modules
         self._children: dict[int, _Child] = {}  # by pid
@@ -172,14 +176,14 @@ class _Server:
         self._by_fd: dict[int, _Child] = {}
 
     def serve(self) -> None:
-        """Until the driver hangs up."""
+        """Handles requests and children until the driver closes the socket."""
         while True:
             now = time.monotonic()
             for child in self._children.values():
                 if now >= child.deadline and not child.killed:
-                    child.look()
+                    child.check_progress()
                 if now >= child.weigh_at and not child.killed:
-                    child.weigh()
+                    child.check_disk_use()
             alive = [min(c.deadline, c.weigh_at) for c in self._children.values() if not c.killed]
             for key, _ in self._selector.select(max(0.0, min(alive) - now) if alive else None):
                 if key.fileobj is self._sock:
@@ -190,10 +194,11 @@ class _Server:
                 elif key.fd == self._wake:
                     os.read(self._wake, 4096)
                 elif key.fd in self._by_fd:
-                    self._take(self._by_fd[key.fd], key.fd)
+                    self._read_pipe(self._by_fd[key.fd], key.fd)
             self._reap()
 
     def end(self) -> None:
+        """Kills all children and waits for their end."""
         for child in self._children.values():
             child.kill("shutdown")
         for pid in self._children:
@@ -203,13 +208,13 @@ class _Server:
         result_read, result_write = os.pipe()
         words_read, words_write = os.pipe()
         parent, limits, scratch = os.getpid(), Limits(**request["limits"]), Path(request["scratch"])
-        held = taken(scratch, MOST_FILES) if limits.disk_bytes else 0.0
+        bytes_before = taken(scratch, MOST_FILES) if limits.disk_bytes else 0.0
         pid = os.fork()
         if pid == 0:
             _run_child(parent, request, payload, self._modules[request["job"]], result_write, words_write)
         os.close(result_write)
         os.close(words_write)
-        child = _Child(request["id"], pid, result_read, words_read, limits, request["profile"], scratch, held)
+        child = _Child(request["id"], pid, result_read, words_read, limits, request["profile"], scratch, bytes_before)
         if limits.disk_bytes:
             child.weigh_at = child.started + WEIGH_S
         self._children[pid] = child
@@ -218,14 +223,14 @@ class _Server:
             self._selector.register(fd, selectors.EVENT_READ)
             self._by_fd[fd] = child
 
-    def _take(self, child: _Child, fd: int) -> bool:
-        """Take over a piece of what lies in one of the child's pipes; False where there is nothing, or too much."""
+    def _read_pipe(self, child: _Child, fd: int) -> bool:
+        """Reads a piece of what is in one of the child's pipes; False if there is nothing, or too much."""
         try:
             piece = os.read(fd, 1 << 20)
         except BlockingIOError:
             return False
         if not piece:
-            self._forget(fd)
+            self._close_pipe(fd)
         elif fd == child.words:
             child.tail = (child.tail + piece)[-WORDS_BYTES:]
         elif len(child.data) + len(piece) <= child.limits.result_bytes:
@@ -235,7 +240,7 @@ class _Server:
             return False
         return bool(piece)
 
-    def _forget(self, fd: int) -> None:
+    def _close_pipe(self, fd: int) -> None:
         if self._by_fd.pop(fd, None) is not None:
             self._selector.unregister(fd)
             os.close(fd)
@@ -249,10 +254,10 @@ class _Server:
             _, status = os.waitpid(pid, 0)
             for fd in (child.result, child.words):
                 # A pipe at its end is closed already, and its number may be that of a younger child's pipe by now.
-                while self._by_fd.get(fd) is child and self._take(child, fd):
+                while self._by_fd.get(fd) is child and self._read_pipe(child, fd):
                     pass  # to the end of the pipe, or of what is in it
                 if self._by_fd.get(fd) is child:
-                    self._forget(fd)
+                    self._close_pipe(fd)
             del self._children[pid]
             self._report(child, status)
 
@@ -263,7 +268,7 @@ class _Server:
             "killed": child.killed,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
             "exit": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-            # The first line was written before any untrusted code ran; without it there was none.
+            # The child wrote the first line before any untrusted code ran; without that line none ran.
             "layers": json.loads(first) if first else [],
             "words": bytes(child.tail).decode("utf-8", "replace"),
             "seconds": time.monotonic() - child.started,
@@ -271,8 +276,11 @@ class _Server:
         send_frame(self._sock, header, body)
 
 
-def _give_way() -> None:
-    """Where Linux shares out the cores by session, niceness counts within one alone (sched(7), "autogroup")."""
+def _lower_priority() -> None:
+    """Lowers the priority of this session.
+
+    If Linux divides the cores among sessions, niceness counts within a session only (sched(7), "autogroup").
+    """
     os.nice(NICE)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
@@ -286,13 +294,13 @@ def _run_child(
     try:
         os.setsid()
         if request["profile"] != "gpu":
-            _give_way()
+            _lower_priority()
         die_with_parent(parent)
-        _keep_only(result, words)
+        _close_other_files(result, words)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         scratch = Path(request["scratch"])
-        _settle_in(scratch)
+        _write_only_to(scratch)
         layers = confine(request["profile"], scratch, Limits(**request["limits"]), request.get("shared"))
         os.closerange(3, result)  # what setting up the layers left open
         _write(result, json.dumps(layers).encode() + b"\n")
@@ -302,7 +310,7 @@ def _run_child(
         os._exit(code)
 
 
-def _keep_only(result: int, words: int) -> None:
+def _close_other_files(result: int, words: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(words, 1)
@@ -311,8 +319,8 @@ def _keep_only(result: int, words: int) -> None:
     os.closerange(result + 1, 4096)
 
 
-def _settle_in(scratch: Path) -> None:
-    """Everything a library may want to write goes to the scratch folder."""
+def _write_only_to(scratch: Path) -> None:
+    """Makes the scratch folder the place for everything that a library may want to write."""
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
     for name in ("HOME", "TMPDIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"):
@@ -325,22 +333,22 @@ def _settle_in(scratch: Path) -> None:
 
 
 def _outcome(module: ModuleType, payload: dict[str, Any], scratch: Path) -> bytes:
-    """The job's value or error as JSON.  This is the process boundary: whatever the job raises ends here."""
+    """The job's value or error as JSON.  Whatever the job raises ends here, at the process boundary."""
     try:
         return json.dumps({"value": module.job(payload, scratch)}).encode()
     except JobError as error:
         report = {"verdict": error.verdict, "message": error.message, "line": error.line}
     except BaseException as error:
         verdict, text = Verdict.RUNTIME_ERROR, str(error)
-        if _is_memory(error):
+        if _is_out_of_memory(error):
             verdict, text = Verdict.OUT_OF_MEMORY, text or "the memory limit of the job is reached"
         traceback.print_exc()
         report = {"verdict": verdict, "message": f"{type(error).__name__}: {text}", "line": line_of_error(error)}
     return json.dumps({"error": report}).encode()
 
 
-def _is_memory(error: BaseException) -> bool:
-    """Python, the kernel and torch each say it in their own way."""
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was exhausted.  Python, the kernel and torch each have messages of their own for it."""
     texts = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "not enough memory")
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
@@ -352,6 +360,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Runs the zygote: imports and warms up the jobs, then serves until the driver closes the socket."""
     started = time.monotonic()
     sock = socket.socket(fileno=int(arguments[0]))
     home, target, names = Path(arguments[1]), arguments[2], arguments[3:]
@@ -361,7 +370,7 @@ def main(arguments: list[str]) -> None:
             module.warm_up({name: each.job for name, each in modules.items()}, target)
     preload()
     gc.collect()
-    gc.freeze()  # the collector of a child would otherwise copy every page of the zygote by touching it
+    gc.freeze()  # otherwise a child's garbage collector touches, and so copies, every page of the zygote
     server = _Server(sock, modules)
     send_frame(sock, {"ready": time.monotonic() - started, "layers": available_layers()})
     try:

@@ -1,29 +1,33 @@
-"""What runs in a sandboxed child and how its end is reported."""
+"""What driver and sandboxed child share: limits, results and errors of a job, and lines of the candidate's source."""
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evo.core.records import Verdict
 
+CANDIDATE = "candidate.py"  # the name of the candidate's source in the scratch folder of its job
+MOST_LINES = 1 << 31  # of a source: a larger number is not accepted as a line.
+PATIENCE = 4  # how many times `wall_s` a busy job may take at most.
+
 
 class JobError(Exception):
-    """Raised inside a job when the candidate is at fault, with the verdict and the line of the candidate's source."""
+    """The candidate is at fault: the verdict, a message, and the line of the candidate's source (0: unknown)."""
 
     def __init__(self, verdict: Verdict, message: str, line: int = 0) -> None:
         super().__init__(message)
         self.verdict, self.message, self.line = verdict, message, line
 
 
-MOST_LINES = 1 << 31  # of a source: a line beyond is no line
+def reported_error(raw: Any) -> JobError:
+    """The JobError that a process with untrusted code in it reported: {"verdict", "message", "line"}, from JSON.
 
-
-def told(raw: Any) -> JobError:
-    """A failure as a process with untrusted code in it tells of it: {"verdict", "message", "line"}, from JSON.
-
-    Raises ValueError where that makes no sense, or the verdict is not the candidate's to give.
+    Raises ValueError if that is malformed, or if the verdict is one that only the evaluator gives.
     """
     try:
         verdict, message, line = Verdict(raw["verdict"]), raw["message"], raw["line"]
@@ -32,33 +36,29 @@ def told(raw: Any) -> JobError:
     if verdict in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
         raise ValueError(f"a candidate's process cannot claim the verdict {verdict}")
     if not isinstance(message, str) or type(line) is not int or not 0 <= line < MOST_LINES:
-        raise ValueError("an error with a message that is no text, or a line that is none")
+        raise ValueError("expected an error whose message is text and whose line is a line number")
     return JobError(verdict, message, line)
-
-
-PATIENCE = 4  # times `wall_s` at most
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one job may use.
 
-    wall_s: a job that does next to nothing for so long waits for what does not come.  One that is busy may take
-    PATIENCE times as long: jobs give way to everything else, and no verdict is to say how busy the machine was; one
-    with the GPU may not.
-    cpu_s: of each of its processes.
+    wall_s: seconds after which a job that does next to nothing is ended.  A busy job may take PATIENCE times as long:
+    jobs have a low priority, and a verdict must not depend on how busy the machine is.  A job with the GPU may not.
+    cpu_s: CPU seconds of each of its processes.
     """
 
     wall_s: float = 30.0
     cpu_s: int = 30
     memory_bytes: int = 4 << 30  # on top of what the zygote already maps
-    file_bytes: int = 2 << 30  # of each of its files
-    disk_bytes: int = 0  # of all files that it adds to its folder, about; 0: as many as there is room for
-    result_bytes: int = 32 << 20  # of its result: a plan of a few hundred launches takes some hundred kilobytes
-    scratch_bytes: int = 0  # of all files of a job of which nobody reads any: they are in memory, and gone with it
+    file_bytes: int = 2 << 30  # of each of its files.
+    disk_bytes: int = 0  # of all files that it adds to its folder, about; 0: no limit.
+    result_bytes: int = 32 << 20  # of its result: a plan of a few hundred launches takes some hundred kilobytes.
+    scratch_bytes: int = 0  # size of a scratch folder in memory that ends with the job; 0: the folder is on disk.
 
     def most_s(self, profile: str) -> float:
-        """Seconds after which a job of that profile is over, whatever it does."""
+        """Seconds after which a job of that profile is ended, whatever it does."""
         return self.wall_s if profile == "gpu" else PATIENCE * self.wall_s
 
 
@@ -77,3 +77,25 @@ class JobResult:
     seconds: float = 0.0
     # Sandbox layers that were active, e.g. ("userns", "netns", "landlock", "seccomp", "rlimits").
     layers: tuple[str, ...] = ()
+
+
+def line_of_error(error: BaseException) -> int:
+    """Line of the candidate's innermost frame in the traceback of `error`, or of its syntax error; 0 without one."""
+    if isinstance(error, SyntaxError) and _is_candidate(error.filename or ""):
+        return error.lineno or 0
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if _is_candidate(f.filename)), 0)
+
+
+def line_of_call() -> int:
+    """Line that the candidate is executing right now, 0 if it is not on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_candidate(frame.f_code.co_filename):
+            return frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0
+
+
+def _is_candidate(file: str) -> bool:
+    return Path(file).name == CANDIDATE

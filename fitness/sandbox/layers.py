@@ -1,23 +1,23 @@
 """Confinement of the process that is about to run untrusted code.
 
-`confine` is called once, in a freshly forked single-threaded child.  It stacks what the kernel offers; a layer that
-cannot be had is reported with its reason, never skipped in silence:
+`confine` is called once, in a freshly forked single-threaded child.  It applies every layer that the kernel offers.  A
+layer that is not available is reported with its reason, never skipped in silence.
 
-| layer | keeps out |
+| layer | prevents |
 |---|---|
-| userns | privileges of the caller: the child has none, even where the caller is root |
-| view | sight of other files: but on a GPU, a root in which only what the job may read exists, and /proc |
-| tmpfs | of jobs whose files nobody reads: full disks, by a scratch folder in memory, of limited size |
-| mounts | only where Landlock is missing: writes outside the scratch folder, by a read-only view of all mounts |
-| netns, ipcns | network interfaces (loopback too), System V and POSIX message queues of others |
-| capabilities | what root could do where a user namespace is not to be had |
-| rlimits | memory, CPU time, file size, open files, processes, core dumps |
-| landlock | files: reads of all but Python, its packages and system libraries, writes outside the scratch folder |
-| seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring, watches on files; if "strict" processes |
+| userns | privileges of the caller: the child has none, even if the caller is root. |
+| view | finding other files: the root has only what the job may read, and /proc.  Not in profile "gpu". |
+| tmpfs | full disks: the scratch folder is in memory, of limited size.  Only for jobs whose files are not read. |
+| mounts | writes outside the scratch folder: all other mounts are read-only.  Only without Landlock. |
+| netns, ipcns | use of network interfaces (loopback too), System V and POSIX message queues of others. |
+| capabilities | what root could do without a user namespace. |
+| rlimits | excess of memory, CPU time, file size, open files, processes; core dumps. |
+| landlock | reads of all but Python, its packages and system libraries; writes outside the scratch folder. |
+| seccomp | sockets, signals to others, tracing, mounts, namespaces, io_uring, file watches; processes if "strict". |
 
-Profile "gpu" is "compiler" without the view, and with what the CUDA driver needs on top: its device files, its threads'
-names, anonymous files, the scheduling of threads, and no limit of the address space, of which CUDA reserves more than
-any machine has: the data it may map writable is limited instead.
+Profile "gpu" is "compiler" without the view, plus what the CUDA driver needs: its device files, names for its threads,
+anonymous files and the scheduling of threads.  CUDA reserves more address space than any machine has.  So "gpu" limits
+the data that is mapped writable, not the address space.
 
 Nothing here imports torch; `python -m fitness.sandbox.layers` prints the layers of this machine as JSON.
 """
@@ -47,43 +47,43 @@ from fitness.sandbox.mounts import in_memory, only_visible, only_writable
 
 PROFILES = ("strict", "compiler", "gpu")
 ACTIVE = "active"
-PROJECT = Path(__file__).resolve().parents[2]  # the folder that holds the packages evo and fitness
+PROJECT = Path(__file__).resolve().parents[2]  # the folder that holds the packages evo and fitness.
 
-# Shared libraries and cache files of a compile (a candidate needs a handful); a CUDA context has a hundred of its own.
+# Enough for the shared libraries and cache files of a compile; a CUDA context opens a hundred more.
 OPEN_FILES = {"strict": 256, "compiler": 256, "gpu": 1024}
-# ptxas, the disassembler and a C compiler, one after the other; "gpu" has the threads of CUDA beside them.
+# Enough for ptxas, the disassembler and a C compiler, one after the other; "gpu" also has the threads of CUDA.
 PROCESSES = {"strict": 64, "compiler": 64, "gpu": 256}
 
-# linux/sched.h and linux/prctl.h
+# Constants of linux/sched.h and linux/prctl.h.
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
-_CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid, net
+_CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid, net.
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _DENIED = (
-    # network
+    # The network.
     "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "sendmsg", "sendmmsg",
-    # other processes and their memory
+    # Other processes and their memory.
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_open", "pidfd_getfd",
     "pidfd_send_signal", "setsid", "setpgid",
-    # namespaces, mounts, privileges, the kernel itself
+    # Namespaces, mounts, privileges, the kernel itself.
     "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsmount",
     "mount_setattr", "bpf", "perf_event_open", "userfaultfd", "keyctl", "add_key", "request_key", "init_module",
     "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
     "settimeofday", "clock_settime", "adjtimex", "sethostname", "setdomainname", "syslog", "open_by_handle_at",
-    # what is said of a file besides its content: Landlock lets the owner change it anywhere
+    # Attributes of a file, which its owner may change anywhere under Landlock.
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat",
     "utimensat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr",
     "removexattrat", "file_setattr",
-    "truncate",  # by path, which Landlock knows since Linux 6.2
-    # what happens to a file, which needs no right to read it
+    "truncate",  # by path, which Landlock restricts only since Linux 6.2.
+    # Watches on files, which need no right to read them.
     "inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "fanotify_init", "fanotify_mark",
-    # ways around the filter and around the memory limit
+    # Ways around the filter and around the memory limit.
     "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "shmget", "shmat",
     "msgget", "mq_open",
 )  # fmt: skip
-# cuInit fails without these (error 304, "OS call failed").  It listens on a socket in the network namespace, where
-# nobody else is; to connect to anybody, or to send to a path, stays denied.
+# cuInit fails without these (error 304, "OS call failed").  It listens on a socket in the network namespace, which no
+# other process shares.  To connect to another process, or to send to a path, stays denied.
 _NEEDED_BY_CUDA = {"memfd_create", "socket", "bind", "listen"}
 _DENIED_STRICT = ("fork", "vfork", "clone", "execve", "execveat")
 # Calls that an older libseccomp does not know by name.  Since 424 a number is the same on every architecture.
@@ -92,14 +92,14 @@ _NUMBERS = {
     "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
 }  # fmt: skip
 
-# Requests by which a file sends signals to a process of one's choice (F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN,
-# SIOCSPGRP), which no filter of kill() sees.  The kernel looks at the lower half of the argument alone.
+# Requests that make a file send signals to any process (F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP).  A
+# filter of kill() does not see those signals.  The kernel reads the lower half of the argument only.
 _SIGNALS_BY_FILE = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
-# FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR: attributes of a file again, through one that is open for reading.
+# FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR: they change attributes of a file that is open for reading.
 _ATTRIBUTES_BY_FILE = {"ioctl": (0x40086602, 0x401C5820)}
 _LOW_HALF = 0xFFFFFFFF
-# Limits and scheduling of any process of the same user: the first arguments with which a call is about the caller.
-# (PRIO_PROCESS is 0, IOPRIO_WHO_PROCESS is 1.)
+# Calls that change limits and scheduling of any process of the same user; only these first arguments mean the caller.
+# PRIO_PROCESS is 0, IOPRIO_WHO_PROCESS is 1.
 _OF_A_PROCESS = {
     "prlimit64": (0,),
     "sched_setaffinity": (0,),
@@ -119,15 +119,15 @@ def confine(profile: str, scratch: Path, limits: Limits, shared: str | None = No
     profile: "strict" (no processes, no threads), "compiler" (may start the assembler) or "gpu" (and use CUDA).
     scratch: the only folder that stays writable; absolute, existing.  shared: another one that may be read.
 
-    The process must be single-threaded.  Signals to itself and its exit keep working; an attempt at anything else that
-    is kept out fails with EPERM or EACCES.
+    The process must be single-threaded.  It can still exit and send signals to itself.  Anything else that a layer
+    prevents fails with EPERM or EACCES.
     """
     return tuple(name for name, state in _confine(profile, scratch, limits, shared).items() if state == ACTIVE)
 
 
 @functools.cache
 def available_layers() -> dict[str, str]:
-    """Each layer with "active" or the reason why this machine does not offer it, found by trying in a new process."""
+    """Each layer with "active", or the reason why this machine does not offer it; a new process tries them."""
     run = subprocess.run(
         [sys.executable, "-P", "-m", "fitness.sandbox.layers"],
         env=clean_environment(),
@@ -141,7 +141,7 @@ def available_layers() -> dict[str, str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment of a process that leads to untrusted code: what Python needs to find its packages, no keys."""
+    """The environment for processes that lead to untrusted code: what Python needs to find its packages, no keys."""
     carried = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
     packages = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     return {
@@ -155,9 +155,9 @@ def clean_environment() -> dict[str, str]:
 
 
 def preload() -> None:
-    """Do what is the same for every child once, before the first fork.  `confine` reports what is missing."""
-    _readable()
-    _shown()
+    """Does once, before the first fork, what is the same for every child.  `confine` reports what is missing."""
+    _readable_paths()
+    _visible_paths()
     _landlock_abi()
     for package in ("landlock", "pyseccomp"):
         with contextlib.suppress(ImportError, RuntimeError):
@@ -168,7 +168,7 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent`, which forked it, ends for whatever reason."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
-        os._exit(1)  # it ended before the call
+        os._exit(1)  # the parent ended before the call
 
 
 def _confine(profile: str, scratch: Path, limits: Limits, shared: str | None = None) -> dict[str, str]:
@@ -181,14 +181,14 @@ def _confine(profile: str, scratch: Path, limits: Limits, shared: str | None = N
         try:
             enter()
             layers[name] = ACTIVE
-        except (OSError, RuntimeError, ImportError) as error:  # what the kernel and the two packages raise
+        except (OSError, RuntimeError, ImportError) as error:  # the kernel and the two packages raise these
             layers[name] = f"{type(error).__name__}: {error}".splitlines()[0]
 
     attempt("userns", lambda: _unshare(_CLONE_NEWUSER))
     attempt("netns", lambda: _unshare(_CLONE_NEWNET))
     attempt("ipcns", lambda: _unshare(_CLONE_NEWIPC))
-    if profile != "gpu":  # CUDA looks at more than was tried
-        attempt("view", lambda: only_visible((*_shown(), *([shared] if shared else ())), scratch, owner))
+    if profile != "gpu":  # CUDA reads more files than are listed here.
+        attempt("view", lambda: only_visible((*_visible_paths(), *([shared] if shared else ())), scratch, owner))
     if limits.scratch_bytes:
         attempt("tmpfs", lambda: in_memory(scratch, limits.scratch_bytes, owner))
     if not _landlock_abi():
@@ -199,7 +199,7 @@ def _confine(profile: str, scratch: Path, limits: Limits, shared: str | None = N
     die_with_parent(parent)
     attempt("landlock", lambda: _restrict_files(scratch, profile == "gpu", shared))
     attempt("no_new_privs", lambda: _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
-    if profile != "gpu":  # CUDA names its threads through /proc, which a process that is not dumpable may not
+    if profile != "gpu":  # CUDA names its threads through /proc; only a dumpable process may do that.
         attempt("not_dumpable", lambda: _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)))
     attempt("seccomp", lambda: _filter_syscalls(profile))
     return layers
@@ -220,9 +220,9 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 def _drop_capabilities() -> None:
-    """No effective, permitted or inheritable capability, in whichever user namespace this is."""
+    """Drops all effective, permitted and inheritable capabilities, in whichever user namespace this is."""
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()  # (effective, permitted, inheritable) twice
+    nothing = (ctypes.c_uint32 * 6)()  # (effective, permitted, inheritable) twice.
     _check(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
 
 
@@ -230,7 +230,7 @@ def _set_rlimits(profile: str, limits: Limits, own_user_namespace: bool) -> None
     pages = Path("/proc/self/statm").read_text().split()
     which, mapped = (resource.RLIMIT_DATA, pages[5]) if profile == "gpu" else (resource.RLIMIT_AS, pages[0])
     _lower(which, int(mapped) * resource.getpagesize() + limits.memory_bytes)
-    _lower(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, and SIGKILL where that is ignored
+    _lower(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, then SIGKILL if that is ignored.
     _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES[profile])
     _lower(resource.RLIMIT_CORE, 0)
@@ -256,9 +256,10 @@ def _kernel_version() -> tuple[int, int]:
 
 
 @functools.cache
-def _named() -> tuple[str, ...]:
-    """Existing files and folders a Python process with torch and Triton reads, none of them a person's; some by way of
-    links.
+def _system_paths() -> tuple[str, ...]:
+    """Existing files and folders that a Python process with torch and Triton reads; none is in a user's home folder.
+
+    Some of them are links, or lie behind links.
     """
     paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()}
     paths |= {p for p in sys.path if p and p != str(PROJECT)}
@@ -270,35 +271,35 @@ def _named() -> tuple[str, ...]:
 
 
 @functools.cache
-def _readable() -> tuple[str, ...]:
-    """The same without links."""
-    return tuple(sorted({os.path.realpath(p) for p in _named()}))
+def _readable_paths() -> tuple[str, ...]:
+    """The system paths with all links resolved."""
+    return tuple(sorted({os.path.realpath(p) for p in _system_paths()}))
 
 
 @functools.cache
-def _shown() -> tuple[str, ...]:
-    """What exists for a job: what it reads and writes, and links from one program to another."""
+def _visible_paths() -> tuple[str, ...]:
+    """The paths that exist for a job: what it reads and writes, and links from one program to another."""
     others = ("/sbin", "/dev/null", "/etc/alternatives", sys.executable)
-    return tuple(sorted({os.path.abspath(p) for p in (*_named(), *others) if os.path.exists(p)}))
+    return tuple(sorted({os.path.abspath(p) for p in (*_system_paths(), *others) if os.path.exists(p)}))
 
 
-# What libcuda reads beside its device files; the nodes of a NUMA machine among them.
+# What libcuda reads besides its device files; the last one lists the nodes of a NUMA machine.
 _READ_BY_CUDA = ("/proc/driver/nvidia", "/proc/driver/nvidia-uvm", "/proc/devices", "/sys/devices/system/node")
 
 
 def _restrict_files(scratch: Path, gpu: bool, shared: str | None) -> None:
-    import landlock  # Linux only, and the one place that needs it
+    import landlock  # Linux only.
 
-    ctypes.set_errno(0)  # the package reads errno after calls that succeeded, too
+    ctypes.set_errno(0)  # The package reads errno also after calls that succeeded.
     rights = landlock.FSAccess
     rules = landlock.Ruleset()
     look, read = rights.READ_FILE | rights.EXECUTE, rights.READ_FILE | rights.EXECUTE | rights.READ_DIR
     own = f"/proc/{os.getpid()}"
     given = (shared,) if shared else ()
-    for path in (*_readable(), own, *given, *(filter(os.path.exists, _READ_BY_CUDA) if gpu else ())):
+    for path in (*_readable_paths(), own, *given, *(filter(os.path.exists, _READ_BY_CUDA) if gpu else ())):
         rules.allow(path, rules=read if os.path.isdir(path) else look)
     if gpu:
-        # Older kernels restrict neither the truncating open with which a thread is named, nor ioctl.
+        # A thread's name is written by a truncating open.  Older kernels restrict neither that nor ioctl.
         truncate = rights.TRUNCATE if _landlock_abi() >= 3 else rights(0)
         control = rights.IOCTL_DEV if _landlock_abi() >= 5 else rights(0)
         rules.allow(f"{own}/task", rules=read | rights.WRITE_FILE | truncate)
@@ -311,7 +312,7 @@ def _restrict_files(scratch: Path, gpu: bool, shared: str | None) -> None:
 
 
 def _landlock_abi() -> int:
-    """0 where the kernel has none."""
+    """The version of Landlock, 0 if the kernel does not have it."""
     try:
         import landlock
 
@@ -328,7 +329,7 @@ def _writable(rights: type) -> object:
 
 
 def _filter_syscalls(profile: str) -> None:
-    import pyseccomp  # raises RuntimeError where libseccomp is missing
+    import pyseccomp  # Raises RuntimeError if libseccomp is missing.
 
     deny, arg = pyseccomp.ERRNO(errno.EPERM), pyseccomp.Arg
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
@@ -337,7 +338,7 @@ def _filter_syscalls(profile: str) -> None:
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
         if number == -1:
             number = _NUMBERS[name]
-        if number >= 0:  # other negative numbers: this architecture has no such call (aarch64 has no fork)
+        if number >= 0:  # Other negative numbers: this architecture has no such call (aarch64 has no fork).
             rules.add_rule(action, number, *conditions)
 
     for name in _DENIED + _DENIED_STRICT if profile == "strict" else _DENIED:
@@ -345,29 +346,30 @@ def _filter_syscalls(profile: str) -> None:
             add(deny, name)
     if profile == "gpu":
         add(deny, "socket", arg(0, pyseccomp.NE, socket.AF_UNIX))
-    # The flags of clone3 lie in memory, where no filter can see them: the C library falls back to clone on ENOSYS.
+    # The flags of clone3 are in memory, which no filter can read.  On ENOSYS the C library falls back to clone.
     add(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     if profile != "gpu":
-        # Takes a disk faster than anybody can look at it; the C library writes instead on EOPNOTSUPP.
+        # fallocate fills a disk faster than the zygote measures it.  On EOPNOTSUPP the C library writes instead.
         add(pyseccomp.ERRNO(errno.EOPNOTSUPP), "fallocate")
     if profile != "strict":
         for bit in (1 << b for b in range(32) if _CLONE_NEW_ANY >> b & 1):
             add(deny, "clone", arg(0, pyseccomp.MASKED_EQ, bit, bit))
     for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
-        # abort() and faults raise signals in the process itself; nobody else is to get any
+        # A process may signal itself, as abort() and faults do, but no other process.
         add(deny, name, arg(0, pyseccomp.NE, os.getpid()))
     for name, values in (*_SIGNALS_BY_FILE.items(), *_ATTRIBUTES_BY_FILE.items()):
         for value in values:
             add(deny, name, arg(1, pyseccomp.MASKED_EQ, _LOW_HALF, value))
     for name, own in _OF_A_PROCESS.items():
         if profile == "gpu" and name.startswith("sched_"):
-            continue  # CUDA may place threads of its own, by their ids; whether it needs to was not tried
+            continue  # CUDA may place its own threads, by their ids; whether it needs to is not tested.
         for number, value in enumerate(own):
             add(deny, name, arg(number, pyseccomp.NE, value))
     rules.load()
 
 
 def _probe() -> dict[str, str]:
+    """Each layer with "active" or the reason why it is not, as a confined child of this process found it."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as scratch:

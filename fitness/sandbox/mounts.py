@@ -1,5 +1,7 @@
-"""Mounts that only one process sees: a root in which little else exists than what it needs, a folder in memory, and a
-read-only view of all file systems but one folder, the stand-in for Landlock where the kernel has none.
+"""Makes mounts that only one process sees.
+
+They are a root that holds little but what the process needs, a folder in memory, and a read-only view of all file
+systems but one folder.  The read-only view replaces Landlock if the kernel does not have it.
 """
 
 from __future__ import annotations
@@ -11,23 +13,24 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# linux/mount.h and linux/sched.h
+# Constants of linux/mount.h and linux/sched.h.
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _KEPT = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
 _CLONE_NEWNS = 0x00020000
 _MNT_DETACH = 2
-ROOT_BYTES = 1 << 20  # of the new root itself: it holds empty folders and links
-BYTES_A_FILE = 1 << 14  # of a folder in memory, on average: it takes so many files, as what a file is takes memory too
+ROOT_BYTES = 1 << 20  # of the new root itself: it holds empty folders and links.
+BYTES_A_FILE = 1 << 14  # limits the number of files of a folder in memory, as each file takes kernel memory too.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def in_memory(scratch: Path, most_bytes: int, owner: tuple[int, int]) -> None:
-    """Lays an empty folder over `scratch`, of that size for all files together; this process alone sees it.
+    """Mounts an empty folder in memory over `scratch`, for this process only.
 
-    Needs a new user namespace.  `owner`: the process's user and group outside of it.  Raises OSError.
+    most_bytes: for all files together.  owner: the process's user and group outside of its new user namespace, which
+    it needs.  Raises OSError.
     """
-    _identify(owner)
+    _map_owner(owner)
     _new_namespace()
     options = f"size={most_bytes},nr_inodes={most_bytes // BYTES_A_FILE},mode=700"
     _mount("tmpfs", str(scratch), _KEPT["nosuid"] | _KEPT["nodev"], "tmpfs", options)
@@ -35,21 +38,22 @@ def in_memory(scratch: Path, most_bytes: int, owner: tuple[int, int]) -> None:
 
 
 def only_visible(paths: Iterable[str], scratch: Path, owner: tuple[int, int]) -> None:
-    """Make `paths`, /proc and `scratch` all that exists for this process, with the folders and links on the way there.
+    """Makes `paths`, /proc and `scratch` all that exists for this process, with the folders and links on the way there.
 
-    Needs a new user namespace.  `owner`: as of `in_memory`.  Raises OSError; then everything is visible as before.
+    owner: the process's user and group outside of its new user namespace, which it needs.  Raises OSError; then
+    everything is visible as before.
     """
-    _identify(owner)
+    _map_owner(owner)
     _new_namespace()
     own = os.open(scratch, os.O_PATH | os.O_DIRECTORY)
-    root = str(scratch)  # the new root begins here, as any folder would do
+    root = str(scratch)  # The new root begins here; any folder would do.
     try:
         _mount("tmpfs", root, _KEPT["nosuid"] | _KEPT["nodev"], "tmpfs", f"size={ROOT_BYTES},mode=755")
         try:
-            _fill(root, paths)
+            _make_visible(root, paths)
             os.makedirs(root + root, exist_ok=True)
-            _mount(f"/proc/self/fd/{own}", root + root, _MS_BIND)  # without the new root on top of it
-            _enter(root)
+            _mount(f"/proc/self/fd/{own}", root + root, _MS_BIND)  # The descriptor leads below the new root.
+            _pivot_to(root)
         except OSError:
             _libc.umount2(os.fsencode(root), _MNT_DETACH)
             raise
@@ -58,8 +62,8 @@ def only_visible(paths: Iterable[str], scratch: Path, owner: tuple[int, int]) ->
     os.chdir(scratch)
 
 
-def _fill(root: str, paths: Iterable[str]) -> None:
-    """Makes what lies at `paths` visible below `root`; each link on the way stays the link that it is."""
+def _make_visible(root: str, paths: Iterable[str]) -> None:
+    """Makes what is at `paths` visible below `root`; each link on the way stays the link that it is."""
     waiting, real = ["/proc", *paths], set[str]()
     while waiting:
         path = waiting.pop()
@@ -75,11 +79,11 @@ def _fill(root: str, paths: Iterable[str]) -> None:
     shown: list[str] = []
     for path in sorted(real, key=len):
         if not any(path.startswith(f"{folder}/") for folder in shown):
-            _show(root, path)
+            _bind(root, path)
             shown.append(path)
 
 
-def _show(root: str, path: str) -> None:
+def _bind(root: str, path: str) -> None:
     """Makes a file, or a folder with all that is in it, visible below `root`."""
     if os.path.isdir(path):
         os.makedirs(root + path, exist_ok=True)
@@ -95,8 +99,8 @@ def _first_link(path: str) -> str | None:
     return next((b for n in range(2, len(parts) + 1) if os.path.islink(b := "/".join(parts[:n]))), None)
 
 
-def _enter(root: str) -> None:
-    """Makes the mount at `root` the root, and lets go of what was."""
+def _pivot_to(root: str) -> None:
+    """Makes the mount at `root` the root of this process, and unmounts the old root."""
     if not hasattr(_libc, "pivot_root"):
         raise OSError(errno.ENOSYS, "this C library has no pivot_root")
     before = f"{root}/before"
@@ -109,8 +113,8 @@ def _enter(root: str) -> None:
     os.rmdir("/before")
 
 
-def _identify(owner: tuple[int, int]) -> None:
-    """Names the process's user and group in its new user namespace: who creates a file has to be known there."""
+def _map_owner(owner: tuple[int, int]) -> None:
+    """Maps the process's user and group into its new user namespace: files need an owner that exists there."""
     user, group = owner
     if Path("/proc/self/uid_map").read_bytes().strip():
         return  # done before
@@ -119,9 +123,9 @@ def _identify(owner: tuple[int, int]) -> None:
 
 
 def only_writable(scratch: Path) -> None:
-    """Make every mount read-only for this process, except `scratch`.
+    """Makes every mount read-only for this process, except `scratch`.
 
-    Needs CAP_SYS_ADMIN in its user namespace.  Raises OSError where one mount resists: a half-closed view is none.
+    Needs CAP_SYS_ADMIN in its user namespace.  Raises OSError if one mount cannot be made read-only.
     """
     _new_namespace()
     _mount(str(scratch), str(scratch), _MS_BIND)
@@ -132,7 +136,7 @@ def only_writable(scratch: Path) -> None:
 
 
 def _new_namespace() -> None:
-    """Of mounts, of which nothing gets out."""
+    """Gives this process a mount namespace of its own; other processes do not see its mounts."""
     if _libc.unshare(_CLONE_NEWNS) != 0:
         raise _error("a mount namespace")
     _mount(None, "/", _MS_REC | _MS_PRIVATE)

@@ -1,7 +1,7 @@
-"""Folders of scratch files, and what is safe to do with what untrusted jobs left in them.
+"""Makes, reads and removes scratch folders, safely after untrusted jobs wrote to them.
 
-Every job gets a folder of its own.  Whatever lies there once untrusted code has run may be a link, a pipe, of any size
-or any depth: files are read through `opened`, folders are removed by `remove`, and nothing is written there any more.
+Every job gets a folder of its own.  Once untrusted code has run, whatever is there may be a link or a pipe, of any size
+or any depth.  So files are read through `opened`, folders are removed by `remove`, and nothing is written there again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NO_SPACE = os.strerror(errno.ENOSPC)
 _LOCK = "lock"
 _held: dict[Path, BinaryIO] = {}  # locks of this process, by folder
 
-MOST_BYTES = 64 << 20  # of a file whose size is not known: machine code has some ten kilobytes
+MOST_BYTES = 64 << 20  # of a file of unknown size: machine code has some ten kilobytes.
 
 
 def no_space() -> EvoError:
-    """Where scratch files are kept there is no room for more."""
+    """The error that says that the disk with the scratch files is full."""
     return EvoError(
         f"expected room for scratch files in {tempfile.gettempdir()}, got: {NO_SPACE}; free some there, or set TMPDIR "
         f"to a folder with more"
@@ -36,12 +36,15 @@ def no_space() -> EvoError:
 
 
 class LeftError(ValueError):
-    """A file of a job's folder is not what the job was to leave there."""
+    """A file in a job's folder is not what the job should have left there."""
 
 
 @contextmanager
 def opened(path: Path, size: int | None = None, *, writable: bool = False) -> Iterator[BinaryIO]:
-    """A file in a job's folder: regular, no link, of just that `size`, or of MOST_BYTES at most.  Raises LeftError."""
+    """Opens a file in a job's folder: regular, not a link, of exactly `size` bytes (without it: MOST_BYTES at most).
+
+    Raises LeftError for any other.
+    """
     access = os.O_RDWR if writable else os.O_RDONLY
     try:
         handle = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,9 +60,9 @@ def opened(path: Path, size: int | None = None, *, writable: bool = False) -> It
 
 
 def taken(top: Path, most_files: int) -> float:
-    """Bytes of all files below `top`; infinite where there are more than `most_files`, or folders that cannot be read.
+    """Bytes of all files below `top`; infinite if there are more than `most_files`, or folders that cannot be read.
 
-    Of a file whichever is more, its size or its blocks: there are file systems that store equal bytes as none.
+    A file counts by its size or its blocks, whichever is more: some file systems store equal bytes in no block.
     """
     found, files, left = 0, 0, [top]
     while left:
@@ -89,14 +92,14 @@ def _size(entry: os.DirEntry[str]) -> tuple[int, bool]:
 
 
 def created(path: Path) -> BinaryIO:
-    """A new file: what was there under that name is replaced, never kept or written through."""
+    """Opens a new file; an existing one of that name is removed first, never written through."""
     path.unlink(missing_ok=True)
     return open(path, "x+b")
 
 
 @contextmanager
 def scratch_folder(root: Path | None = None) -> Iterator[Path]:
-    """A new folder, in `root` or among the system's temporary files, that is gone afterwards."""
+    """A new folder, in `root` or among the system's temporary files, that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(dir=root))
     try:
         yield folder
@@ -105,25 +108,25 @@ def scratch_folder(root: Path | None = None) -> Iterator[Path]:
 
 
 def scratch_root() -> Path:
-    """A new folder for scratch files; those of processes that were killed before they could tidy up are removed.
+    """A new folder for scratch files; folders of processes that were killed before they removed theirs are removed.
 
-    Whoever uses one holds a lock on a file in it: other hosts and containers, whose processes cannot be seen from here,
-    may keep theirs in the same place.
+    A process that uses such a folder holds a lock on a file in it.  A process id would not do: other hosts and
+    containers, whose processes cannot be seen from here, may have folders in the same place.
     """
     for folder in Path(tempfile.gettempdir()).glob("evo-scratch-*"):
         if _abandoned(folder / _LOCK):
             remove(folder)
     folder = Path(tempfile.mkdtemp(prefix="evo-scratch-"))
-    with suppress(OSError):  # where there are no locks nobody removes it
+    with suppress(OSError):  # A file system without locks: then no other process removes the folder.
         new = folder / f"{_LOCK}.new"
         _held[folder] = open(new, "wb")  # noqa: SIM115 - as long as the folder is used
         fcntl.flock(_held[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        new.rename(folder / _LOCK)  # it is never seen without its lock
+        new.rename(folder / _LOCK)  # The file is locked before it has that name.
     return folder
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether a lock could be had."""
+    """Whether no process holds the lock on that file."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -138,15 +141,15 @@ def _abandoned(path: Path) -> bool:
 
 
 def remove(top: Path) -> None:
-    """Removes a folder of this user's with all that is in it, as far as that can be done; raises nothing.
+    """Removes a folder of this user's with all that is in it, as far as possible; raises nothing.
 
-    `shutil.rmtree` recurses, which ends where a job made folders deep enough, and so does the length of a path: folders
+    `shutil.rmtree` recurses, so deep enough folders of a job would stop it, as would the length of a path.  So folders
     are moved up to `top` before they are emptied.
     """
     with suppress(OSError):
         found = os.lstat(top)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            return  # a link that somebody else may have left in a folder that all can write to
+            return  # It may be another user's link in a folder that all users can write to.
     if (held := _held.pop(top, None)) is not None:
         held.close()
     left = [top]
@@ -161,7 +164,7 @@ def remove(top: Path) -> None:
 
 
 def _emptied(folder: Path, top: Path) -> list[Path]:
-    """Removes the files of a folder and moves its folders up; where those are now."""
+    """Removes the files of a folder, moves its folders up and returns their new paths."""
     folder.chmod(0o700)
     moved = []
     with os.scandir(folder) as entries:

@@ -1,4 +1,6 @@
-"""Runs jobs in sandboxed forks of a warm process, the zygote (`fitness/sandbox/forkserver.py`): the driver's side.
+"""Runs jobs in sandboxed forks of a warm process, the zygote (`fitness/sandbox/forkserver.py`).
+
+This is the driver's side:
 
     with Zygote("sm_90") as zygote:
         result = zygote.run("record", payload, scratch=folder, limits=Limits())
@@ -30,29 +32,30 @@ from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from evo.core.text import plain, short
 from fitness.sandbox.forkserver import read_frame, send_frame
-from fitness.sandbox.jobs import JobResult, Limits, told
+from fitness.sandbox.jobs import JobResult, Limits, reported_error
 from fitness.sandbox.layers import clean_environment
 from fitness.sandbox.scratch import NO_SPACE, no_space
 
 JOBS = ("record", "compile", "interpret", "trace")
-# Of the sandbox; every other job runs in "strict".  A backward pass starts threads where torch is built for CUDA.
+# Sandbox profiles by job; every other job runs in "strict".  `capture` may start threads: torch built for CUDA does so
+# in a backward pass.
 PROFILES = {"compile": "compiler", "fitness.suites.capture": "compiler", "eager": "gpu"}
-# Of any one file that a job writes, where it needs less than its limits allow: the source it was given, or what a
-# compiler makes of it.  (What it maps and finds there does not count.)
+# Lower limits on each file that a job writes, by job.  It writes its source, or what a compiler makes of it.  Existing
+# files that it maps do not count.
 FILE_BYTES = {"record": 16 << 20, "trace": 16 << 20, "interpret": 16 << 20, "compile": 256 << 20}
-# Of all the files that it adds to its folder; of the compiler's, several of which may share one, with all they leave.
+# Limits on all files that a job adds to its folder.  Several compile jobs may share one folder; all their files count.
 DISK_BYTES = {"record": 64 << 20, "trace": 64 << 20, "interpret": 64 << 20, "compile": 1 << 30}
-SCRATCH_BYTES = {"record": 64 << 20}  # the one job of host code alone: what it has to say is its result
-# Of a job's result, where less than the usual is ample: builds have about 700 bytes each, and at most 64 configurations
-# of a kernel are tried; the interpreter leaves what it has to say elsewhere.
+SCRATCH_BYTES = {"record": 64 << 20}  # `record` needs no files afterwards, so its folder is in memory.
+# Lower limits on results.  A build takes about 700 bytes, and a kernel has at most 64 configurations.  The interpreter
+# writes its output to files.
 RESULT_BYTES = {
     "compile": 8 << 20,
     "interpret": 1 << 20,
     "fitness.validation.draft_rehearsal": 1 << 20,
 }
-BYTES_A_MARK = 8  # a result may have a bracket or comma for so many of the bytes it may have; plans have one for 7
-START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds
-GRACE_S = 60.0  # for the zygote to enforce a deadline on an overloaded machine, before it is taken for hung
+BYTES_A_MARK = 8  # a result may have one bracket or comma per 8 bytes of its limit; plans have one per 7 bytes.
+START_S = 120.0  # importing torch and Triton from a cold disk takes tens of seconds.
+GRACE_S = 60.0  # time for the zygote to enforce a deadline on an overloaded machine, before it counts as hung.
 
 
 class Zygote:
@@ -62,8 +65,8 @@ class Zygote:
     jobs: names of modules in `fitness` with a function `job` (see `fitness/sandbox/forkserver.py`).
     gpu: the only GPU that jobs see (an index or a UUID, as in CUDA_VISIBLE_DEVICES), "" for none.
 
-    The process starts at once, in the background; the first `run` waits for it.  When it dies, running jobs end as
-    INFRASTRUCTURE and the next `run` starts another, unless it died before it finished any job.
+    The process starts immediately, in the background; the first `run` waits for it.  When it dies, running jobs end as
+    INFRASTRUCTURE.  The next `run` then starts another one, unless it died before it finished any job.
     """
 
     def __init__(self, target_name: str, jobs: Sequence[str] = JOBS, gpu: str = "") -> None:
@@ -75,11 +78,12 @@ class Zygote:
     def run(
         self, job: str, payload: Mapping[str, Any], *, scratch: Path, limits: Limits, shared: Path | None = None
     ) -> JobResult:
-        """Run one job in a child and wait for its end.
+        """Runs one job in a child, waits for its end and returns its result.
 
-        payload: anything JSON; scratch: an existing folder, the only one the job can write to; shared: one
-        that it may read.
-        Raises EvoError where no zygote can be had; whatever the job does is a JobResult.
+        payload: anything that is valid JSON.
+        scratch: an existing folder, the only one the job can write to.
+        shared: another folder, which the job may read.
+        Raises EvoError if no zygote can be started.  Whatever the job does becomes a JobResult.
         """
         if job not in self._jobs:
             raise ValueError(f"this zygote runs {', '.join(self._jobs)}, got {job!r}")
@@ -98,11 +102,11 @@ class Zygote:
             "shared": str(shared.resolve(strict=True)) if shared else None,
             "limits": asdict(limits),
         }
-        process = self._living()
+        process = self._running_process()
         process.wait_ready()
         try:
-            asked = process.ask(header, json.dumps(payload).encode())
-            answer, body = asked.result(limits.most_s(profile) + GRACE_S)
+            pending = process.ask(header, json.dumps(payload).encode())
+            answer, body = pending.result(limits.most_s(profile) + GRACE_S)
         except FutureTimeout:
             process.kill()
             return _infrastructure(f"the zygote did not answer within {GRACE_S:.0f} s after the job's deadline")
@@ -113,19 +117,19 @@ class Zygote:
     @property
     def layers(self) -> dict[str, str]:
         """Sandbox layers of this machine: "active" or the reason why not."""
-        process = self._living()
+        process = self._running_process()
         process.wait_ready()
         return process.layers
 
     @property
     def warm_s(self) -> float:
         """Seconds that imports and warm-up took."""
-        process = self._living()
+        process = self._running_process()
         process.wait_ready()
         return process.warm_s
 
     def close(self) -> None:
-        """End the zygote and every job; calls of `run` in other threads return INFRASTRUCTURE."""
+        """Ends the zygote and every job; calls of `run` in other threads return INFRASTRUCTURE."""
         with self._lock:
             self._closed = True
             self._process.close()
@@ -136,7 +140,7 @@ class Zygote:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _living(self) -> _Process:
+    def _running_process(self) -> _Process:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this zygote is closed")
@@ -152,7 +156,7 @@ class Zygote:
 
 
 class _Process:
-    """One life of the zygote process: a socket, a thread that reads answers, the futures that wait for them."""
+    """One zygote process: a socket, a thread that reads answers, the futures that wait for them."""
 
     def __init__(self, target: str, jobs: Sequence[str], gpu: str) -> None:
         self.warm_s, self.layers, self.log_tail = 0.0, {}, ""  # type: ignore[var-annotated]
@@ -199,19 +203,19 @@ class _Process:
             )
 
     def ask(self, header: dict[str, Any], body: bytes) -> Future[tuple[dict[str, Any], bytes]]:
-        """Send a request.  The future gets the answer, or ConnectionError where the zygote dies before it."""
+        """Sends a request.  The future gets the answer, or ConnectionError if the zygote dies before that."""
         future: Future[tuple[dict[str, Any], bytes]] = Future()
         with self._state:
             number = next(self._ids)
             if self.dead:
-                future.set_exception(ConnectionError(self._epitaph()))
+                future.set_exception(ConnectionError(self._why_it_ended()))
                 return future
             self._pending[number] = future
         try:
             with self._sending:
                 send_frame(self._sock, {**header, "id": number}, body)
         except OSError:
-            self.kill()  # the reader sees the end of the stream and answers everybody
+            self.kill()  # the reader sees the end of the stream and answers all callers
         return future
 
     def kill(self) -> None:
@@ -234,7 +238,7 @@ class _Process:
         except OSError:
             pass  # reset instead of closed: the same
         self._popen.wait()
-        self._bury()
+        self._fail_pending()
 
     def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
         if "ready" in header:
@@ -247,16 +251,16 @@ class _Process:
             self.finished += 1
         future.set_result((header, body))
 
-    def _bury(self) -> None:
+    def _fail_pending(self) -> None:
         with self._state:
             self.log_tail = self._last_output()
             self.dead = True
             waiting, self._pending = list(self._pending.values()), {}
         for future in waiting:
-            future.set_exception(ConnectionError(self._epitaph()))
+            future.set_exception(ConnectionError(self._why_it_ended()))
         self._ready.set()
 
-    def _epitaph(self) -> str:
+    def _why_it_ended(self) -> str:
         code = self._popen.returncode
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"the zygote {how} while the job ran; its last output: {self.log_tail.strip() or '(none)'}"
@@ -269,7 +273,7 @@ class _Process:
 
 
 def _environment(home: Path, gpu: str) -> dict[str, str]:
-    """One thread, no GPU but that one, no cache or key of the user."""
+    """The environment of the zygote: one thread, no GPU but that one, no cache or key of the user."""
     return {
         **clean_environment(),
         "HOME": str(home),
@@ -286,7 +290,7 @@ def _environment(home: Path, gpu: str) -> dict[str, str]:
 
 
 def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: str = "strict") -> JobResult:
-    """The end of a child as a JobResult.  `body` was written by untrusted code and is taken for nothing more."""
+    """The JobResult that says how a child ended.  Untrusted code wrote `body`, so it is checked."""
     layers, seconds = tuple(answer["layers"]), float(answer["seconds"])
 
     def ended(status: str, verdict: Verdict, message: str, line: int = 0) -> JobResult:
@@ -309,7 +313,7 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
         return ended("memory", Verdict.OUT_OF_MEMORY, f"needed more than {limits.memory_bytes >> 20} MiB{last}")
     if number:
         return ended("crash", Verdict.RUNTIME_ERROR, f"died by {_signal_name(number)}{last}")
-    # What is next to nothing as text may be a hundred bytes as an object: [[],[],[] ...
+    # Two characters of text may become an object of a hundred bytes: [[],[],[] ...
     if (most := limits.result_bytes // BYTES_A_MARK) < sum(map(body.count, (b"[", b"{", b","))):
         return ended("crash", Verdict.RUNTIME_ERROR, f"wrote more than {most} lists, entries and items as its result")
     try:
@@ -320,10 +324,10 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
 
 
 def _result(raw: Any, seconds: float, layers: tuple[str, ...], ended: Any) -> JobResult:
-    """What a child wrote; raises one of the errors `classify` expects where it makes no sense."""
+    """The JobResult of what a child wrote; raises one of the errors that `classify` catches if it is malformed."""
     if set(raw) == {"value"} and isinstance(raw["value"], dict):
         return JobResult("ok", raw["value"], seconds=seconds, layers=layers)
-    error = told(raw["error"])
+    error = reported_error(raw["error"])
     status = "memory" if error.verdict is Verdict.OUT_OF_MEMORY else "error"
     return ended(status, error.verdict, short(error.message), error.line)  # type: ignore[no-any-return]
 

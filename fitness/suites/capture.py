@@ -33,10 +33,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from evo.core.records import Verdict
-from fitness.frontend.recording.fakecuda import AsCuda, device_facts
+from fitness.frontend.recording.fakecuda import AsCuda, fake_device
 from fitness.frontend.target import from_spec
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import CANDIDATE, line_of_call, line_of_error
+from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_call, line_of_error
 from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 
@@ -71,7 +70,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    with device_facts(target, listener), _seeds_on_host(), listener.listening(), listener:
+    with fake_device(target, listener), _seeds_on_host(), listener.listening(), listener:
         space = _execute(payload["kernels"], scratch)
         sys.modules.setdefault(payload["name"], sys.modules[MODULE])  # some tests import their own file
         listener.wrap_all(space)

@@ -1,4 +1,4 @@
-"""What a user can do where a task is too slow without a GPU, or its own seed kernel fails."""
+"""Tells a user what to do if a task is too slow without a GPU, or if its own seed kernel fails."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 from evo.core.records import Case, Verdict
 from fitness.tasks.task import Task
 
-# Points of a case's axes.  Without a GPU programs are executed one after the other, some milliseconds each.
+# Points of a case's axes.  Without a GPU programs run one after the other, some milliseconds each.
 _MANY = 2**20
 
 
 def slow_case(task: Task) -> str:
-    """What to do about the largest case that is executed at full size where there is no GPU; "" where all are small."""
+    """What to do about the largest case that runs at full size without a GPU; "" if all are small."""
     case = max((c for c in task.cases if c.cpu_axes is None), key=_points, default=None)
     if case is None or _points(case) < _MANY:
         return ""
@@ -26,17 +26,17 @@ def slow_case(task: Task) -> str:
 
 
 def on_failing_seed(task: Task, verdict: Verdict, message: str) -> str:
-    """What may be mended, one sentence after the other."""
+    """What may be wrong and how to correct it, as sentences.  message: why the seed failed."""
     if verdict in (Verdict.TIMEOUT, Verdict.OUT_OF_MEMORY) and (slow := slow_case(task)):
         return f"{slow[0].upper()}{slow[1:]}."
-    advice = ["Mend kernel.py, the reference or the tolerance."]
+    advice = ["Correct kernel.py, the reference or the tolerance."]
     relative = [float(number) for number in re.findall(r"([\d.e+-]+) of the (?:largest|rms) value", message)]
-    if relative and max(relative) < 1:  # as `fitness.verify.oracle.compare` says of floating numbers
+    if relative and max(relative) < 1:  # `fitness.verify.oracle.compare` gives these for floating numbers.
         advice.append(f"From about tolerance = {max(relative):g} on this would pass, if that is right for the task.")
     stressed = re.search(r"inputs '(?!normal')\w+'", message)
     if stressed:
         advice.append(
-            f"{stressed[0]} are stressed ones, no case of the task: stress = False in task.py leaves them out."
+            f"{stressed[0]} are stressed ones, not those of the task: stress = False in task.py leaves them out."
         )
     return " ".join(advice)
 

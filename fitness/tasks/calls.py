@@ -1,4 +1,4 @@
-"""The calls of the entry that are recorded for a task: shapes and dtypes only, plus integer values for the trace."""
+"""Describes the calls of the entry that are recorded for a task: shapes, dtypes, and integer values for the trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = "@cpu"
 class Calls:
     """All cases of a task at the target's sizes (`case`) and at the sizes executed on a CPU (`case@cpu`).
 
-    `folder` is where files of integer inputs are kept.
+    folder: place for the files of integer inputs; by default among the system's temporary files.
     """
 
     def __init__(self, task: Task, folder: Path | None = None) -> None:
@@ -43,27 +43,28 @@ class Calls:
         }
 
     def described(self) -> dict[str, list[dict[str, Any]]]:
-        """Call name -> description of each argument, as the recorder takes it."""
+        """Call name -> description of each argument, in the recorder's format."""
         return self._described
 
     def describe(self, case: Case) -> list[dict[str, Any]]:
-        """The arguments at `case.axes`, which need not be a case of the task's."""
+        """Descriptions of the arguments at `case.axes`; the case may be one that the task does not have."""
         return [_describe(value) for value in self.arguments(case)]
 
     def arguments(self, case: Case) -> tuple:
-        """The inputs of `case`, without memory where the task's `inputs` allows it."""
+        """The inputs of `case`, as fake tensors if the task's `inputs` can make them."""
         generator = torch.Generator().manual_seed(0)
         try:
             with quiet(), FakeTensorMode():
                 return self.task.inputs(case, generator)
-        except DataDependentOutputException:  # inputs() looks at values it drew: then it must draw them
+        except DataDependentOutputException:  # inputs() reads values that it drew: then it must draw them.
             return self.task.inputs(case, torch.Generator().manual_seed(0))
 
     def give_integers(self, name: str, scratch: Path) -> dict[str, str]:
-        """Copies the integer inputs of a case into `scratch`, a folder of a job's: {argument index: file name}.
+        """Copies the integer inputs of a case into `scratch`, a job's folder; returns {argument index: file name}.
 
-        Index values steer which addresses a kernel touches, so the trace needs them; floating values do not.  No links:
-        what is in its folder a job can write to, and the next candidate is to get the same values.
+        Integers may be indices that decide which addresses a kernel touches, so the trace needs their values.  It does
+        not need those of floats.  The files are not linked: a job can write to its folder, and the next candidate must
+        get the same values.
         """
         if name not in self._integers:
             self._integers[name] = self._write_integers(next(c for c in self.task.cases if c.name == name))
@@ -86,7 +87,7 @@ class Calls:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch writes to stderr about errors that are raised anyway."""
+    """Suppresses what torch writes to stderr about errors that it also raises."""
 
     def nothing(record: logging.LogRecord) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The first task.py for a kernel file: what can be read off the source, and "EDIT:" where the user has to decide."""
+"""Writes the first task.py for a kernel file: what the source shows, and "EDIT:" for what the user has to decide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evo.core import syntax
 from evo.core.errors import TaskError
-from fitness.frontend.gate import gate
 
 _SKELETON = '''"""EDIT: one line on what {entry} computes."""
 
@@ -39,7 +38,7 @@ def reference({parameters}):
     """
     raise NotImplementedError("EDIT: write the reference in task.py")
 
-{known}
+{decided}
 # EDIT: keep what applies, see the module docstring of fitness/tasks/task.py.
 # writes = ("out",)         # parameters of reference that are written in place
 # tolerance = 1e-3          # relative error allowed beyond the automatic budget
@@ -54,7 +53,7 @@ def reference({parameters}):
 # def bytes(case):          # bytes that must be read and written at least
 #     return 2 * 4 * {product}
 '''
-# Sizes of the last axes, those before them, in the order of the cases in _SKELETON.
+# For each set of axes in _SKELETON: the sizes of the last axis, the one before it, and all others.
 _SIZES = {"large": (4096, 4096, 8), "small": (128, 8, 2), "odd": (777, 1003, 3), "odd_small": (77, 5, 3)}
 _OF_TENSORS = {"shape", "size", "stride", "numel", "dtype", "device", "contiguous", "is_contiguous", "view", "reshape"}
 _VALUES = {"int": "1", "float": "1.0", "bool": "False", "str": '""'}
@@ -66,14 +65,14 @@ def parse_kernel(source: str, path: str) -> ast.Module:
         return syntax.parse(source)
     except SyntaxError as error:
         raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
-    except ValueError as error:  # null bytes, before Python 3.12
+    except ValueError as error:  # Null bytes, before Python 3.12.
         raise TaskError(f"{path}: not Python: {error}") from error
 
 
 def task_skeleton(kernel_source: str) -> str:
-    """A task.py for `kernel_source`: executable as it stands, with "EDIT:" where the user has to say what is meant.
+    """A task.py for `kernel_source`: it can be executed, and "EDIT:" marks what the user has to decide.
 
-    The entry is the first of `entries`.  Raises TaskError where the source is not Python or has no such function.
+    The entry is the first of `entries`.  Raises TaskError if the source is not Python or has no such function.
     """
     entry, *rest = entries(kernel_source)
     arguments = _arguments(entry)
@@ -92,7 +91,7 @@ def task_skeleton(kernel_source: str) -> str:
         names=", ".join(names) + ("," if len(names) == 1 else ""),
         axes="\n".join(f'    {axis} = case.axes["{axis}"]' for axis in axes),
         draws="\n".join(f"    {a.arg} = {_draw_of(a, entry, shapes.get(a.arg, {}), axes)}" for a in required),
-        known=_known(kernel_source, entry.name),
+        decided=_decided(kernel_source, entry.name),
         product=" * ".join(f'case.axes["{axis}"]' for axis in axes),
         **{case: _sized(axes, sizes) for case, sizes in _SIZES.items()},
     )
@@ -100,17 +99,19 @@ def task_skeleton(kernel_source: str) -> str:
 
 def waivers(kernel_source: str, entry: str) -> list[str]:
     """Which of `allow_delegation` and `lenient` a task has to set so that this source passes the gate as its seed."""
+    from fitness.frontend.gate import gate  # Here, because the process with the GPU loads tasks, but never the rules.
+
     strict = gate(kernel_source, entry=entry, allow_delegation=False)
     delegating = gate(kernel_source, entry=entry, allow_delegation=True)
     return ["allow_delegation"] * (len(delegating) < len(strict)) + ["lenient"] * bool(delegating)
 
 
 def entries(kernel_source: str) -> list[ast.FunctionDef]:
-    """Host functions with arguments that launch a kernel and that no other one calls, those first that launch it
-    themselves, else in the order of the source.
+    """Host functions with arguments that launch a kernel and that no other such function calls.
 
-    What tries or times others is no entry and hides none.  At least one; raises TaskError where the source is not
-    Python or has none.
+    First those that launch it themselves, then the others, each in the order of the source.  Tests and benchmarks, and
+    calls from them, do not count if there is anything else.  Raises TaskError if there are no such functions, or if the
+    source is not Python.
     """
     tree = parse_kernel(kernel_source, "kernel")
     functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and not is_kernel(n)}
@@ -131,7 +132,7 @@ def entries(kernel_source: str) -> list[ast.FunctionDef]:
 
 
 def launchers(tree: ast.Module, kernel: str) -> list[str]:
-    """Names of the functions that launch the kernel of that name themselves."""
+    """Names of the functions that launch the kernel of that name directly."""
     return [
         function.name
         for function in tree.body
@@ -141,12 +142,12 @@ def launchers(tree: ast.Module, kernel: str) -> list[str]:
 
 
 def is_kernel(function: ast.FunctionDef) -> bool:
-    """Whether it is decorated by `triton.jit`, itself or besides."""
+    """Whether one of the function's decorators is `triton.jit`."""
     return any(name.rpartition(".")[2] == "jit" for name in _decorators(function))
 
 
 def _tries_others(function: ast.FunctionDef) -> bool:
-    """Whether it is a test, a benchmark or a script's main function, by its name or its decorators."""
+    """Whether the function is a test, a benchmark or a script's main function, by its name or its decorators."""
     decorated = any(
         name.rpartition(".")[2] == "perf_report" or name.startswith("pytest.") for name in _decorators(function)
     )
@@ -176,8 +177,8 @@ def _launched(function: ast.FunctionDef) -> Iterator[ast.Subscript]:
             yield node.func
 
 
-def _known(kernel_source: str, entry: str) -> str:
-    """The optional names of task.py that the source decides."""
+def _decided(kernel_source: str, entry: str) -> str:
+    """The lines of task.py with the options that the source decides."""
     lines = [
         "",
         *(f"{name} = True  # kernel.py would be rejected without it" for name in waivers(kernel_source, entry)),
@@ -194,10 +195,10 @@ def _sized(axes: list[str], sizes: tuple[int, int, int]) -> str:
 
 
 def _shapes(function: ast.FunctionDef) -> dict[str, dict[int, str]]:
-    """Names of the axes of arguments whose shape the function takes apart (`M, N = x.shape`, `N = x.size(1)`).
+    """Names of the axes of arguments whose shape the function reads (`M, N = x.shape`, `N = x.size(1)`).
 
-    By argument and position; -1: how many axes there are is not known.  A name that stands for axes of several
-    arguments is one axis.
+    By argument and position.  Position -1 means that the number of axes is unknown.  If a name stands for axes of
+    several arguments, they are one axis.
     """
     arguments = {argument.arg for argument in _arguments(function)}
     found: dict[str, dict[int, str]] = {}
@@ -211,7 +212,7 @@ def _shapes(function: ast.FunctionDef) -> dict[str, dict[int, str]]:
 
 
 def _axes_read(function: ast.FunctionDef) -> Iterator[tuple[str, int, str]]:
-    """(argument, position, name) of each axis that gets a name; position -1 where the number of axes is not told."""
+    """(argument, position, name) of each axis that gets a name; position -1 if the number of axes is unknown."""
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             continue
@@ -241,7 +242,7 @@ def _shape_of(node: ast.expr) -> str | None:
 
 
 def _axis_of(node: ast.expr) -> tuple[str, int] | None:
-    """`x` and 1 for `x.shape[1]` and `x.size(1)`; positions from the end are not known."""
+    """`x` and 1 for `x.shape[1]` and `x.size(1)`; None for other expressions and for positions from the end."""
     match node:
         case ast.Subscript(value=value, slice=ast.Constant(value=int(position))) if _shape_of(value) is not None:
             return str(_shape_of(value)), position
@@ -265,12 +266,12 @@ def _draw_of(argument: ast.arg, function: ast.FunctionDef, shape: Mapping[int, s
 
 
 def _named(shape: Mapping[int, str]) -> list[str]:
-    """The axes of a shape in order."""
+    """The names of a shape's axes, in order."""
     return [shape[position] for position in sorted(shape) if position >= 0]
 
 
 def _is_number(name: str, function: ast.FunctionDef) -> bool:
-    """Whether an argument is computed with, and never used as a tensor."""
+    """Whether the function computes with an argument and never uses it as a tensor."""
     used_as_tensor = used_as_number = False
     for node in ast.walk(function):
         match node:

@@ -1,34 +1,47 @@
-"""Tasks: what a kernel has to compute, on which inputs, and the seed kernel to start from.
+"""Loads and checks tasks: what a kernel has to compute, on which inputs, and the seed kernel to start from.
 
-A task is a folder with `task.py` (trusted: it is the user's own code and runs in this process) and `kernel.py` (the
-seed: read as text, never imported here, since host code of candidates runs in sandboxed processes only).
+A task is a folder with `task.py` and `kernel.py`.  `task.py` is the user's own code: it is trusted and runs in this
+process.  `kernel.py` is the seed.  It is read as text and never imported here: the host code of candidates runs in
+sandboxed processes only.
 
 `task.py` defines
 
     entry       name of the host function in kernel.py
     cases       list of `fitness.Case`, at least one with role "tune"
     inputs      inputs(case, generator) -> tuple of tensors and plain values, drawn from `generator`
-    reference   reference(*inputs) -> tensor, tuple, list or dict of tensors (None where everything goes to `writes`),
-                or "seed": right is what the seed kernel itself computes (`fitness.verify.seed_oracle`)
+    reference   reference(*inputs) -> tensor, tuple, list or dict of tensors (None if everything goes to `writes`),
+                or "seed": the seed kernel's own results are right (`fitness.verify.seed_oracle`)
 
-and, where they apply: `writes` (names of parameters of `reference`, or of the entry where the seed is the reference,
-that are written in place; `reference` gets copies and mutates those), `flops(case)`, `bytes(case)`, `tolerance`
-(relative error that widens the budget), `stress = False`, `deterministic = False`, `allow_delegation = True`,
-`min_own_share`, `certify`, `baseline`, `lenient = True` (what the gate finds in the seed kernel, it lets candidates do
-too: for seeds of others, written without these rules in mind).
+and optionally:
+
+    writes              names of parameters that are written in place: of `reference`, which gets copies and mutates
+                        those, or of the entry if the seed is the reference
+    flops, bytes        functions of a case
+    tolerance           relative error that widens the budget
+    stress = False      no stressed inputs
+    deterministic = False
+    allow_delegation, min_own_share, certify, baseline: see below
+    lenient = True      candidates may break the rules that the seed kernel breaks: for seeds that were written
+                        without these rules in mind
 
 `allow_delegation = True` lets a candidate leave part of the work to PyTorch operators.  Its own kernels must then do
-`min_own_share` of it (0.5 unless the task says otherwise): of the bytes of the outputs that own kernels or operators
-wrote last, and, measured on a GPU, of the time of all steps.  0 asks for nothing: operators may finish what kernels
-began.
+`min_own_share` of it (0.5 by default).  The share counts the bytes of the outputs that own kernels wrote last, not
+operators; measured on a GPU, also the time of all steps.  With 0, operators may finish what kernels began.
 
 `certify` is a list of `Case`: sizes at which the result of a search is tried once more
 (`fitness/certify/certify.py`).  Without it they are derived from the smallest case.
 
-`baseline(*inputs)` returns a function (or module) and its arguments: the reference as PyTorch is timed by it
-(`fitness/gpu/baselines.py`).  Without it that is `reference` on the inputs.
+`baseline(*inputs)` returns a function (or module) and its arguments: PyTorch's times are those of this call
+(`fitness/gpu/baselines.py`).  Without it `reference` is timed on the inputs.
 
 A reference must work in float64 too, so it should not name a dtype: take it from its arguments.
+
+A task may be frozen: a `task.json` beside `task.py` says which files were validated, and who wrote them.
+
+    {"model": who wrote task.py, "prompt": hash of the prompt it answered, "rounds": answers it took,
+     "validated": how, "left_out": {case: why}, "task": the task's hash, "files": {file: SHA-256}}
+
+A frozen task can still be changed; its users then get a warning (`changed_since_frozen`).
 """
 
 from __future__ import annotations
@@ -38,6 +51,7 @@ import difflib
 import functools
 import hashlib
 import inspect
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -49,30 +63,20 @@ from evo.core import syntax
 from evo.core.errors import TaskError
 from evo.core.records import Case
 from fitness.frontend.plan import ITEMSIZE
-from fitness.tasks.scaffold import is_kernel, launchers, parse_kernel, task_skeleton
+from fitness.tasks.scaffold import is_kernel, launchers, parse_kernel
 from fitness.tasks.user_code import blamed, execute
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BUILTIN_TASKS",
-    "ChangedTaskError",
-    "Task",
-    "check_arguments",
-    "load_task",
-    "run_reference",
-    "task_names",
-    "task_skeleton",
-    "task_title",
-]
-
 BUILTIN_TASKS = Path(__file__).parent / "builtin"
+FROZEN_FILE = "task.json"
+_FROZEN_FILES = ("task.py", "kernel.py")
 
-# Of work and outputs, where a task allows delegation: with less, the kernel would be the garnish.
+# Of time and outputs, if a task allows delegation: a candidate's own kernels must do most of the work.
 MIN_OWN_SHARE = 0.5
-SEED = "seed"  # as `reference`
-# Options that are no functions.
+SEED = "seed"  # as `reference`.
+# Options that are not functions.
 _SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient")
 _VALUES = ("tolerance", "min_own_share", "certify", "writes")
 
@@ -108,7 +112,7 @@ class Task:
 
     @functools.cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the arguments: those of the reference, or of the entry where the seed is the reference."""
+        """Names of the arguments: those of the reference, or of the entry if the seed is the reference."""
         if self.reference is not None:
             return tuple(inspect.signature(self.reference).parameters)
         arguments = _entry_node(self.seed_source, self.entry).args
@@ -116,7 +120,7 @@ class Task:
 
 
 class ChangedTaskError(TaskError):
-    """A task's files are not those that were asked for."""
+    """A task's files do not have the expected hash."""
 
 
 def task_names() -> list[str]:
@@ -131,11 +135,11 @@ def task_title(name: str) -> str:
 
 
 def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False, expected: str = "") -> Task:
-    """The task of that built-in name or folder, validated: its reference is run on the CPU inputs of every case.
+    """The task of that built-in name or folder, validated: its reference runs on the CPU inputs of every case.
 
-    `tried`: it was loaded like that before, so inputs and reference are not tried again (which takes seconds where they
-    are large).  `expected`: its hash; where that is another one nothing is executed, and ChangedTaskError is raised.
-    Raises TaskError saying what is wrong with the task.
+    tried: the same files were loaded before, so inputs and reference do not run again (large ones take seconds).
+    expected: its hash.  If the files have another one, nothing is executed and ChangedTaskError is raised.
+    Raises TaskError, which says what is wrong with the task.
     """
     folder = _find(name_or_folder)
     task_source, seed_source = _read(folder / "task.py"), _read(folder / "kernel.py")
@@ -199,6 +203,39 @@ def _hash(*texts: str) -> str:
         data = text.encode()
         digest.update(f"{len(data)}:".encode() + data)
     return digest.hexdigest()
+
+
+# --- frozen tasks ----------------------------------------------------------------------------------------------------
+
+
+def freeze_task(folder: Path, task_hash: str, about: Mapping[str, Any]) -> None:
+    """Writes task.json.  about: what it holds besides the hashes."""
+    frozen = {**about, "task": task_hash, "files": {name: _digest(folder / name) for name in _FROZEN_FILES}}
+    (folder / FROZEN_FILE).write_text(json.dumps(frozen, indent=2) + "\n", encoding="utf-8")
+
+
+def changed_since_frozen(folder: Path) -> str:
+    """A warning for the users of a task that changed since it was frozen; "" if it did not, or is not frozen."""
+    path = folder / FROZEN_FILE
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        differs = [name for name in _FROZEN_FILES if files[name] != _digest(folder / name)]
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return (
+            f"{path} cannot be read ({type(error).__name__}), so changes since it was frozen cannot be seen; delete it"
+        )
+    if not differs:
+        return ""
+    return (
+        f"{' and '.join(differs)} in {folder} changed since the task was validated and frozen; results before and "
+        f"after do not compare. Delete {path} once you take the task for your own"
+    )
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -273,7 +310,7 @@ def _optional(folder: Path, names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_spelling(folder: Path, names: Mapping[str, Any]) -> None:
-    """Refuses a value whose name is nearly that of an option that is not set: it would be ignored in silence."""
+    """Refuses a value whose name is close to an option that is not set: it would be ignored in silence."""
     left = [option for option in (*_SWITCHES, *_VALUES) if option not in names]
     for name, value in names.items():
         near = difflib.get_close_matches(name, left, n=1, cutoff=0.85)
@@ -324,7 +361,7 @@ def _check_cases(task: Task) -> None:
 
 
 def _check_seed(task: Task) -> None:
-    """kernel.py is Python and defines the entry at its top level.  It is parsed, not run."""
+    """Checks that kernel.py is Python and defines the entry at its top level.  It is parsed, not run."""
     tree = parse_kernel(task.seed_source, str(task.folder / "kernel.py"))
     functions = {node.name: is_kernel(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
     if functions.get(task.entry) is False:
@@ -397,7 +434,7 @@ def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    """NaN is equal to NaN here: it was drawn again."""
+    """Whether two inputs are equal; NaN equals NaN here."""
     import torch
 
     if not isinstance(x, torch.Tensor):
@@ -409,7 +446,7 @@ def _equal(x: Any, y: Any) -> bool:
 
 
 def check_arguments(task: Task, case: Case, arguments: Sequence[Any]) -> None:
-    """Raises TaskError where the arguments of a case are none for the entry, or for the plan of a kernel."""
+    """Raises TaskError unless the arguments of a case fit the entry and can be in a plan."""
     import torch
 
     where = f"task {task.name}, case {case.name!r}"
@@ -475,10 +512,12 @@ def run_reference(
 ) -> tuple[str, list[torch.Tensor]]:
     """Structure and tensors of `task.reference` on copies of `arguments`: what it returns, then what it writes.
 
-    Without `copy` it works on the arguments themselves, which nobody may use afterwards.
+    double: floating tensors are upcast to float64 first.
+    copy: without it the reference works on the arguments themselves, which must not be used afterwards.
+    `where` begins the messages of errors.
 
-    With `double`, floating tensors are upcast to float64 first.  The structure is "tensor", "tuple", "list", "none" or
-    "dict:k1,k2", as in a LaunchPlan.  Raises TaskError where the reference raises or returns anything but tensors.
+    The structure is "tensor", "tuple", "list", "none" or "dict:k1,k2", as in a LaunchPlan.  Raises TaskError if the
+    reference raises or returns anything but tensors.
     """
     import torch
 

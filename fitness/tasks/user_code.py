@@ -1,4 +1,4 @@
-"""A task's own code in this process: what it prints goes to stderr, and whatever it raises is the task's fault."""
+"""Runs a task's own code in this process: its prints go to stderr, and its errors become TaskErrors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _MODULE_NUMBERS = itertools.count()
 
 
 def execute(path: Path, source: str) -> dict[str, Any]:
-    """The names task.py defines.  Its module has a name of its own and is gone from sys.modules afterwards."""
+    """The names that task.py defines.  Its module has a unique name and is not in sys.modules afterwards."""
     module = types.ModuleType(f"evo_task_{next(_MODULE_NUMBERS)}")
     module.__file__ = str(path)
-    module.__dict__["print"] = _print_aside  # stdout is the command's, which may write JSON there
+    module.__dict__["print"] = _print_aside  # The command may write JSON to stdout.
     try:
         code = compile(source, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         raise TaskError(f"{path}, line {error.lineno}: not Python: {error.msg}") from error
-    except ValueError as error:  # null bytes, before Python 3.12
+    except ValueError as error:  # Null bytes, before Python 3.12.
         raise TaskError(f"{path}: not Python: {error}") from error
-    sys.modules[module.__name__] = module  # dataclasses and the like look their module up while it is executed
+    sys.modules[module.__name__] = module  # Classes look up their module while it is executed, e.g. dataclasses.
     try:
         with blamed(path, f"{path} cannot be executed:"):
             exec(code, module.__dict__)
@@ -37,27 +37,30 @@ def execute(path: Path, source: str) -> dict[str, Any]:
 
 @contextmanager
 def blamed(path: Path, what: str, hint: str = "") -> Iterator[None]:
-    """Whatever the code of the task.py at `path` raises inside becomes a TaskError: `what`, the error, `hint`."""
+    """Turns whatever the code of the task.py at `path` raises inside into a TaskError: `what`, the error, `hint`."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # the user's code may raise anything, and call sys.exit
+    except (Exception, SystemExit) as error:  # The user's code may raise anything, and call sys.exit.
         raise TaskError(f"{what} {_describe(error, path)}{hint}{_of_import(error, path.parent)}") from error
 
 
 def _describe(error: BaseException, path: Path) -> str:
-    """Type, message and the line in task.py an exception came from."""
+    """Type, message and the line in task.py of an exception."""
     lines = []
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == str(path):
             lines.append(traceback.tb_lineno)
         traceback = traceback.tb_next
-    where = f" (task.py, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{where}"
+    place = f" (task.py, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _of_import(error: BaseException, folder: Path) -> str:
-    """What to do about an import of a file beside task.py: a task is task.py and kernel.py, which its hash covers."""
+    """What to do if the import of a file beside task.py failed; "" for other errors.
+
+    A task is task.py and kernel.py alone: its hash covers no other file.
+    """
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if not name or not ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
         return ""

@@ -21,7 +21,7 @@ from fitness.gpu.runner import LaunchBundle, Report
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import Zygote
-from fitness.tasks.elsewhere import SEED, asked
+from fitness.tasks.other_inputs import SEED, single_case
 from fitness.tasks.task import Task
 from fitness.validation.idle import Idle, idle_kernels
 from fitness.verify.verify import Executable, Expectations, Jobs, expectations, verify
@@ -126,7 +126,7 @@ class _Trials:
 
     def _verified(self, kernel: Executable, case: Case, elsewhere: bool) -> Check | Stop:
         """On plain inputs first, which are enough for most."""
-        whole = asked(self._task, case, elsewhere)
+        whole = single_case(self._task, case, elsewhere)
         try:
             for stress in (False, True) if whole.stress else (False,):
                 found = self._tried(replace(whole, stress=stress), kernel, elsewhere)

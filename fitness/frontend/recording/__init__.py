@@ -1,1 +1,1 @@
-"""A candidate's host code, run once on fake tensors: what it would launch."""
+"""Runs a candidate's host code once on fake tensors, and records what it would launch."""

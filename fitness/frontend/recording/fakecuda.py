@@ -1,8 +1,8 @@
-"""The target GPU as host code sees it, on a machine without one.
+"""Imitates the target GPU for host code, on a machine without one.
 
-Tensors are fake CPU tensors; `AsCuda` answers the candidate as if they lay on `cuda:0` and maps device arguments to the
-CPU.  Tensors that would lie in host memory on the target keep doing so for the candidate, because a kernel cannot take
-them there.  `facts` replaces what torch.cuda and Triton's driver say about the device.  All of it is undone on exit.
+Tensors are fake CPU tensors.  `AsCuda` answers the candidate as if they were on `cuda:0` and maps device arguments to
+the CPU.  Tensors that would be in host memory on the target appear there, because a kernel cannot take them.
+`fake_device` replaces what torch.cuda and Triton's driver say about the device.  All of it is undone on exit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from evo.core.records import Verdict
-from fitness.frontend.recording.earlier import earlier_modules
+from fitness.frontend.module import earlier_modules
 from fitness.frontend.recording.recorder import Recorder
 from fitness.frontend.target import Target
 from fitness.sandbox.jobs import JobError
@@ -31,13 +31,13 @@ _WARP = 32
 
 
 class Refusing(Protocol):
-    """What host code asks for in vain is told to this."""
+    """Something that records failures of host code."""
 
     def fail(self, verdict: Verdict, message: str) -> JobError: ...
 
 
 class AsCuda(TorchFunctionMode):
-    """Answers questions about devices, and sends what asks for one to the CPU."""
+    """Answers questions about devices as a GPU would, and redirects device arguments to the CPU."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class AsCuda(TorchFunctionMode):
         answer = self._answers.get(func)
         if answer is not None:
             return answer(*args, **kwargs)
-        asked = _asked_device(args, kwargs)
-        if asked is None and func in _device_constructors():
-            asked = HOST
-        if asked is None and func == torch.Tensor.new_tensor:
-            asked = self.device(args[0])
-        if asked is None:
+        requested = _requested_device(args, kwargs)
+        if requested is None and func in _device_constructors():
+            requested = HOST
+        if requested is None and func == torch.Tensor.new_tensor:
+            requested = self.device(args[0])
+        if requested is None:
             return func(*args, **kwargs)
         before = self._recorder.factory_on_host
-        self._recorder.factory_on_host = asked.type == "cpu"
+        self._recorder.factory_on_host = requested.type == "cpu"
         try:
             args = tuple(HOST if isinstance(a, torch.device) else a for a in args)
             return func(*args, **{k: HOST if k == "device" and v is not None else v for k, v in kwargs.items()})
@@ -85,6 +85,7 @@ class AsCuda(TorchFunctionMode):
             self._recorder.factory_on_host = before
 
     def device(self, tensor: torch.Tensor) -> torch.device:
+        """The device that the candidate sees the tensor on."""
         return HOST if self._recorder.on_host(tensor) else CUDA
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -107,8 +108,8 @@ class AsCuda(TorchFunctionMode):
             return tensor.to(dtype)
         if dtype is not None:
             raise self._recorder.fail(Verdict.UNSUPPORTED, f"Tensor.type({dtype!r}): convert by Tensor.to(dtype)")
-        where = "torch" if self._recorder.on_host(tensor) else "torch.cuda"
-        return f"{where}.{torch.empty(0, dtype=tensor.dtype).type().rpartition('.')[2]}"
+        module = "torch" if self._recorder.on_host(tensor) else "torch.cuda"
+        return f"{module}.{torch.empty(0, dtype=tensor.dtype).type().rpartition('.')[2]}"
 
     def _move(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
         if self.device(tensor).type == target.type:
@@ -122,8 +123,8 @@ class AsCuda(TorchFunctionMode):
         raise self._recorder.fail(Verdict.UNSUPPORTED, message)
 
 
-def _asked_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:
-    """The device a call names, None where it names none."""
+def _requested_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:
+    """The device that a call names, or None."""
     if kwargs.get("device") is not None:
         return _as_device(kwargs["device"])
     return next((_as_device(a) for a in args if isinstance(a, torch.device)), None)
@@ -138,24 +139,24 @@ def _as_device(value: Any) -> torch.device:
 
 @contextlib.contextmanager
 def fake_cuda(target: Target, recorder: Recorder) -> Iterator[None]:
-    """The modes and replacements under which a candidate's host code runs.  Enter it below a FakeTensorMode."""
+    """Enters the modes and replacements under which a candidate's host code runs; needs a FakeTensorMode around it."""
     as_cuda = AsCuda(recorder)
     plain = FakeTensor.device.fget  # type: ignore[attr-defined]
-    # A property of fake tensors, so no function mode sees it; torch itself must go on seeing the CPU.
+    # No function mode sees this property of fake tensors.  Torch itself must continue to see the CPU.
     device = property(lambda t: plain(t) if recorder.depth else as_cuda.device(t))
-    with mock.patch.object(FakeTensor, "device", device), device_facts(target, recorder), as_cuda, recorder:
+    with mock.patch.object(FakeTensor, "device", device), fake_device(target, recorder), as_cuda, recorder:
         yield
 
 
 @contextlib.contextmanager
-def device_facts(target: Target, recorder: Refusing) -> Iterator[None]:
-    """What torch.cuda and Triton's driver say about the device: the target, whatever this machine has."""
+def fake_device(target: Target, recorder: Refusing) -> Iterator[None]:
+    """Makes torch.cuda and Triton's driver describe the target, whatever this machine has."""
     with (
         earlier_modules(),
-        mock.patch.multiple(torch.cuda, **_torch_facts(target, recorder)),
+        mock.patch.multiple(torch.cuda, **_torch_cuda(target, recorder)),
         mock.patch.object(torch, "set_default_device", lambda device: None),
         mock.patch.object(driver, "_active", _Driver(target, recorder)),
-        # What files that torch.compile wrote call; builds of torch without CUDA lack it.
+        # Files that torch.compile wrote call these two; builds of torch without CUDA lack the first.
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
         mock.patch.object(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
     ):
@@ -166,18 +167,18 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
 
 
-def _torch_facts(target: Target, recorder: Refusing) -> dict[str, Any]:
-    """Attributes of torch.cuda."""
+def _torch_cuda(target: Target, recorder: Refusing) -> dict[str, Any]:
+    """Replacements of attributes of torch.cuda, by name."""
     properties = SimpleNamespace(
         name=target.device_name,
         major=target.arch // 10,
         minor=target.arch % 10,
         multi_processor_count=target.multiprocessors,
         max_threads_per_multi_processor=target.warps_per_multiprocessor * _WARP,
-        max_threads_per_block=1024,  # every NVIDIA GPU
+        max_threads_per_block=1024,  # as every NVIDIA GPU.
         warp_size=_WARP,
         regs_per_multiprocessor=target.registers_per_multiprocessor,
-        shared_memory_per_block=48 << 10,  # without opting in to more; every NVIDIA GPU
+        shared_memory_per_block=48 << 10,  # without opting in to more, as every NVIDIA GPU.
         shared_memory_per_block_optin=target.shared_per_program,
         shared_memory_per_multiprocessor=target.shared_per_multiprocessor,
         L2_cache_size=target.l2_bytes,
@@ -214,7 +215,7 @@ def _torch_facts(target: Target, recorder: Refusing) -> dict[str, Any]:
 
 
 class _Driver:
-    """Triton's driver interface, answered from the target's data sheet."""
+    """A driver of Triton's that answers from the target's data sheet."""
 
     def __init__(self, target: Target, recorder: Refusing) -> None:
         self._target, self._recorder = target, recorder
@@ -227,7 +228,7 @@ class _Driver:
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """There is only one."""
+        """Does nothing: there is only one device."""
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -245,8 +246,8 @@ class _Driver:
         self.get_benchmarker()
 
     def _properties(self) -> dict[str, int]:
-        """As Triton's CUDA driver gives them; clocks in kHz."""
-        bus_bits = 1024  # nominal: readers multiply it by the memory clock, and the product is the data sheet's
+        """Device properties under the names of Triton's CUDA driver; clocks in kHz."""
+        bus_bits = 1024  # Nominal: its product with the memory clock is the rate in the data sheet.
         return {
             "max_shared_mem": self._target.shared_per_program,
             "max_num_regs": self._target.registers_per_multiprocessor,

@@ -1,10 +1,10 @@
-"""Kernel launches of a candidate's host code, recorded instead of made.
+"""Records the kernel launches of a candidate's host code instead of making them.
 
 `recorded` replaces `JITFunction.run` and `Autotuner.run`; `Heuristics.run` works as it is.  An autotuned launch becomes
-one Launch with a configuration each for what `prune_configs_by` leaves over.
+one Launch with all configurations that `prune_configs_by` keeps.
 
-The autotuner's `reset_to_zero`, `restore_value` and hooks are no steps: Triton applies them around its measuring runs,
-and a launch whose configuration is known (from the second call on, or the only one there is) goes without them.
+The autotuner's `reset_to_zero`, `restore_value` and hooks are not recorded: Triton applies them around its measuring
+runs only.  From the second call on, or with a single configuration, Triton launches without them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from evo.core.records import Verdict
 from fitness.frontend.plan import ITEMSIZE, MOST_TUNED, Argument, Config, Launch, TensorRef, too_many_tuned
 from fitness.frontend.recording.recorder import Recorder
-from fitness.sandbox.lines import line_of_call
+from fitness.sandbox.jobs import line_of_call
 
-CONFIGURATIONS = 64  # of one autotuned launch: each is compiled, at a few tenths of a second
-GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C Programming Guide, compute capabilities
+CONFIGURATIONS = 64  # of one autotuned launch: each is compiled, which takes a few tenths of a second.
+GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C Programming Guide, compute capabilities.
 
-# How torch calls the types that `triton.reinterpret` is used for.
+# Triton's names of the types that `triton.reinterpret` is used for, with torch's names.
 _REINTERPRETED = {
     "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2", "int8": "int8", "uint8": "uint8", "int1": "bool",
     "fp16": "float16", "bf16": "bfloat16", "int16": "int16", "fp32": "float32", "int32": "int32",
@@ -43,7 +43,7 @@ _REINTERPRETED = {
 
 
 class Compiled:
-    """What a launch or a warm-up returns.  Nothing is compiled yet, so there is nothing to know about it."""
+    """The result of a launch or a warm-up.  Nothing is compiled while recording, so it has no attributes."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -61,13 +61,13 @@ class _Launches:
 
     def __init__(self, recorder: Recorder, module: str) -> None:
         self.recorder, self.module = recorder, module
-        self.kernels: dict[str, JITFunction] = {}  # launched so far
-        self._tuning: list[tuple[JITFunction, Config]] | None = None  # configurations of an autotuner at work
+        self.kernels: dict[str, JITFunction] = {}  # Those launched so far.
+        self._tuning: list[tuple[JITFunction, Config]] | None = None  # Configurations of the current autotuner.
         self._label = ""
-        self._tuned = 0  # configurations so far
+        self._tuned = 0  # Number of autotune configurations so far.
 
     def run(self, fn: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Compiled:
-        """Stands in for JITFunction.run."""
+        """Records a launch in place of JITFunction.run."""
         for hook in fn.pre_run_hooks:
             hook(*args, **kwargs)
         self._check_origin(fn)
@@ -87,7 +87,7 @@ class _Launches:
         return Compiled(self.recorder)
 
     def tune(self, tuner: Autotuner, *args: Any, **kwargs: Any) -> Compiled:
-        """Stands in for Autotuner.run."""
+        """Records an autotuned launch in place of Autotuner.run."""
         if self._tuning is not None:
             raise self.recorder.fail(Verdict.UNSUPPORTED, "an autotuner within an autotuner; use one list of configs")
         configs = self._configurations(tuner, args, kwargs)
@@ -133,7 +133,7 @@ class _Launches:
         return configs
 
     def _add(self, fn: JITFunction, configs: tuple[Config, ...]) -> None:
-        if any(min(c.grid) > 0 for c in configs):  # an empty grid launches nothing
+        if any(min(c.grid) > 0 for c in configs):  # An empty grid launches nothing.
             self.recorder.add(Launch(fn.__name__, configs, line_of_call()))
 
     def _check_origin(self, fn: JITFunction) -> None:
@@ -144,7 +144,7 @@ class _Launches:
             raise self.recorder.fail(Verdict.UNSUPPORTED, message)
 
     def _bind(self, fn: JITFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict, dict]:
-        """All parameters by name, and the options; raises what Triton raises where they do not fit."""
+        """All parameters by name, and the options.  Raises the errors that Triton raises if they do not fit."""
         parameters = {k: v for k, v in kwargs.items() if k in fn.signature.parameters}
         options = {k: _plain(v) for k, v in kwargs.items() if k not in parameters and v is not None}
         try:
@@ -153,9 +153,9 @@ class _Launches:
             raise TypeError(f"{fn.__name__}(): {error}") from None
         bound.apply_defaults()
         backend = make_backend(driver.active.get_current_target())
-        known = vars(backend.parse_options(dict(options)))
+        recognised = vars(backend.parse_options(dict(options)))
         for name in options:
-            if name not in known:
+            if name not in recognised:
                 raise KeyError(f"Keyword argument {name} was specified but unrecognised")
         return dict(bound.arguments), options
 
@@ -204,7 +204,7 @@ class _Launches:
 
 
 def _plain(value: Any) -> Any:
-    """Without the wrappers that numbers come in: constexpr, NumPy scalars."""
+    """The value without its wrapper, if it is a number in a constexpr or a NumPy scalar."""
     while isinstance(value, tl.constexpr):
         value = value.value
     if isinstance(value, (bool, int, float)):
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def recorded(recorder: Recorder, module: str) -> Iterator[Mapping[str, JITFunction]]:
-    """Launches go to `recorder`; yields the kernels launched so far, by name."""
+    """Sends all launches to `recorder`; yields the kernels launched so far, by name."""
     launches = _Launches(recorder, module)
 
     def method(call: Callable[..., Any]) -> Callable[..., Any]:

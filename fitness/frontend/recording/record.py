@@ -1,43 +1,49 @@
 """The record job: runs a candidate's host code on fake tensors and returns what it asks the device to do.
 
-Runs in a sandboxed child (`fitness/sandbox/forkserver.py`).  The module is executed anew for every call, so nothing a
-call leaves behind can reach the next one.  The result comes out of a process with untrusted code in it: whoever reads
-it checks it (`fitness.frontend.plan.from_json`).
+It runs in a sandboxed child (`fitness/sandbox/forkserver.py`).  Every call executes the module anew, so a call cannot
+leave anything for the next one.  The process has untrusted code in it, so readers must check its result
+(`fitness.frontend.plan.from_json`).
 """
 
 from __future__ import annotations
 
+import ast
+import dis
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.runtime.jit import JITFunction
 
 from evo.core.records import Verdict
 from fitness.frontend.module import MODULE, compiled, entry_of, returned
 from fitness.frontend.plan import LaunchPlan, TensorRef, to_json
-from fitness.frontend.recording.constants import constants, merged
 from fitness.frontend.recording.fakecuda import fake_cuda
 from fitness.frontend.recording.launches import recorded
 from fitness.frontend.recording.recorder import Recorder
 from fitness.frontend.target import Target, from_spec
 from fitness.frontend.warmup import warm_up as warm_up  # the zygote calls it
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import line_of_error
+from fitness.sandbox.jobs import JobError, line_of_error
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """Record every call of the entry.
+    """Records every call of the entry.
 
     payload: {"source", "entry", "target", "calls": [{"name", "args": [{"tensor": {"shape", "strides", "dtype"}} |
     {"value": ...}]}]}.  Returns {"plans": {call name: plan as JSON}, "constants": {global name: value}}.
 
-    Raises JobError with the verdict and the candidate's line: COMPILE_ERROR where the module cannot be executed,
-    UNSUPPORTED where host code needs values, REJECTED for random numbers, WRONG where the entry returns no tensors,
-    RUNTIME_ERROR where it raises.
+    Raises JobError with a verdict and the candidate's line:
+    - COMPILE_ERROR if the module cannot be executed
+    - UNSUPPORTED if host code needs values
+    - REJECTED for random numbers
+    - WRONG if the entry returns anything but tensors
+    - RUNTIME_ERROR if it raises
     """
     target = from_spec(payload["target"])
     code = compiled(payload["source"], scratch)
@@ -45,7 +51,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     for call in payload["calls"]:
         plan, found[call["name"]] = _record(code, payload["entry"], call, target)
         plans[call["name"]] = to_json(plan)
-    return {"plans": plans, "constants": merged(found)}
+    return {"plans": plans, "constants": _merged(found)}
 
 
 def _record(code: CodeType, entry: str, call: Mapping[str, Any], target: Target) -> tuple[LaunchPlan, dict[str, Any]]:
@@ -61,10 +67,10 @@ def _record(code: CodeType, entry: str, call: Mapping[str, Any], target: Target)
                 outputs, structure = _outputs(result, recorder)
             except (JobError, MemoryError):
                 raise recorder.failure or sys.exception() from None  # type: ignore[misc]
-            if recorder.failure is not None:  # raised, and caught by the candidate
+            if recorder.failure is not None:  # the candidate caught it
                 raise recorder.failure
     plan = LaunchPlan(tuple(recorder.buffers), inputs, outputs, structure, tuple(recorder.steps))
-    return plan, constants(kernels.values())
+    return plan, _constants(kernels.values())
 
 
 def _fake(tensor: Mapping[str, Any]) -> torch.Tensor:
@@ -76,7 +82,7 @@ def _call(function: Any, values: list[Any], name: str) -> Any:
         return function(*values)
     except (JobError, MemoryError):
         raise
-    except Exception as error:  # whatever the candidate raises is the candidate's
+    except Exception as error:  # the candidate may raise anything
         message = f"{type(error).__name__}: {error} (call {name!r})"
         raise JobError(Verdict.RUNTIME_ERROR, message, line_of_error(error)) from error
 
@@ -88,3 +94,110 @@ def _outputs(result: Any, recorder: Recorder) -> tuple[tuple[TensorRef, ...], st
         if recorder.on_host(item):
             raise JobError(Verdict.WRONG, "returned a tensor in host memory, expected one on the device")
     return tuple(recorder.ref(item) for item in items), structure
+
+
+# --- module globals that kernels use ---------------------------------------------------------------------------------
+
+_PLAIN = (bool, int, float, str, tuple, list, dict)
+
+
+def _constants(launched: Iterable[JITFunction]) -> dict[str, Any]:
+    """Global name -> value, for the launched kernels and every helper they reach.
+
+    Values are numbers, strings, None and lists of them, `{"dtype": "fp16"}` for tl.float16, `{"f": "inf"}` for numbers
+    that JSON lacks, and `{"jit": "name"}` for another name of a helper.
+
+    Raises JobError(COMPILE_ERROR) for a plain number in a kernel's body: Triton requires `NAME = tl.constexpr(...)`.
+    A plain number in the body of a helper is left out.  The helper may be used only in branches that are never
+    compiled; if it is compiled, the compiler reports the number.
+    """
+    found: dict[str, Any] = {}
+    launched = list(launched)
+    for kernel in _reachable(launched):
+        if kernel in launched:
+            _check_body(kernel)
+        refused = _plain_in_body(kernel)
+        for name in _used_globals(kernel):
+            if name in refused:
+                continue
+            value = kernel.__globals__[name]
+            encoded = _encode_constant(value)
+            if encoded is not _NOT_CONSTANT and encoded != {"jit": name}:
+                found[name] = encoded
+    return found
+
+
+def _reachable(launched: Iterable[JITFunction]) -> Iterator[JITFunction]:
+    waiting, seen = list(launched), set()
+    while waiting:
+        kernel = waiting.pop()
+        if id(kernel) in seen:
+            continue
+        seen.add(id(kernel))
+        yield kernel
+        used = (kernel.__globals__[name] for name in _used_globals(kernel))
+        waiting += [v for v in used if isinstance(v, JITFunction) and v.__module__ == kernel.__module__]
+
+
+def _used_globals(kernel: JITFunction) -> list[str]:
+    """Names in the kernel's source (body, defaults, annotations) that are globals of its module."""
+    names = {n.id for n in ast.walk(kernel.parse()) if isinstance(n, ast.Name)}
+    return sorted(names & kernel.__globals__.keys())
+
+
+def _check_body(kernel: JITFunction) -> None:
+    for name in _plain_in_body(kernel):
+        raise JobError(
+            Verdict.COMPILE_ERROR,
+            f"kernel {kernel.__name__!r} uses the global {name!r}, which is not a constexpr; "
+            f"write {name} = tl.constexpr({kernel.__globals__[name]!r})",
+            _line_of_use(kernel, name),
+        )
+
+
+def _plain_in_body(kernel: JITFunction) -> list[str]:
+    """Names of globals with plain Python values that the body uses, in order of use."""
+    used = [i.argval for i in dis.get_instructions(kernel.fn) if i.opname == "LOAD_GLOBAL"]
+    return [name for name in used if isinstance(kernel.__globals__.get(name), _PLAIN)]
+
+
+def _line_of_use(kernel: JITFunction, name: str) -> int:
+    """The first line of the candidate's source at which `kernel` uses `name`."""
+    tree = kernel.parse()
+    inside = min(n.lineno for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name)
+    first = next(i for i, line in enumerate(kernel.raw_src) if line.lstrip().startswith("def "))
+    return int(kernel.starting_line_number) + first + inside - 1
+
+
+_NOT_CONSTANT = object()
+
+
+def _encode_constant(value: Any) -> Any:
+    while isinstance(value, tl.constexpr):
+        value = value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"f": repr(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tl.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, JITFunction):
+        return {"jit": value.__name__}
+    if isinstance(value, (tuple, list)):
+        items = [_encode_constant(v) for v in value]
+        return _NOT_CONSTANT if any(i is _NOT_CONSTANT for i in items) else items
+    return _NOT_CONSTANT
+
+
+def _merged(per_call: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The constants of all calls.  Raises JobError(UNSUPPORTED) if a global differs between calls."""
+    result: dict[str, Any] = {}
+    for call, found in per_call.items():
+        for name, value in found.items():
+            if result.setdefault(name, value) != value:
+                raise JobError(
+                    Verdict.UNSUPPORTED,
+                    f"global {name!r} is {value!r} in call {call!r} and {result[name]!r} in another; "
+                    "pass it to the kernel as a constexpr argument",
+                )
+    return result

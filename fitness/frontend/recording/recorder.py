@@ -1,7 +1,7 @@
 """Turns the tensor operations of a candidate's host code into steps of a plan.
 
 `Recorder` is a dispatch mode above fake tensors: it sees every ATen operator with tensors that have a shape and a
-storage but no values.  Tensors are told apart by their storage, so views need no step.  What an operator becomes:
+storage but no values.  The storage identifies a tensor, so views need no step.  Operators become:
 
     allocation (empty, empty_like, ...)         a buffer, no step
     view (output shares its input's storage)    nothing
@@ -26,12 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from evo.core.records import Verdict
 from fitness.frontend.aten import MOVING, written_arguments
 from fitness.frontend.plan import ITEMSIZE, Buffer, Copy, Fill, Op, Step, TensorRef
-from fitness.sandbox.jobs import JobError
-from fitness.sandbox.lines import line_of_call
+from fitness.sandbox.jobs import JobError, line_of_call
 
-MEMORY_BYTES = 64 << 30  # of a plan's own buffers: the smallest target has 80 GB, and the inputs need room too
-STEPS = 10_000  # of one call; a candidate with more is lost in a host loop
-UPLOAD = 64  # elements of a host list that are worth a Fill each
+MEMORY_BYTES = 64 << 30  # of a plan's own buffers: the smallest target has 80 GB, and the inputs need room too.
+STEPS = 10_000  # of one call; a candidate with more has an endless loop on the host.
+UPLOAD = 64  # elements of a host list that may become one Fill each.
 
 _ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _FILL = {
@@ -41,13 +40,13 @@ _FILL = {
     "fill": "value", "fill_": "value", "scalar_tensor": "s",
 }  # fmt: skip
 _COPY = {"clone": "self", "_to_copy": "self", "copy": "src", "copy_": "src", "lift_fresh_copy": "self"}
-# Where and how an operator puts its results; the windows of its outputs say that.
+# Arguments that place an operator's results; a plan has the windows of the outputs instead.
 _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 
 
 @dataclass
 class _Memory:
-    """A storage the plan knows.  Keeping it keeps its address from being given to another."""
+    """A storage that has a buffer in the plan.  The reference to it prevents that its address is used again."""
 
     storage: Any
     buffer: int
@@ -55,34 +54,36 @@ class _Memory:
 
 
 class Recorder(TorchDispatchMode):
-    """Collects buffers and steps while it is entered; one per call of the entry."""
+    """Collects the buffers and steps of one call of the entry while it is the active dispatch mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffers: list[Buffer] = []
         self.steps: list[Step] = []
-        self.failure: JobError | None = None  # the first one, even where the candidate caught it
-        self.depth = 0  # above 0, torch itself is at work, not the candidate
-        self.factory_on_host: bool | None = None  # device that a call in progress asks for; None: that of its inputs
-        self._memory: dict[int, _Memory] = {}  # by address of the storage
-        self._constants: dict[int, tuple[str, list[Any]]] = {}  # dtype, host values that no step has needed yet
+        self.failure: JobError | None = None  # The first one, even if the candidate caught it.
+        self.depth = 0  # Above 0, torch's own code runs, not the candidate's.
+        # Whether the current call asks for host memory; None: it uses the device of its inputs.
+        self.factory_on_host: bool | None = None
+        self._memory: dict[int, _Memory] = {}  # by address of the storage.
+        self._constants: dict[int, tuple[str, list[Any]]] = {}  # dtype and host values that no step has used yet.
         self._owned_bytes = 0
 
-    # --- what others tell and ask ------------------------------------------------------------------------------------
+    # --- for the other parts of recording ----------------------------------------------------------------------------
 
     def add_input(self, tensor: torch.Tensor, index: int) -> TensorRef:
-        """Make `tensor` argument `index` of the entry."""
+        """Registers `tensor` as argument `index` of the entry and returns its window."""
         with self.inside():
             self._register(tensor, on_host=False, index=index)
             return self._window(tensor)
 
     def ref(self, tensor: torch.Tensor) -> TensorRef:
-        """The window of the plan's memory that `tensor` is."""
+        """The window on the plan's memory that stands for `tensor`."""
         with self.inside():
             self._upload(tensor)
             return self._window(tensor)
 
     def on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor would be in host memory on the target."""
         with self.inside():
             memory = self._memory.get(_address(tensor))
         return memory is not None and memory.on_host
@@ -96,24 +97,25 @@ class Recorder(TorchDispatchMode):
             self.factory_on_host = None
 
     def address(self, tensor: torch.Tensor) -> int:
-        """A pointer that is none, aligned as the real one would be."""
+        """A number for `data_ptr` that points nowhere, aligned like the real pointer."""
         ref = self.ref(tensor)
         return ((ref.buffer + 1) << 40) + ref.offset * ITEMSIZE[ref.dtype]
 
     def add(self, step: Step) -> None:
+        """Appends a step to the plan; raises JobError(UNSUPPORTED) for too many."""
         if len(self.steps) >= STEPS:
             raise self.fail(Verdict.UNSUPPORTED, f"more than {STEPS} steps in one call; launch fewer kernels")
         self.steps.append(step)
 
     def fail(self, verdict: Verdict, message: str) -> JobError:
-        """A JobError at the candidate's current line.  The first one decides the job, wherever it goes from here."""
+        """A JobError at the candidate's current line.  The first one decides the job, even if it is caught."""
         error = JobError(verdict, message, line_of_call())
         self.failure = self.failure or error
         return error
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Torch's own work: nothing in it is the candidate's, and function modes do not see it."""
+        """Marks code inside as torch's own, not the candidate's; function modes do not see it."""
         self.depth += 1
         try:
             with torch._C.DisableTorchFunction():
@@ -137,30 +139,30 @@ class Recorder(TorchDispatchMode):
                     "decide in the kernel, or from shapes and dtypes"
                 )
                 raise self.fail(Verdict.UNSUPPORTED, message) from error
-            self._note(func, args, kwargs, result)
+            self._record(func, args, kwargs, result)
         return result
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.overloadpacket.__name__
         if name == "lift_fresh":
             self._remember_constant(result, args[0])
             return
         inputs, written = list(_tensors((args, kwargs))), _written(func, args, kwargs)
-        known = {_address(t) for t in inputs}
+        existing = {_address(t) for t in inputs}
         outputs = list(_tensors(result))
-        created = [t for t in outputs if _address(t) not in known]
+        created = [t for t in outputs if _address(t) not in existing]
         if not created and not written:
             return
         if name in MOVING:
             raise self.fail(Verdict.UNSUPPORTED, f"{func} moves a tensor to other memory; allocate a new tensor")
-        on_host = self._places(inputs)
+        on_host = self._creates_on_host(inputs)
         for tensor in created:
             self._register(tensor, on_host)
         if name not in _ALLOCATE:
             self._add_step(func, name, args, kwargs, outputs)
 
     def _add_step(self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
-        """What an operator did to `outputs`, the tensors it returned (those it wrote to are among them)."""
+        """Adds the step of an operator.  outputs: the tensors it returned; those it wrote to are among them."""
         if name in _FILL:
             value = _FILL[name] if isinstance(_FILL[name], int) else _argument(func, args, kwargs, str(_FILL[name]))
             self._fill(outputs[0], value)
@@ -200,12 +202,12 @@ class Recorder(TorchDispatchMode):
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def _places(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether what an operator creates lies in host memory."""
+    def _creates_on_host(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether an operator with these inputs creates tensors in host memory."""
         if self.factory_on_host is not None:
             return self.factory_on_host
-        known = [self._memory[a] for t in inputs if (a := _address(t)) in self._memory]
-        return all(m.on_host for m in known)
+        registered = [self._memory[a] for t in inputs if (a := _address(t)) in self._memory]
+        return all(m.on_host for m in registered)
 
     def _register(self, tensor: torch.Tensor, on_host: bool, index: int | None = None) -> None:
         if tensor.layout is not torch.strided or _dtype(tensor) not in ITEMSIZE:
@@ -223,7 +225,7 @@ class Recorder(TorchDispatchMode):
                 raise self.fail(Verdict.OUT_OF_MEMORY, message)
 
     def _window(self, tensor: torch.Tensor) -> TensorRef:
-        if _address(tensor) not in self._memory:  # made where no operator is seen, by legacy constructors
+        if _address(tensor) not in self._memory:  # Legacy constructors make tensors without an operator.
             self._register(tensor, on_host=True)
         buffer = self._memory[_address(tensor)].buffer
         shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
@@ -232,7 +234,10 @@ class Recorder(TorchDispatchMode):
         return TensorRef(buffer, _dtype(tensor), shape, strides, int(tensor.storage_offset()))
 
     def _remember_constant(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
-        """`tensor` is the fake of `real`, made of host values: a step only where something uses it as a tensor."""
+        """Keeps the host values of a tensor.  They become steps only if something uses it as a tensor.
+
+        tensor: the fake tensor that stands for `real`.
+        """
         self._register(tensor, on_host=self.factory_on_host is not False)
         with _disable_current_modes():
             if not real.is_contiguous():

@@ -1,4 +1,4 @@
-"""Rules on host code: the top level, the functions that launch kernels, and everything they name."""
+"""Checks host code: the top level, the functions that launch kernels, and everything they name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ADVICE = {
 
 
 def check_structure(module: Module, report: Report) -> None:
-    """What the top level is made of: entry, kernels, definitions, launches."""
+    """Reports what is wrong with the top level: its statements and definitions, the entry, kernels, launches."""
     for statement in module.tree.body:
         _check_statement(module, statement, report)
     _check_bindings(module, report)
@@ -127,7 +127,7 @@ def _check_class(module: Module, node: ast.ClassDef, report: Report) -> None:
 
 
 def _check_bindings(module: Module, report: Report) -> None:
-    """A function or module name that is bound twice is not what a reader, or the kernel cutter, takes it for."""
+    """Reports names that are bound twice: a reader, and the extraction of kernels, would take the wrong one."""
     first: set[str] = set()
     for name, node in module.bound:
         if name.startswith("__") and name != "__all__":
@@ -141,7 +141,7 @@ def _check_bindings(module: Module, report: Report) -> None:
 
 
 def _check_type_parameters(module: Module, report: Report) -> None:
-    """Bounds of type parameters and values of type aliases (Python 3.12) are code that runs when asked for."""
+    """Reports type parameters and type aliases (Python 3.12): their bounds and values are code that runs on access."""
     for node in ast.walk(module.tree):
         if getattr(node, "type_params", ()) or type(node).__name__ == "TypeAlias":
             report("definition", node, "type parameters and type aliases have no use here; leave them out")
@@ -160,16 +160,17 @@ def _uses(function: FunctionNode, names: Set[str]) -> bool:
 
 
 class HostRules(ScopedVisitor):
-    """Names, attributes, calls and statements of everything but kernel bodies."""
+    """Checks names, attributes, calls and statements of everything but kernel bodies."""
 
     def __init__(self, module: Module, report: Report, *, allow_delegation: bool) -> None:
         super().__init__(module, report)
         self.allow_delegation = allow_delegation
         self.records = Records(module)
-        self.depth = 0  # of nested functions
-        self.used = True  # whether the entry, or the import, can reach the code being visited
+        self.depth = 0  # of nested functions.
+        self.used = True  # Whether the entry, or the import, can reach the code being visited.
 
     def check(self) -> None:
+        """Reports every broken rule of the module."""
         for statement in self.module.tree.body:
             if is_import(statement, self.module):
                 continue
@@ -189,7 +190,7 @@ class HostRules(ScopedVisitor):
         for decorator in node.decorator_list:
             self._check_decorator(node, decorator, kernel)
         if kernel:
-            return  # its body is checked by rules_kernel
+            return  # `rules/kernel.py` checks its body.
         before = self.used, self.depth
         if self.depth == 0 and self.module.functions.get(node.name) is node:
             self.used = node.name in self.module.reachable
@@ -224,7 +225,7 @@ class HostRules(ScopedVisitor):
             text = ast.unparse(node).partition("(")[0]
             self.report("decorator", node, f"`@{text}` on `{function.name}` is not allowed; expected one of {allowed}")
         made = call.func if call else node
-        if not self._whole_path(made):  # a decorator that an expression makes
+        if not self._whole_path(made):  # An expression makes the decorator.
             arguments.append(made)
         for argument in arguments:
             self.visit(argument)
@@ -263,12 +264,12 @@ class HostRules(ScopedVisitor):
         self.generic_visit(node)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
-        for name in node.kwd_attrs:  # reads attributes without an expression that says so
+        for name in node.kwd_attrs:  # The pattern reads attributes without an attribute expression.
             self.report("attribute", node, f"a pattern on the attribute `{name}`; compare `.{name}` instead")
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if not (isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):  # not a docstring
+        if not (isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):  # Not a docstring.
             self.visit(node.value)
 
     # --- names and attributes
@@ -301,13 +302,13 @@ class HostRules(ScopedVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not isinstance(node.ctx, ast.Load):
             self.visit(node.value)
-            return  # setting attributes is refused by rules_state
+            return  # `rules/state.py` refuses to set attributes.
         path = self.module.path(node, self.local)
         whole = self._whole_path(node)
         if path is not None:
             self._check_path(node, path)
         elif whole and (rule := refused_rule(whole)):
-            # Each by its whole path, so that a seed which may use one of them lets no other pass.
+            # Reported by its whole path, so that a seed which may use one of them lets no other pass.
             self.report(rule, node, f"`{whole}` is not available to host code; {_ADVICE[rule]}")
         else:
             self._check_value_attribute(node)
@@ -382,15 +383,17 @@ class HostRules(ScopedVisitor):
 
 
 def _names_only(text: str) -> bool:
-    """Whether a format text asks for its arguments as they are: `{0.name}` and `{0[name]}` read what is in them."""
+    """Whether a format text uses its arguments as they are: `{0.name}` and `{0[name]}` read what is in them."""
     try:
         fields = list(Formatter().parse(text))
-        inner = [field for _, _, spec, _ in fields for field in Formatter().parse(spec or "")]  # no deeper, for Python
-    except ValueError:  # it would raise where it runs, too
+        # Python allows one level of fields in fields.
+        inner = [field for _, _, spec, _ in fields for field in Formatter().parse(spec or "")]
+    except ValueError:  # It would raise at run time, too.
         return False
     return all(not {".", "["} & set(name or "") for _, name, _, _ in (*fields, *inner))
 
 
 def check_host(module: Module, report: Report, *, allow_delegation: bool) -> None:
+    """Reports every broken rule of the host code.  allow_delegation: torch operators that compute are allowed."""
     check_structure(module, report)
     HostRules(module, report, allow_delegation=allow_delegation).check()

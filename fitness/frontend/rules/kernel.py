@@ -1,4 +1,4 @@
-"""Rules on kernel bodies: Triton compiles them, and its interpreter executes them as Python."""
+"""Checks kernel bodies: Triton compiles them, and its interpreter executes them as Python."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _FORBIDDEN = (
 
 
 class KernelRules(ScopedVisitor):
+    """Checks names, attributes and statements of one kernel's body."""
+
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, _FORBIDDEN):
             self.report(
                 "kernel", node, f"`{type(node).__name__.lower()}` has no place in a kernel; use plain statements"
             )
-        super().visit(node)  # a lenient task may inherit that finding, but not what is inside
+        super().visit(node)  # A lenient task may inherit that finding, but not those inside.
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str) and _DUNDER.search(node.value):
@@ -66,7 +68,7 @@ class KernelRules(ScopedVisitor):
             self.report("frame", node, f"`.{node.attr}` reaches into the interpreter; no frames or code objects")
         elif node.attr.startswith("_"):
             self.report("dunder", node, f"`.{node.attr}` is private; use public attributes")
-        elif node.attr not in KERNEL_ATTRIBUTES:  # nor are there records: a kernel gets them as plain tuples
+        elif node.attr not in KERNEL_ATTRIBUTES:  # Fields of records are refused too: kernels get plain tuples.
             self.report("kernel", node, f"`.{node.attr}` is no attribute of tensors in a kernel; use triton.language")
         self.visit(node.value)
 
@@ -82,5 +84,6 @@ class KernelRules(ScopedVisitor):
 
 
 def check_kernels(module: Module, report: Report) -> None:
+    """Reports every broken rule of all kernel bodies."""
     for kernel in module.kernels.values():
         KernelRules(module, report).visit_body(kernel)

@@ -1,4 +1,4 @@
-"""A candidate's source as the rules see it: what its top level defines, and what a name means where it stands."""
+"""Reads a candidate's source for the rules: what its top level defines, and what each name means at its place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fitness.frontend.rules.names import MODULES
 
-Report = Callable[[str, ast.AST, str], None]  # (rule, where, message)
+Report = Callable[[str, ast.AST, str], None]  # (rule, node, message).
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -19,17 +19,17 @@ class Module:
 
     tree: ast.Module
     entry: str
-    imports: dict[str, str] = field(default_factory=dict)  # name -> dotted path
+    imports: dict[str, str] = field(default_factory=dict)  # name -> dotted path.
     kernels: dict[str, ast.FunctionDef] = field(default_factory=dict)
     functions: dict[str, FunctionNode] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     constants: dict[str, list[ast.expr]] = field(default_factory=dict)
-    fields: set[str] = field(default_factory=set)  # fields of the classes
-    bound: list[tuple[str, ast.stmt]] = field(default_factory=list)  # every binding, in order
+    fields: set[str] = field(default_factory=set)  # fields of the classes.
+    bound: list[tuple[str, ast.stmt]] = field(default_factory=list)  # every binding, in order.
     reachable: frozenset[str] = frozenset()
 
     def path(self, node: ast.AST, local: Container[str] = frozenset()) -> str | None:
-        """The dotted path of `node` where it denotes an importable module or a name in one, e.g. "torch.float32"."""
+        """The dotted path of `node`, e.g. "torch.float32"; None unless it is an importable module or a name in one."""
         match node:
             case ast.Name(id=name) if name not in local:
                 return self.imports.get(name)
@@ -39,20 +39,22 @@ class Module:
         return None
 
     def defines(self, name: str) -> bool:
+        """Whether the top level defines that name."""
         return any(name in table for table in (self.kernels, self.functions, self.classes, self.constants))
 
     def constants_with(self, test: Callable[[ast.expr], bool]) -> frozenset[str]:
-        """Names of constants one of whose values passes; a value that many names share is looked at once."""
+        """Names of constants one of whose values passes; a value that many names share is tested once."""
         values = {id(value): value for bound in self.constants.values() for value in bound}
         passed = {key for key, value in values.items() if test(value)}
         return frozenset(name for name, bound in self.constants.items() if any(id(v) in passed for v in bound))
 
 
 def read_module(tree: ast.Module, entry: str) -> Module:
+    """The Module of a syntax tree.  entry: the host function that the task calls."""
     module = Module(tree, entry)
     for statement in tree.body:
         _bind(module, statement)
-    for node in ast.walk(tree):  # refused where they are, but a lenient task may inherit that: then their uses count
+    for node in ast.walk(tree):  # Other imports are refused.  A lenient task may inherit that, so they are read too.
         for name, path in _imported(node):
             module.imports.setdefault(name, path)
     module.reachable = _reachable(module)
@@ -60,7 +62,7 @@ def read_module(tree: ast.Module, entry: str) -> Module:
 
 
 def is_main_guard(node: ast.stmt) -> bool:
-    """`if __name__ == "__main__":` without an else: never run by the evaluator."""
+    """Whether the statement is `if __name__ == "__main__":` without an else, which the evaluator never runs."""
     match node:
         case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]), orelse=[]):
             return True
@@ -68,9 +70,10 @@ def is_main_guard(node: ast.stmt) -> bool:
 
 
 def is_import_fallback(node: ast.stmt) -> bool:
-    """`try: from triton.language.extra import libdevice`, and on ImportError the same from where it used to be.
+    """Whether the statement imports names of the language and, on ImportError, the same names from their old module.
 
-    The other rules skip such a statement, so nothing in it may do more than bind the names that its body says.
+    For example `try: from triton.language.extra import libdevice`.  The other rules skip such a statement, so nothing
+    in it may do more than bind these names.
     """
     if not isinstance(node, ast.Try) or node.orelse or node.finalbody:
         return False
@@ -79,14 +82,14 @@ def is_import_fallback(node: ast.stmt) -> bool:
 
 
 def _on_import_error(handler: ast.ExceptHandler) -> bool:
-    """Whether the handler names errors of imports: a type is evaluated, so no other expression will do."""
+    """Whether the handler names import errors only.  Its type is evaluated, so no other expression is allowed."""
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else filter(None, [handler.type])
     errors = ("ImportError", "ModuleNotFoundError")
     return handler.name is None and all(isinstance(t, ast.Name) and t.id in errors for t in types)
 
 
 def _language_names(body: list[ast.stmt]) -> set[str] | None:
-    """What a body of imports from the kernel language binds, None for other bodies."""
+    """The names that a body of imports from the kernel language binds; None for other bodies."""
     names: set[str] = set()
     for node in body:
         if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith("triton.language.") or node.level:
@@ -96,7 +99,7 @@ def _language_names(body: list[ast.stmt]) -> set[str] | None:
 
 
 def is_module_alias(node: ast.stmt, module: Module) -> bool:
-    """`tl = triton.language`: an import by other means."""
+    """Whether the statement is like `tl = triton.language`: an assignment that imports."""
     match node:
         case ast.Assign(targets=[ast.Name()], value=value):
             return module.path(value) in MODULES
@@ -104,6 +107,7 @@ def is_module_alias(node: ast.stmt, module: Module) -> bool:
 
 
 def is_import(node: ast.stmt, module: Module) -> bool:
+    """Whether the statement only imports, in any of the allowed forms."""
     return isinstance(node, (ast.Import, ast.ImportFrom)) or is_import_fallback(node) or is_module_alias(node, module)
 
 
@@ -164,6 +168,7 @@ def is_kernel(node: FunctionNode, module: Module) -> bool:
 
 
 def mentions(node: ast.AST) -> set[str]:
+    """All names in an expression or statement."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
@@ -189,6 +194,7 @@ def _reachable(module: Module) -> frozenset[str]:
 
 
 def parameters(args: ast.arguments) -> list[ast.arg]:
+    """All parameters of a function, `*args` and `**kwargs` too."""
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     return [a for a in every if a is not None]
 
@@ -225,7 +231,7 @@ class ScopedVisitor(ast.NodeVisitor):
         self.local: frozenset[str] = frozenset()
 
     def inside(self, names: frozenset[str], nodes: list[ast.AST]) -> None:
-        """Visit `nodes` where `names` are bound too."""
+        """Visits `nodes` with `names` bound too."""
         before, self.local = self.local, self.local | names
         for node in nodes:
             self.visit(node)
@@ -242,7 +248,7 @@ class ScopedVisitor(ast.NodeVisitor):
         self.inside(names, list(node.body))
 
     def visit_signature(self, args: ast.arguments) -> None:
-        """Defaults and annotations, which are evaluated outside the function."""
+        """Visits defaults and annotations, which are evaluated outside the function."""
         annotations = (a.annotation for a in parameters(args))
         for part in (*args.defaults, *args.kw_defaults, *annotations):
             if part is not None:

@@ -1,7 +1,7 @@
-"""What a candidate may name: the rules, and the tables they read.
+"""Lists the rules, and the names that a candidate may use.
 
-The tables are allow-lists: a name that is on none of them is refused, so a new release of torch or Triton cannot open a
-hole by adding a function.  Names were taken from torch 2.11 to 2.13 and Triton 3.6 to 3.8.
+The tables are allow-lists: a name in none of them is refused.  So a new release of torch or Triton cannot open a hole
+by adding a function.  The names are those of torch 2.11 to 2.13 and Triton 3.6 to 3.8.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ RULES: dict[str, str] = {
 
 
 def words(text: str) -> frozenset[str]:
+    """The words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -191,15 +192,16 @@ TENSOR_VIEWS = words("""
 """)
 TENSOR_VIEW_LISTS = words("chunk split tensor_split unbind")
 
-# Tensor methods and attributes that tell something about a tensor.  item and tolist need values that the recorder does
-# not have: it answers with the verdict "unsupported", which says more than a rule could.
+# Tensor methods and attributes that describe a tensor.  item and tolist need values that the recorder does not have: it
+# answers with the verdict "unsupported", which says more than a rule could.
 TENSOR_FACTS = words("""
     shape dtype device ndim stride size numel nelement dim ndimension element_size is_contiguous is_cuda is_cpu
     requires_grad itemsize nbytes storage_offset is_floating_point is_complex is_signed get_device layout is_sparse
     is_same_size item tolist type
 """)
 
-# Other things host code asks: devices, dtypes, device properties, configurations, containers, numbers and text.
+# Other attributes that host code reads: of devices, dtypes, device properties, configurations, containers, numbers and
+# text.
 OTHER_ATTRIBUTES = words("""
     type index itemsize is_floating_point is_complex is_signed max min eps tiny smallest_normal bits resolution
     multi_processor_count major minor name total_memory warp_size shared_memory_per_block shared_memory_per_block_optin
@@ -232,12 +234,12 @@ KERNEL_BUILTINS = words("range min max abs int float bool len tuple slice sum")
 
 # --- launches --------------------------------------------------------------------------------------------------------
 
-# Compiler options that bring in code the gate has not read, or change what the numbers of a build mean.
+# Compiler options that add code which the gate has not read, or change what the numbers of a build mean.
 CODE_OPTIONS = words("extern_libs ir_override ptx_options backend_name instrumentation_mode")
 HOOKS = words("pre_hook post_hook do_bench")
 JIT_OPTIONS = words("do_not_specialize do_not_specialize_on_alignment debug noinline version")
 
-# What kernels ask of values: methods of tl.tensor, dtypes, tensor descriptors, constexpr, tuples.
+# Attributes that kernels may use: of tl.tensor, dtypes, tensor descriptors, constexpr, tuples.
 KERNEL_ATTRIBUTES = words("""
     T abs advance argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or
     atomic_xchg atomic_xor broadcast_to cast cdiv ceil cos cumprod cumsum erf exp exp2 expand_dims flip floor gather
@@ -251,13 +253,14 @@ KERNEL_ATTRIBUTES = words("""
 
 
 def is_private(name: str) -> bool:
+    """Whether the name begins with an underscore."""
     return name.startswith("_")
 
 
 def refused_rule(path: str) -> str | None:
-    """The rule that a chain of names from an import, such as `os.path.join`, breaks whatever the task.
+    """The rule that a chain of names from an import, such as `os.path.join`, breaks in every task; None if it may pass.
 
-    It is that of the first name which is no module of MODULES; what follows a name that may be used is a value's.
+    The first name in the chain that is not in MODULES decides.  If it may be used, the rest are attributes of a value.
     """
     end = -1
     while (end := path.find(".", end + 1)) >= 0 and path[:end] in MODULES:
@@ -267,9 +270,9 @@ def refused_rule(path: str) -> str | None:
 
 
 def leaf_rule(path: str) -> str | None:
-    """The rule that the use of `path` (a name in one of MODULES) breaks, None where it is allowed.
+    """The rule that a use of `path` (a name in one of MODULES) breaks; None if it is allowed.
 
-    "delegate" is left to the caller: it depends on the task and on whether the entry reaches the use.
+    The caller decides whether "delegate" is refused: it depends on the task and on whether the entry reaches the use.
     """
     module, _, name = path.rpartition(".")
     if path in _TORCH_MODULES:

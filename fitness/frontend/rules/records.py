@@ -1,9 +1,10 @@
-"""Which values are surely instances of the candidate's own records, or those classes themselves.
+"""Finds the values that are surely instances of the candidate's own records, or those classes themselves.
 
-A field of a record has the name that the candidate chose.  `kernel.signature` is an attribute of Triton's, whatever a
-record calls its fields, so such a name may be asked of the candidate's own records only.  What a name stands for is
-followed through the whole source, without regard to the order of statements: every value that it is ever bound to has
-to be such a record.  Anything that is not certain counts as somebody else's.
+The candidate chooses the names of a record's fields.  `kernel.signature` is an attribute of Triton's even if a record
+has a field `signature`.  So such an attribute is allowed on the candidate's own records only.
+
+What a name stands for is followed through the whole source, whatever the order of statements: every value that it is
+ever bound to has to be such a record.  Anything uncertain does not count as one.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from typing import Literal
 
 from fitness.frontend.rules.module import FunctionNode, Module, parameters
 
-ROUNDS = 16  # through all names, each of which may depend on one that a later round refuses
-MOST_ARGUMENTS = 10_000  # of all calls of a function: with more, its parameters may be anything
+ROUNDS = 16  # over all names; a name may depend on another one that a later round refuses.
+MOST_ARGUMENTS = 10_000  # of all calls of a function: with more, its parameters count as unknown.
 
 # A value is a record ("own"), or a container that holds nothing else ("holder").
 Kind = Literal["own", "holder"]
-_READERS = ("get", "values")  # methods of containers that hand out what is inside
+_READERS = ("get", "values")  # methods of containers that return their elements.
 _Function = FunctionNode | ast.Lambda
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 @dataclass(eq=False)
 class _Name:
-    """A name in its scope.  `own` and `holder` say what it still may be: each round can only take that away."""
+    """A name in its scope.  `own` and `holder` say what it may still be; a round can only set them to False."""
 
-    values: list[tuple[ast.expr | None, Kind | None, _Scope]] = field(default_factory=list)  # what it is bound to
+    values: list[tuple[ast.expr | None, Kind | None, _Scope]] = field(default_factory=list)  # It is bound to these.
     class_: ast.ClassDef | None = None
     function: FunctionNode | None = None
     bindings: int = 0
     loads: int = 0
-    reads: int = 0  # of these, those that take an element out, or look at all
-    calls: list[tuple[ast.Call, _Scope]] = field(default_factory=list)  # of these, those that call it
+    reads: int = 0  # Loads that read an element, or all of them.
+    calls: list[tuple[ast.Call, _Scope]] = field(default_factory=list)  # Loads that call it.
     own: bool = True
     holder: bool = True
-    returns: bool = True  # whether what it returns is a record, for a function
+    returns: bool = True  # For a function: whether it returns a record.
 
     @property
     def is_class(self) -> bool:
@@ -60,14 +61,14 @@ class _Scope:
 
 
 class Records:
-    """The records of a module.  The source is followed when the first question is asked."""
+    """The records of a module.  The first call of `owns` follows the source."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._owned: set[int] | None = None
 
     def owns(self, node: ast.Attribute) -> bool:
-        """Whether `node`, of the module's tree, asks a record of the candidate, or the class of one."""
+        """Whether `node`, of the module's tree, is an attribute of a record of the candidate's, or of its class."""
         if self._owned is None:
             self._owned = _followed(self._module)
         return id(node) in self._owned
@@ -79,7 +80,7 @@ def _followed(module: Module) -> set[int]:
     reader.read()
     follower = _Follower(module, reader)
     follower.follow()
-    return {id(node) for node, scope in reader.asked if follower.is_kind(node.value, "own", scope)}
+    return {id(node) for node, scope in reader.fields if follower.is_kind(node.value, "own", scope)}
 
 
 class _Reader:
@@ -87,19 +88,19 @@ class _Reader:
 
     def __init__(self, module: Module) -> None:
         self.module, self.top = module, _Scope(None)
-        self.asked: list[tuple[ast.Attribute, _Scope]] = []
-        self.scopes: dict[int, _Scope] = {}  # of functions and comprehensions, by their id
+        self.fields: list[tuple[ast.Attribute, _Scope]] = []  # Attributes that have the name of a field.
+        self.scopes: dict[int, _Scope] = {}  # of functions and comprehensions, by their id.
         self.all_scopes = [self.top]
-        self.returned: dict[int, list[tuple[ast.expr | None, _Scope]]] = {}  # by the id of the function
+        self.returned: dict[int, list[tuple[ast.expr | None, _Scope]]] = {}  # by the id of the function.
         self._loaded: list[tuple[ast.Name, _Scope]] = []
-        self._reads: set[int] = set()  # ids of names that are read in a harmless way
-        self._measured: list[tuple[ast.expr, _Scope]] = []  # what `len` is asked about
-        self._calls: dict[int, ast.Call] = {}  # by the id of the name that is called
+        self._reads: set[int] = set()  # ids of names that are read in a harmless way.
+        self._measured: list[tuple[ast.expr, _Scope]] = []  # arguments of `len`.
+        self._calls: dict[int, ast.Call] = {}  # by the id of the name that is called.
 
     def read(self) -> None:
         for statement in self.module.tree.body:
             self._visit(statement, self.top, None)
-        # Of a container, Python's own `len` keeps nothing.
+        # Python's own `len` only reads a container.
         self._reads |= {id(argument) for argument, scope in self._measured if scope.find("len") is None}
         for node, scope in self._loaded:
             if (name := scope.find(node.id)) is not None:
@@ -109,7 +110,7 @@ class _Reader:
                     name.calls.append((self._calls[id(node)], scope))
 
     def _bind(self, name: str, scope: _Scope, value: ast.expr | None = None, kind: Kind | None = None) -> _Name:
-        """One more value of `name`: `value` itself (kind "own") or an element of it ("holder"); None: not known."""
+        """Adds a value to `name`: `value` itself (kind "own") or an element of it ("holder"); None: unknown."""
         found = scope.names[name]
         found.bindings += 1
         found.values.append((value, kind, scope))
@@ -131,7 +132,7 @@ class _Reader:
                 self._bind(node.id, scope)
 
     def _each(self, target: ast.expr, iterable: ast.expr, scope: _Scope, outside: _Scope) -> None:
-        """`for target in iterable`."""
+        """Binds the target of `for target in iterable`."""
         if isinstance(target, ast.Name):
             found = self._bind(target.id, scope)
             found.values[-1] = (iterable, "holder", outside)
@@ -146,14 +147,14 @@ class _Reader:
             case ast.Name(ctx=ast.Load()):
                 self._loaded.append((node, scope))
             case ast.Attribute(ctx=ast.Load()) if node.attr in self.module.fields:
-                self.asked.append((node, scope))
+                self.fields.append((node, scope))
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     self._assign(target, value, scope)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._assign(target, value, scope)
             case ast.NamedExpr(target=target):
-                self._everywhere(target.id, scope)  # bound outside of the comprehension that it may stand in
+                self._everywhere(target.id, scope)  # A comprehension around it does not contain the binding.
             case ast.AugAssign(target=target):
                 self._unknown(target, scope)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
@@ -201,7 +202,7 @@ class _Reader:
         return self.all_scopes[-1]
 
     def _everywhere(self, name: str, scope: _Scope | None) -> None:
-        """Unknown in this scope and all around it."""
+        """Makes a name unknown in this scope and in all scopes around it."""
         while scope is not None:
             self._bind(name, scope)
             scope = scope.outer
@@ -210,7 +211,7 @@ class _Reader:
         inner = self.scopes[id(node)] = self._open(scope)
         self.returned[id(node)] = []
         for parameter in parameters(node.args):
-            inner.names[parameter.arg].bindings += 1  # its values are those of the calls
+            inner.names[parameter.arg].bindings += 1  # Its values come from the calls.
         outside: list[ast.AST | None] = [*node.args.defaults, *node.args.kw_defaults]
         outside += [parameter.annotation for parameter in parameters(node.args)]
         if isinstance(node, ast.Lambda):
@@ -239,32 +240,32 @@ class _Reader:
 
 
 class _Follower:
-    """Takes away from names what they cannot be, until nothing changes."""
+    """Rules out what names cannot be, until nothing changes."""
 
     def __init__(self, module: Module, reader: _Reader) -> None:
         self._module, self._reader = module, reader
         self._names = [name for scope in reader.all_scopes for name in scope.names.values()]
-        self._known: dict[tuple[int, Kind], bool] = {}  # of expressions, in this round
+        self._decided: dict[tuple[int, Kind], bool] = {}  # by expression, in this round.
 
     def follow(self) -> None:
         self._enter_parameters()
         for name in self._names:
             if name.is_class:
                 name.holder = False
-            else:  # a container that is handed on may be given something else
+            else:  # Code that gets a container may put something else into it.
                 name.holder = name.loads == name.reads
         for _ in range(ROUNDS):
-            self._known.clear()
+            self._decided.clear()
             changed = [self._narrow(name) for name in self._names]
             if not any(changed):
                 break
         else:
             for name in self._names:
                 name.own, name.holder, name.returns = name.is_class, False, False
-        self._known.clear()
+        self._decided.clear()
 
     def _narrow(self, name: _Name) -> bool:
-        """Whether something was taken away."""
+        """Rules out what the name cannot be; returns whether anything changed."""
         before = name.own, name.holder, name.returns
         if not name.is_class:
             name.own = name.own and self._all(name, "own")
@@ -273,11 +274,11 @@ class _Follower:
         return before != (name.own, name.holder, name.returns)
 
     def _all(self, name: _Name, kind: Kind) -> bool:
-        """Whether all that it is bound to is of that kind; a parameter of what is never called is anything."""
+        """Whether every value of the name is of that kind; a parameter of a function without calls may be anything."""
         return all(
             value is not None
             and bound is not None
-            and (bound == "own" or kind == "own")  # elements of elements are not followed
+            and (bound == "own" or kind == "own")  # Elements of elements are not followed.
             and self.is_kind(value, "holder" if bound == "holder" else kind, scope)
             for value, bound, scope in name.values
         )
@@ -305,16 +306,16 @@ class _Follower:
                     inner.names[parameter.arg].values.append((None, None, inner))
 
     def _is_called_only(self, name: _Name, function: FunctionNode) -> bool:
-        """Whether all calls of the function are to be seen."""
+        """Whether the source shows all calls of the function."""
         many = len(name.calls) * len(parameters(function.args)) > MOST_ARGUMENTS
         hidden = name.bindings > 1 or name.loads > len(name.calls) or function.name == self._module.entry
         return not many and not hidden
 
     def is_kind(self, node: ast.expr, kind: Kind, scope: _Scope) -> bool:
         key = id(node), kind
-        if key not in self._known:
-            self._known[key] = self._own(node, scope) if kind == "own" else self._holds(node, scope)
-        return self._known[key]
+        if key not in self._decided:
+            self._decided[key] = self._own(node, scope) if kind == "own" else self._holds(node, scope)
+        return self._decided[key]
 
     def _own(self, node: ast.expr, scope: _Scope) -> bool:
         match node:
@@ -355,13 +356,13 @@ class _Follower:
 
 
 def _are_pairs(targets: list[ast.expr], values: list[ast.expr]) -> bool:
-    """Whether each target gets the value at its place."""
+    """Whether each target gets the value at its own position."""
     starred = any(isinstance(part, ast.Starred) for part in (*targets, *values))
     return len(targets) == len(values) and not starred
 
 
 def _enter(function: FunctionNode, call: ast.Call, scope: _Scope, inner: _Scope) -> None:
-    """Gives the parameters of `function` the values of a call in `scope`; `inner`: the function's own scope."""
+    """Gives the parameters of `function` the values of a call in `scope`.  inner: the function's own scope."""
     args, outside = function.args, inner.outer or inner
     plain = [*args.posonlyargs, *args.args]
     starred = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
@@ -374,6 +375,6 @@ def _enter(function: FunctionNode, call: ast.Call, scope: _Scope, inner: _Scope)
     given |= {parameter.arg: (value, scope) for parameter, value in zip(plain, call.args, strict=False)}
     given |= {k.arg: (k.value, scope) for k in call.keywords if k.arg is not None}
     for parameter in parameters(args):
-        known = not starred and parameter.arg in given and parameter not in (args.vararg, args.kwarg)
-        value, place = given[parameter.arg] if known else (None, scope)
-        inner.names[parameter.arg].values.append((value, "own" if known else None, place))
+        certain = not starred and parameter.arg in given and parameter not in (args.vararg, args.kwarg)
+        value, place = given[parameter.arg] if certain else (None, scope)
+        inner.names[parameter.arg].values.append((value, "own" if certain else None, place))

@@ -1,4 +1,7 @@
-"""What outlives a call, and who leads to it: globals that can be written, local names for them, functions that lend."""
+"""Finds what outlives a call and how code reaches it.
+
+That are globals that can be written, local names for them, and functions that return them ("lenders").
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ MUTATORS = words("""
     append extend insert pop popitem remove clear sort reverse update setdefault add discard appendleft move_to_end
 """)
 MAKERS = words("list dict set")
-_REACHES_INSIDE = words("get items values setdefault pop")  # methods that hand out what a container holds
+_REACHES_INSIDE = words("get items values setdefault pop")  # methods that return elements of a container.
 _CACHES = ("functools.lru_cache", "functools.cache")
 
 Function = FunctionNode | ast.Lambda
-Source = ast.Name | ast.Call  # where a value comes from: a name, or a call of a function that lends
+Source = ast.Name | ast.Call  # the origin of a value: a name, or a call of a lender.
 
 
 def sources(node: ast.AST, lenders: Container[str] = ()) -> Iterator[Source]:
-    """What an access such as `CACHE[k].items()` starts from."""
+    """The origins of an access such as `CACHE[k].items()`: here the name `CACHE`."""
     match node:
         case ast.Name():
             yield node
@@ -37,7 +40,7 @@ def sources(node: ast.AST, lenders: Container[str] = ()) -> Iterator[Source]:
 
 
 def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
-    """What `a or b`, `a if x else b` and `(n := a)` may be."""
+    """The possible values of `a or b`, `a if x else b` and `(n := a)`."""
     match node:
         case ast.NamedExpr(value=value):
             yield from _alternatives(value)
@@ -53,15 +56,15 @@ def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
 
 @dataclass(frozen=True)
 class Aliases:
-    """Local names of a function."""
+    """Local names of a function that stand for containers."""
 
-    names: frozenset[str] = frozenset()  # for a global container or something inside one
-    whole: frozenset[str] = frozenset()  # of these, those for what is surely a list, dict or set
-    lists: frozenset[str] = frozenset()  # for new lists and the like
+    names: frozenset[str] = frozenset()  # for a global container or something inside one.
+    whole: frozenset[str] = frozenset()  # those among `names` that are surely a list, dict or set.
+    lists: frozenset[str] = frozenset()  # for new lists, dicts and sets.
 
 
 class Sharing:
-    """What the functions of a module share."""
+    """The containers that the functions of a module share, and the functions that write to them or return them."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -69,17 +72,18 @@ class Sharing:
         self._displays = _constants(module, _is_display)
         functions = list(_named_functions(module))
         self.writers = frozenset(name for name, function, nodes in functions if _writes_parameters(function, nodes))
-        # What a cache hands out it hands out again.
+        # A cached function returns the same object again.
         self.lenders = frozenset(name for name, function, _ in functions if self.is_cached(function))
-        for _ in range(2):  # a lender that calls a lender is seen in the second round
+        for _ in range(2):  # The second round finds lenders that call lenders.
             self.lenders |= {name for name, function, nodes in functions if self._lends(function, nodes)}
 
     def is_cached(self, function: Function) -> bool:
+        """Whether a decorator of functools caches the function's results."""
         decorators = [] if isinstance(function, ast.Lambda) else function.decorator_list
         return any(self.module.path(d.func if isinstance(d, ast.Call) else d) in _CACHES for d in decorators)
 
     def _lends(self, function: Function, nodes: list[ast.AST]) -> bool:
-        """Whether what the function returns is in a container that outlives it."""
+        """Whether the function returns something that is in a container that outlives the call."""
         own, aliases = _own_names(function), self._aliases(function, nodes).names
         return any(
             isinstance(source, ast.Call) or source.id in aliases or source.id in self.containers - own
@@ -89,6 +93,7 @@ class Sharing:
         )
 
     def aliases(self, function: FunctionNode) -> Aliases:
+        """The aliases of a function, with those of the functions in it."""
         return self._aliases(function, ast.walk(function))
 
     def _aliases(self, function: Function, nodes: Iterable[ast.AST]) -> Aliases:
@@ -97,7 +102,7 @@ class Sharing:
         names: set[str] = set()
         whole: set[str] = set()
         lists: set[str] = set()
-        for _ in range(2):  # an alias of an alias is seen in the second round
+        for _ in range(2):  # The second round finds aliases of aliases.
             for bound, value in bindings:
                 parts = list(_alternatives(value))
                 found = (source for part in parts for source in sources(part, self.lenders))
@@ -111,13 +116,13 @@ class Sharing:
 
 
 def _constants(module: Module, test: Callable[[ast.expr], bool]) -> frozenset[str]:
-    """Constants with a value that passes, and other names for them."""
+    """Names of constants with a value that passes the test, and other names for them."""
     names = module.constants_with(test)
     return names | module.constants_with(lambda value: isinstance(value, ast.Name) and value.id in names)
 
 
 def _named_functions(module: Module) -> Iterator[tuple[str, Function, list[ast.AST]]]:
-    """Functions and lambdas with a name, and what each holds: those at the top level with the functions in them."""
+    """Name, node and inner nodes of each named function or lambda; at the top level with the functions inside."""
     for node in ast.walk(module.tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -149,11 +154,11 @@ def _returned(function: Function) -> list[ast.expr]:
 
 
 def _bindings(nodes: Iterable[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
-    """Names that the nodes bind, with the expression that they, or something in them, are bound to."""
+    """Sets of names that the nodes bind, each with the expression whose value, or a part of it, they are bound to."""
     for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=left)], value=ast.Tuple(elts=right)) if len(left) == len(right):
-                # By parts: a new list that is bound beside a shared one is not shared.
+                # Part by part: a new list in the same assignment as a shared one is not shared.
                 yield from ((_captured([target]), value) for target, value in zip(left, right, strict=True))
             case ast.Assign(targets=targets, value=value):
                 yield _captured(targets), value
@@ -212,7 +217,7 @@ def is_new_container(node: ast.expr, lists: Container[str] = ()) -> bool:
 
 
 def _is_display(node: ast.expr) -> bool:
-    """A list, dict or set as it is written down, or made by the call of its type."""
+    """Whether the expression makes a list, dict or set: as a display, or by a call of its type."""
     match node:
         case ast.Call(func=ast.Name(id=name)):
             return name in MAKERS

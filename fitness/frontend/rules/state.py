@@ -1,4 +1,4 @@
-"""Rules on memory between calls: a host function must do the same whenever it is called."""
+"""Checks that host functions keep nothing between calls: they must do the same in every call."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _CONSUMERS = words("list tuple dict set frozenset sorted sum min max any all")
 
 
 class StateRules(ScopedVisitor):
-    """Writes to anything that outlives a call, under its own name or a local one."""
+    """Reports writes to anything that outlives a call, under its own name or a local one."""
 
     def __init__(self, module: Module, report: Report) -> None:
         super().__init__(module, report)
         self.shared = Sharing(module)
-        self.aliases = Aliases()  # of the function being visited
+        self.aliases = Aliases()  # of the function being visited.
         self.globals = {*module.imports, *(name for name, _ in module.bound)}
 
     def check(self) -> None:
+        """Reports every broken rule of the module."""
         for statement in self.module.tree.body:
             if is_import(statement, self.module):
                 continue
@@ -60,17 +61,20 @@ class StateRules(ScopedVisitor):
         self.aliases = Aliases()
 
     def _outlives(self, node: ast.AST, among: Container[str] | None = None) -> str | None:
-        """The name of the global thing (one of `among`, where given) that a write to `node` changes."""
+        """The name of the global value that a write to `node` changes, or None.
+
+        among: if given, the names of the globals to look for.
+        """
         for source in sources(node, self.shared.lenders):
             if isinstance(source, ast.Call):
                 return f"{ast.unparse(source.func)}(...)"
-            known = source.id in (self.globals if among is None else among)
-            if source.id in self.aliases.names or (known and source.id not in self.local):
+            is_global = source.id in (self.globals if among is None else among)
+            if source.id in self.aliases.names or (is_global and source.id not in self.local):
                 return source.id
         return None
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        match node.target:  # on a number, `+=` makes a new one
+        match node.target:  # On a number, `+=` makes a new one.
             case ast.Name(id=name) if name in self.aliases.names:
                 if name in self.aliases.whole or is_new_container(node.value, self.aliases.lists):
                     self.report("state", node, f"`{name}` outlives the call and is extended; use a local variable")
@@ -115,7 +119,7 @@ class StateRules(ScopedVisitor):
                 self.report("state", node, f"`{kind}.{attr}` changes `{shared}`, which outlives the call; copy it")
         self.generic_visit(node)
 
-    # --- what outlives calls in the first place
+    # --- values that outlive calls
 
     def _check_constant(self, node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> None:
         if node.value is None:
@@ -145,14 +149,14 @@ class StateRules(ScopedVisitor):
             launched = isinstance(part, ast.Name) and part.id in self.module.kernels
             path = (self.module.path(part) or "") if isinstance(part, ast.Attribute) else ""
             made = path.startswith("torch.") and path.removeprefix("torch.") in TORCH_TENSORS
-            asked = isinstance(part, ast.Attribute) and not path and part.attr in TENSOR_VIEWS | {"shape", "stride"}
-            if launched or made or asked:
+            viewed = isinstance(part, ast.Attribute) and not path and part.attr in TENSOR_VIEWS | {"shape", "stride"}
+            if launched or made or viewed:
                 self.report("state", node, f"the cache of `{node.name}` would keep tensors between calls; remove it")
                 return
 
 
 def _lazy(module: Module, node: ast.AST, consumed: bool = False) -> Iterator[ast.AST]:
-    """Iterators in an expression that survive it."""
+    """Iterators in an expression that still exist after its evaluation."""
     match node:
         case ast.Lambda():
             return
@@ -170,4 +174,5 @@ def _lazy(module: Module, node: ast.AST, consumed: bool = False) -> Iterator[ast
 
 
 def check_state(module: Module, report: Report) -> None:
+    """Reports everything in the host code that could keep state between calls."""
     StateRules(module, report).check()

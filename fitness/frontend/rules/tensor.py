@@ -1,7 +1,7 @@
-"""Delegation by operator: `a @ b`, `x * 2`, `x.max()` on values that are surely tensors.
+"""Finds operators that delegate work: `a @ b`, `x * 2`, `x.max()` on values that are surely tensors.
 
-A local data flow follows what is certain (allocated here, annotated, asked for `.stride()`); anything else passes,
-because the recorder counts every delegated ATen operator exactly.  The gate's part is the early answer with a line.
+A local data flow follows what is certain: values allocated here, annotated, or used with `.stride()`.  Anything else
+passes, because the recorder counts every delegated ATen operator exactly.  The gate answers earlier, with a line.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal
 from fitness.frontend.rules.module import FunctionNode, Module, Report, bound_names, parameters
 from fitness.frontend.rules.names import TENSOR_FACTS, TENSOR_VIEW_LISTS, TENSOR_VIEWS, TORCH_TENSORS, words
 
-Kind = Literal["tensor", "other"] | None  # None: not known
-Kinds = ChainMap[str, Kind]  # branches and inner functions write to a layer of their own, so nothing is copied
+Kind = Literal["tensor", "other"] | None  # None: unknown.
+Kinds = ChainMap[str, Kind]  # Branches and inner functions write to a layer of their own, so nothing is copied.
 
-# Only tensors have these, so a parameter that is asked for one is a tensor, and so is what the views return.
+# Only tensors have these attributes, so a parameter used with one is a tensor.
 _EVIDENCE = words(
     "shape stride numel contiguous is_contiguous new_empty new_zeros element_size is_cuda ndim device view"
 )
@@ -37,22 +37,24 @@ class TensorFlow:
         self.module, self.report = module, report
 
     def function(self, node: FunctionNode, outer: Kinds) -> None:
+        """Follows the body of a function.  outer: the kinds of names around it."""
         names = bound_names(node.body)
         kinds: Kinds = outer.new_child(dict.fromkeys(names))
-        asked = _asked_names(node)
+        used_as_tensors = _used_as_tensors(node)
         for parameter in parameters(node.args):
             annotation = parameter.annotation and self.module.path(parameter.annotation)
-            tensor = annotation == "torch.Tensor" or (parameter.arg in asked and parameter.arg not in names)
+            tensor = annotation == "torch.Tensor" or (parameter.arg in used_as_tensors and parameter.arg not in names)
             kinds[parameter.arg] = "tensor" if tensor else None
         self.block(node.body, kinds)
 
     # --- statements
 
     def block(self, body: list[ast.stmt], kinds: Kinds) -> bool:
-        """Follow `body`, updating `kinds`; whether it is left early on every path."""
+        """Follows `body` and updates `kinds`; returns whether every path leaves it early."""
         return any(self.statement(statement, kinds) for statement in body)
 
     def statement(self, node: ast.stmt, kinds: Kinds) -> bool:
+        """Follows a statement and updates `kinds`; returns whether every path leaves the block there."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 self.assign(targets, value, kinds)
@@ -83,7 +85,7 @@ class TensorFlow:
             case ast.Break() | ast.Continue():
                 return True
             case ast.Try() | ast.ClassDef():
-                pass  # refused by other rules
+                pass  # Other rules refuse them.
             case _:
                 self._children(node, kinds)
         return False
@@ -98,7 +100,7 @@ class TensorFlow:
         self.block(node.orelse, kinds)
 
     def _branches(self, kinds: Kinds, *bodies: list[ast.stmt]) -> None:
-        """Follow each body on a layer of its own, and keep what all that go on agree on."""
+        """Follows each body on a layer of its own; keeps the kinds that agree at the end of all that do not leave."""
         ends = []
         for body in bodies:
             after = kinds.new_child()
@@ -109,7 +111,7 @@ class TensorFlow:
             kinds[name] = found.pop() if len(found) == 1 else None
 
     def assign(self, targets: list[ast.expr], value: ast.expr, kinds: Kinds) -> None:
-        """Bind the targets of `a = b, c = value`; the value is followed once, however many there are."""
+        """Binds the targets of `a = b, c = value`; follows the value once for all targets."""
         parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
         each = [self.kind(part, kinds) for part in parts]
         whole = None if parts else self.kind(value, kinds)
@@ -126,7 +128,7 @@ class TensorFlow:
         if isinstance(target, ast.Name):
             kinds[target.id] = kind
         elif isinstance(target, ast.Subscript):
-            self.kind(_as_load(target), kinds)  # out[mask] = ... scatters
+            self.kind(_as_load(target), kinds)  # `out[mask] = ...` scatters.
         else:
             self._forget(target, kinds)
 
@@ -137,7 +139,7 @@ class TensorFlow:
     # --- expressions
 
     def kind(self, node: ast.expr, kinds: Kinds) -> Kind:
-        """What `node` surely is; reports operators on tensors on the way."""
+        """The certain kind of `node`, None if unknown; reports operators on tensors inside it."""
         match node:
             case ast.Constant() | ast.JoinedStr():
                 self._children(node, kinds)
@@ -193,7 +195,7 @@ class TensorFlow:
         return self._of_value(node, self.kind(node.value, kinds))
 
     def _of_value(self, node: ast.Attribute, base: Kind) -> Kind:
-        """The kind of an attribute of what is of kind `base`."""
+        """The kind of an attribute; `base` is the kind of its object."""
         if base != "tensor":
             return None
         if node.attr in ("T", "mT"):
@@ -243,8 +245,8 @@ class TensorFlow:
         self.report("delegate", node, f"{what} computes with torch on the host; {_ADVICE}")
 
 
-def _asked_names(function: FunctionNode) -> set[str]:
-    """Names that the function asks for something that only a tensor has."""
+def _used_as_tensors(function: FunctionNode) -> set[str]:
+    """Names on which the function uses an attribute that only tensors have."""
     return {
         node.value.id
         for node in ast.walk(function)
@@ -260,7 +262,7 @@ def _as_load(target: ast.Name | ast.Attribute | ast.Subscript) -> ast.expr:
 
 
 def check_tensors(module: Module, report: Report) -> None:
-    """Report operators on tensors in the functions that the entry reaches."""
+    """Reports operators on tensors in the functions that the entry reaches."""
     flow = TensorFlow(module, report)
     for name, function in module.functions.items():
         if name in module.reachable:

@@ -1,4 +1,4 @@
-"""A task's case on inputs that the task does not draw."""
+"""Makes a task with a single case, also on inputs that the task does not draw."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from evo.core.records import Case
 from fitness.frontend.memory import laid_out_as
 from fitness.tasks.task import Task
 
-SEED = "idle"  # keys the inputs on which idle kernels are tried
+SEED = "idle"  # keys the inputs on which idle kernels are tried.
 
 
-def asked(task: Task, case: Case, elsewhere: bool) -> Task:
-    """The task with that case alone; elsewhere: on other inputs, with the seed kernel as the reference."""
-    if not elsewhere:
+def single_case(task: Task, case: Case, other: bool) -> Task:
+    """The task with that case alone.
+
+    other: on inputs that the task does not draw, with the seed kernel as the reference.
+    """
+    if not other:
         return replace(task, cases=(case,))
-    inputs = _inputs_elsewhere(task.inputs)
+    inputs = _other_inputs(task.inputs)
     return replace(task, cases=(case,), inputs=inputs, reference=None, tolerance=None, stress=False)
 
 
-def _inputs_elsewhere(inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    def drawn(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-        return tuple(_drawn(value, generator) for value in inputs(case, generator))
+def _other_inputs(inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    def draw(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+        return tuple(_redraw(value, generator) for value in inputs(case, generator))
 
-    return drawn
+    return draw
 
 
-def _drawn(value: Any, generator: torch.Generator) -> Any:
-    """Normal numbers, and all numbers of 8 bits; other whole numbers may be indices or lengths, and stay."""
+def _redraw(value: Any, generator: torch.Generator) -> Any:
+    """A tensor like `value` with other numbers: normal ones, or any of 8 bits.
+
+    Tensors of other integers may hold indices or lengths, so they stay as they are.
+    """
     if not isinstance(value, torch.Tensor) or not value.numel():
         return value
     if value.is_floating_point():
