@@ -85,7 +85,7 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    monkeypatch.setattr(program, "captured", lambda work: SimpleNamespace(program=work))
+    monkeypatch.setattr(program, "captured", lambda work: SimpleNamespace(replay=work))
 
 
 class CpuBench:
