@@ -29,7 +29,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def check_once(runs: Sequence[Path | str]) -> None:
-    """Raises ConfigError where a run is named twice."""
+    """Raises ConfigError if a run is named twice."""
     paths = [Path(run).resolve() for run in runs]
     twice = {str(run) for run, path in zip(runs, paths, strict=True) if paths.count(path) > 1}
     if twice:
@@ -52,7 +52,7 @@ def what_instead(folder: Path) -> str:
 
 
 def owner(folder: Path) -> str:
-    """Whose a folder is that is no run's, e.g. "the folder of a task (task.py)"; "" where nobody's."""
+    """What a folder is that holds no run, e.g. "the folder of a task (task.py)"; "" if it is free."""
     kinds = {"campaign.json": "campaign", "suite.json": "campaign", "task.py": "task"}
     for file, kind in kinds.items():
         if (folder / file).exists():

@@ -44,7 +44,7 @@ class ModelAnswer:
     text: str
     finish: str
     reasoning: str = ""
-    bill: Bill | None = None  # of all attempts; None where it is unknown
+    bill: Bill | None = None  # of all attempts; None if it is unknown
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class CallLog:
             return self._db.execute(statement, values).lastrowid or 0
 
 
-# Dollars add up to NULL where one of them is unknown.
+# Dollars add up to NULL if one of them is unknown.
 _SETTLE = """
     UPDATE llm_calls SET unsettled = unsettled - 1,
         usd = CASE WHEN tokens_in IS NULL THEN ?3 ELSE usd + ?3 END,

@@ -96,7 +96,7 @@ class RunInfo:
 class OperatorCredit:
     """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup.
 
-    `tokens` and `usd` are what its answers cost; None where no model was asked, or nobody counted.
+    `tokens` and `usd` are what its answers cost; None if no model was asked, or if they were not counted.
     """
 
     name: str
@@ -110,7 +110,7 @@ class OperatorCredit:
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What a language model was asked and what it cost.  Tokens and dollars are None where nobody counted them."""
+    """What a language model was asked and what it cost.  Tokens and dollars are None if they were not counted."""
 
     name: str
     calls: int
@@ -136,7 +136,7 @@ class HintCredit:
 
 
 class RunReader:
-    """Reads a run, also while another process writes it.  Raises StoreError where there is none."""
+    """Reads a run, also while another process writes it.  Raises StoreError if there is no run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ class RunReader:
             yield _trial(row, self.folder)
 
     def trial(self, index: int) -> Trial | Proposal:
-        """One trial; its Proposal where it is not finished."""
+        """One trial; its Proposal if it is not finished."""
         row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
         if row is None:
             count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
@@ -202,7 +202,7 @@ class RunReader:
         return line
 
     def screened(self, candidates: Sequence[str]) -> dict[str, float | None]:
-        """Estimated speedups already known, by candidate id; None where the candidate does not compile."""
+        """Estimated speedups already known, by candidate id; None if the candidate does not compile."""
         marks = ",".join("?" * len(candidates))
         return dict(
             self._db.execute(f"SELECT candidate, speedup FROM screens WHERE candidate IN ({marks})", candidates)
@@ -234,13 +234,13 @@ class RunReader:
         return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
 
     def call_of(self, index: int) -> dict[str, Any] | None:
-        """The call whose answer became trial `index`, as a row; None where no model was asked for it."""
+        """The call whose answer became trial `index`, as a row; None if no model was asked for it."""
         found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
         row = found.fetchone()
         return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
 
     def profile(self, candidate: str) -> Profile | None:
-        """What limits a candidate, from the best tier that was stored; None where it was not profiled."""
+        """What limits a candidate, from the best tier that was stored; None if it was not profiled."""
         rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
         best = next((rows[tier] for tier in TIERS if tier in rows), None)
         if best is None:
@@ -305,13 +305,13 @@ class RunReader:
             raise damaged(self.folder / FILE, error) from error
 
     def check_parents(self) -> None:
-        """Raises StoreError where a parent of a trial is missing: for who reads rows and makes no records of them."""
+        """Raises StoreError if a parent of a trial is missing: for readers of rows, who make no records of them."""
         for trial, parent in self._db.execute(_LOST_PARENTS):
             with decoding(self.folder, "proposals", f"trial {trial}"):
                 raise KeyError(f"its parent {parent} is missing")
 
     def _check_rows(self) -> None:
-        """Raises StoreError where a row is not what evo wrote."""
+        """Raises StoreError if a row is not what evo wrote."""
         for _ in self.trials():
             pass
         self.pending()

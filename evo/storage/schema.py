@@ -191,7 +191,7 @@ def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3
 
 @contextmanager
 def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
-    """All of what is written inside, or nothing.  Raises StoreError where the run in `folder` cannot be written."""
+    """All of what is written inside, or nothing.  Raises StoreError if the run in `folder` cannot be written."""
     try:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -233,7 +233,7 @@ UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 @contextmanager
 def decoding(folder: Path, table: str, row: str = "") -> Iterator[None]:
-    """Around making a record of a row.  Raises StoreError where the row of the run in `folder` cannot be evo's own.
+    """Around making a record of a row.  Raises StoreError if the row of the run in `folder` cannot be evo's own.
 
     `row`: which one, e.g. "trial 7".
     """
@@ -262,7 +262,7 @@ def integers_of(text: str) -> tuple[int, ...]:
 
 
 def check_references(db: sqlite3.Connection, folder: Path) -> None:
-    """Raises StoreError where a row lacks the one it is about: a proposal its source, an evaluation its proposal."""
+    """Raises StoreError if a row lacks the one it is about: a proposal its source, an evaluation its proposal."""
     try:
         lost = db.execute("PRAGMA foreign_key_check").fetchone()
     except sqlite3.DatabaseError as error:

@@ -42,7 +42,7 @@ class Store(RunReader):
 
     @classmethod
     def create(cls, folder: Path, info: RunInfo) -> Store:
-        """A new run in `folder`, which is made where it is missing.  A run that exists is never overwritten."""
+        """A new run in `folder`, which is made if it is missing.  A run that exists is never overwritten."""
         check_vacant(folder)  # before the lock is left in it
         _make_folder(folder)
         lock = _take_lock(folder)
@@ -58,7 +58,7 @@ class Store(RunReader):
 
     @classmethod
     def resume(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """The run in `folder`, which goes on.  Refuses where new trials could not be compared with the old ones."""
+        """The run in `folder`, which goes on.  Refuses if new trials could not be compared with the old ones."""
         store = cls.open(folder, task_hash=task_hash, versions=versions)
         store.goes_on(store.info.config, versions)
         return store
@@ -170,7 +170,7 @@ def _meta(info: RunInfo) -> dict[str, str]:
 
 
 def check_vacant(folder: Path) -> None:
-    """Raises StoreError where `folder` holds a run already, or something else that a run would damage."""
+    """Raises StoreError if `folder` holds a run already, or something else that a run would damage."""
     if (folder / FILE).exists():
         raise StoreError(
             f"expected a folder without a run, but {folder} holds one; "
@@ -181,7 +181,7 @@ def check_vacant(folder: Path) -> None:
 
 
 def check_makeable(folder: Path) -> None:
-    """Raises StoreError where `folder` can be neither made nor written; makes nothing.
+    """Raises StoreError if `folder` can be neither made nor written; makes nothing.
 
     A run folder is made when the seed kernel was evaluated, which may take minutes: this is said before.
     """
