@@ -1,10 +1,9 @@
-"""What a plan's launches do on the device, counted on a few sampled programs at the sizes of the target.
+"""Traces what a plan's launches do on the device, from a few sampled programs at the sizes of the target.
 
-A launch of a million programs on gigabytes is described by running some of its programs under Triton's interpreter
-without memory (`fitness/estimate/counters.py`) and extrapolating to the grid.  Floating-point inputs and whatever an
-earlier step computed read as zero; integer inputs have their real values where the caller gives them, because indices
-steer where a kernel reads and writes.  A launch whose addresses or loop bounds are computed by an earlier launch is
-therefore traced as if those were zero.
+A launch may have a million programs on gigabytes.  Triton's interpreter runs some of its programs without memory
+(`fitness/estimate/counters.py`), and the counts are extrapolated to the grid.  Floating-point inputs and results of
+earlier steps read as zero.  Integer inputs have their real values if the caller gives them, because indices decide
+which addresses a kernel uses.  So if an earlier launch computes addresses or loop bounds, they are traced as zero.
 """
 
 from __future__ import annotations
@@ -33,41 +32,52 @@ if TYPE_CHECKING:
     from fitness.estimate.counters import Counter, CountingInterpreter
     from fitness.interpreter.interpreter import Program
 
-# What running a kernel without its values can raise; a kernel that is at fault is found out by verification.
+# Errors of a kernel that runs without its values.  If the kernel itself is wrong, verification finds that.
 _FAILURES = (
     NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError, AssertionError, ValueError,
     IndexError, ArithmeticError,
 )  # fmt: skip
 
-BUFFER_SHIFT = 40  # addresses between buffers: 1 TiB, far more than any buffer has
-ELEMENTS_PER_COST = 8192  # one operation costs 1, plus 1 for this many elements really computed
+BUFFER_SHIFT = 40  # log2 of the distance between buffers: 1 TiB, far more than any buffer has.
+ELEMENTS_PER_COST = 8192  # An operation costs 1, plus 1 for this many elements that are computed.
 
-# Neighbours: two programs for each multiprocessor of a device with 132.  The offsets were drawn so that pairs of them
-# lie in one run, or whole periods apart, as often as all pairs in the window do (for runs and periods of 2 to 64).
+# Programs count as neighbours within this distance: two for each multiprocessor of a device with 132.  The offsets are
+# drawn so that pairs of them represent all pairs in the window, for runs and periods of 2 to 64 programs: as many are
+# in one run, and as many are whole periods apart.
 WINDOW = 264
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
-EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle
-SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
+EVERYONE = 4 * WINDOW  # If some programs are idle, all programs of a grid of at most this size are counted.
+SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # If programs have roles: number of sampled pairs, golden ratio.
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One launch's accesses of one kind to one buffer.  Sizes in bytes.
+    """One launch's accesses of one kind to one buffer.  Sizes are in bytes.
 
-    A footprint is a set of sectors, each counted once however often it is touched.
+    A footprint is a set of sectors of 32 bytes, each counted once however often it is touched.
+
+    kind: "load", "store" or "atomic".
+    requested: bytes requested by all programs in all executions of all accesses.
+    sectors: the same in whole sectors.
+    again: the part of `sectors` that the program's previous access to this buffer requested too.
+    once: sum of the programs' footprints.
+    touched: the same in single bytes, at most the size of the buffer.
+    unrepeated: `touched`, reduced by the share of bytes that programs far from each other store twice.
+    shared: part of a footprint that another one of the next WINDOW programs touches too, 0 to 1, on average.
+    distinct: footprint of the launch.
     """
 
     buffer: int
-    kind: str  # load | store | atomic
-    requested: float  # asked for by all programs, every execution of every access
-    sectors: float  # the same in whole sectors of 32 bytes
-    again: float  # the part of these that the program's access before to this buffer asked for too
-    once: float  # sum of the programs' footprints
-    touched: float  # the same in single bytes, or the size of the buffer where that is less
-    unrepeated: float  # the same if all programs store over each other as those do that are far from each other
-    shared: float  # part of a footprint that another program among the next WINDOW touches too, 0..1, on average
-    distinct: float  # footprint of the launch
+    kind: str
+    requested: float
+    sectors: float
+    again: float
+    once: float
+    touched: float
+    unrepeated: float
+    shared: float
+    distinct: float
 
     def resident(self, programs: float, grid: int) -> float:
         """Footprint of `programs` neighbouring programs of the `grid`."""
@@ -76,10 +86,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """What executing one program of a launch costs the interpreter, and which buffers the launch may write to.
+    """The cost of one program of a launch in the interpreter, and the buffers that the launch may write to.
 
-    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
-    blocks: of the buffers in which all programs store the same block (`fitness.interpreter.stores`)
+    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; a unit takes about 30 microseconds.
+    written: the buffers.
+    blocks: the stored block of each buffer in which all programs store the same one (`fitness.interpreter.stores`).
     """
 
     cost: float
@@ -87,34 +98,36 @@ class LaunchWork:
     blocks: tuple[StoreBlock, ...] = ()
 
     def block(self, buffer: int) -> StoreBlock | None:
+        """The block that programs store in a buffer, None if they do not store alike."""
         return next((block for block in self.blocks if block.buffer == buffer), None)
 
 
 @dataclass(frozen=True)
 class LaunchTrace:
-    """What one launch does, per program (a mean over the samples) unless said otherwise.
+    """The work of one launch: per program, as a mean over the samples, unless stated otherwise.
 
-    ops: (class, elements of the block, executions), classes as in `fitness.estimate.counters`
-    accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions)
-    dots: (m, n, k, dtype of a, dtype of b, precision, executions)
-    reductions: ("reduce" | "scan", elements, results, executions)
-    rounds: (kind, where, waits for loads), as in `fitness.estimate.counters.Counter`
-    traffic: of all programs, by buffer and kind
-    busiest: operations of the busiest sampled program / operations of the mean one
-    truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
-        too small
-    cut_off: a program was cut off, so that all that is counted may be a small part of it
-    met: a branch depended on what an atomic returned, so another program may do what is not seen here
-    roles: programs differ in what they write to, so that totals are as rough as the samples are few
-    astray: a program stores outside of all buffers
-    reads_astray: a program loads outside of all buffers
-    guided: what a program loads depends on what it loaded before
-    doubtful: buffers it was given, if data that is made up here decides what it does: it may write to any of them
-    blocks: as of LaunchWork
+    programs, sampled: number of programs in the grid, and of those that were counted.
+    ops: (class, elements of the block, executions), with the classes of `fitness.estimate.counters`.
+    accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions).
+    dots: (m, n, k, dtype of a, dtype of b, precision, executions).
+    reductions: ("reduce" | "scan", elements, results, executions).
+    rounds: (kind, place, waits for loads), as in `fitness.estimate.counters.Counter`.
+    traffic: that of all programs, by buffer and kind.
+    busiest: operations of the busiest sampled program / operations of the mean one.
+    truncated: the counts are too small.  A program was cut off (a loop may not end on zeros), or a loop branched
+        irregularly.
+    cut_off: a program was cut off, so the counts may be a small part of its work.
+    met: a branch depended on the result of an atomic, so another program may do work that is not seen here.
+    roles: programs write to different buffers, so with few samples totals are rough.
+    astray: a program stores outside of all buffers.
+    reads_astray: a program loads outside of all buffers.
+    guided: the loads of a program depend on what it loaded before.
+    doubtful: if made-up data decides what the launch does, all buffers that it was given: it may write to any of them.
+    blocks: see LaunchWork.
     """
 
     kernel: str
-    programs: int  # in the grid
+    programs: int
     sampled: int
     ops: tuple[tuple[str, int, float], ...]
     accesses: tuple[tuple[str, int, int, int, float], ...]
@@ -135,6 +148,7 @@ class LaunchTrace:
 
     @property
     def work(self) -> LaunchWork:
+        """The cost of one program, and the buffers that the launch may write to."""
         each = [(elements, n) for _, elements, n in self.ops] + [(row[1], row[-1]) for row in self.accesses]
         each += [(row[1], row[-1]) for row in self.reductions]
         each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
@@ -143,6 +157,7 @@ class LaunchTrace:
         return LaunchWork(cost, tuple(sorted(written)), self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_dict` is its inverse."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -156,9 +171,10 @@ class LaunchTrace:
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Traces every configuration of every launch of some plans.
 
-    payload: "source", "constants", "samples" (programs a launch) and "cases", each with "plan" (JSON, at the target's
-    sizes) and "integers" ({argument index: .npy file in `scratch`}).  Returns {"cases": [{"launches": [[LaunchTrace as
-    a dict per configuration] per launch]} per case]}.
+    payload: "source", "constants", "samples" (programs per launch) and "cases".  A case has "plan" (JSON, at the
+    target's sizes) and "integers" ({argument index: .npy file in `scratch`}).
+
+    Returns {"cases": [{"launches": [[LaunchTrace as a dict per configuration] per launch]} per case]}.
     """
     from fitness.estimate.counters import CountingInterpreter
     from fitness.frontend.kernels import load_kernels
@@ -169,7 +185,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         for case in payload["cases"]:
             plan = from_json(case["plan"])
             files = {int(i): scratch / name for i, name in case["integers"].items()}
-            interpreter.know(_known_bytes(plan, files), [b.nbytes for b in plan.buffers])
+            interpreter.use_buffers(_integer_contents(plan, files), [b.nbytes for b in plan.buffers])
             tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter)
             traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
             found.append({"launches": traces})
@@ -177,7 +193,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 class _Tracer:
-    """Traces the launches of a plan; those that differ in compiler options only are traced once."""
+    """Traces the launches of a plan; launches that differ only in compiler options are traced once."""
 
     def __init__(
         self, plan: LaunchPlan, samples: int, kernels: Mapping[str, JITFunction], interpreter: CountingInterpreter
@@ -187,6 +203,7 @@ class _Tracer:
         self._traces: dict[str, LaunchTrace] = {}
 
     def trace(self, launch: Launch, config: Config) -> LaunchTrace:
+        """The trace of a configuration; raises JobError(UNSUPPORTED) if the kernel cannot run without its values."""
         key = json.dumps([launch.kernel, config.grid, config.args], sort_keys=True, default=dataclasses.astuple)
         if key not in self._traces:
             try:
@@ -222,17 +239,13 @@ class _Tracer:
                 seen.update(found)
                 return list(found.values())
 
-            near, far = brief(window(programs)), brief(self._far(config.grid, list(weights)[::2]))
+            near, far = brief(window(programs)), brief(_with_partners(config.grid, list(weights)[::2]))
             brief(corners(config.grid) - set(seen))
         sizes = [b.nbytes for b in self._plan.buffers]
         found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
         given = {ref.buffer for ref in refs_of(dict(config.args))} if any(c.doubtful for c in seen.values()) else ()
         blocks = tuple(_blocks(config.grid, sizes, seen))
         return dataclasses.replace(found, blocks=blocks, doubtful=tuple(sorted(given)))
-
-    def _far(self, grid: Program, numbers: Sequence[int]) -> list[int]:
-        """These programs, and those that a number cut off somewhere would make them the same as."""
-        return sorted({n for number in numbers for n in (number, *partners(grid, number))})
 
     def _count(self, kernel: Any, args: Mapping[str, Any], grid: Program, number: int, brief: bool = False) -> Counter:
         return self._interpreter.count(kernel, args, grid, position(number, grid), brief=brief)
@@ -249,15 +262,15 @@ class _Tracer:
         return argument(value, self._kernels)
 
 
-# --- which programs --------------------------------------------------------------------------------------------------
+# --- choice of programs ----------------------------------------------------------------------------------------------
 
 
 def places(grid: Program, samples: int) -> dict[int, float]:
     """Programs to count (x fastest) and their weights (sum 1): all of a few, Gauss-Lobatto points of a large grid.
 
-    The points lie on the diagonal from the first program to the last and symmetrically; their weights integrate
-    polynomials of each axis exactly, so that work that grows along an axis (as in causal attention) is averaged right.
-    An axis of two programs has no middle: both are taken, for the last one may have less to do.
+    The points are symmetric on the diagonal from the first program to the last.  Their weights integrate polynomials of
+    each axis exactly, so the average is right if work grows along an axis, as in causal attention.  An axis of two
+    programs has no middle: both are taken, because the last one may have less work.
     """
     programs = math.prod(grid)
     if programs <= samples:
@@ -270,7 +283,7 @@ def places(grid: Program, samples: int) -> dict[int, float]:
 
 
 def has_roles(counters: Sequence[Counter]) -> bool:
-    """Whether programs differ in what they write to, so that the few of `places` do not tell how many do what.
+    """Whether programs write to different buffers, so that the few of `places` do not show how many have each role.
 
     Programs that write nothing have no role.
     """
@@ -287,7 +300,7 @@ def _written(counter: Counter) -> frozenset[int]:
 
 
 def spread(programs: int) -> dict[int, float]:
-    """Programs all over the grid, of equal weights: by golden ratio, in pairs, as roles often differ by turns."""
+    """Programs all over the grid, with equal weights: by the golden ratio, and in pairs, as roles often alternate."""
     found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
     return dict.fromkeys(sorted(found), 1 / len(found))
 
@@ -297,15 +310,15 @@ def _pair(number: int, programs: int) -> tuple[int, int]:
 
 
 def window(programs: int) -> list[int]:
-    """Programs from the middle of the grid, WINDOW apart at most, that show what neighbours share."""
+    """Programs from the middle of the grid, at most WINDOW apart, that show what neighbours share."""
     first = max(0, programs - WINDOW) // 2
     return sorted({first + offset * min(WINDOW, programs) // WINDOW for offset in OFFSETS})
 
 
 def partners(grid: Program, number: int) -> list[int]:
-    """Programs half a grid from `number`, and along each axis the greatest power of two that there is room for.
+    """Programs half a grid from `number`, and along each axis the greatest power of two away that fits.
 
-    Who counts programs modulo some power of two, or some half of the grid, takes them for the same.
+    A kernel that takes the program number modulo a power of two, or half the grid, does the same work in both.
     """
     programs, step = math.prod(grid), 1
     found = [(number + programs // 2) % programs]
@@ -319,6 +332,11 @@ def partners(grid: Program, number: int) -> list[int]:
     return [n for n in found if n != number]
 
 
+def _with_partners(grid: Program, numbers: Sequence[int]) -> list[int]:
+    """These programs and all their partners, in rising order."""
+    return sorted({n for number in numbers for n in (number, *partners(grid, number))})
+
+
 def _lobatto(count: int) -> list[tuple[float, float]]:
     """Positions in 0..1 and weights (sum 1) of Gauss-Lobatto quadrature with `count` >= 2 points."""
     legendre = np.polynomial.legendre.Legendre.basis(count - 1)
@@ -328,7 +346,7 @@ def _lobatto(count: int) -> list[tuple[float, float]]:
 
 
 def _blocks(grid: Program, sizes: Sequence[int], seen: Mapping[int, Counter]) -> Iterator[StoreBlock]:
-    """The blocks that all of these programs store, of each buffer in which they do.  sizes: bytes of the buffers."""
+    """The block of each buffer in which all of these programs store the same one.  sizes: bytes of the buffers."""
     if any(c.cut_off or c.uneven or not all(sure for _, _, sure in c.stored) for c in seen.values()):
         return
     footprints = {number: _footprints(counter) for number, counter in seen.items()}
@@ -356,8 +374,9 @@ def summary(
 ) -> LaunchTrace:
     """The trace of a launch of `programs` programs.
 
-    sizes: bytes of each buffer; samples: (program, weight) -> what it does, weights summing to 1; near: footprints of
-    programs within WINDOW of each other; far: programs that are not.
+    sizes: bytes of each buffer.
+    samples: (program, weight) -> its counts; the weights sum to 1.
+    near: programs within WINDOW of each other.  far: programs that are farther apart.
     """
     counters = list(samples.values())
     weights = [weight for _, weight in samples]
@@ -366,8 +385,8 @@ def summary(
         for key, count in counter.counts.items():
             mean[key] += weight * count
     mean = defaultdict(float, {key: float(f"{count:.12g}") for key, count in mean.items()})  # 1, not 0.9999...
-    work = [_work(c.counts) for c in counters]
-    average = math.fsum(w * x for w, x in zip(weights, work, strict=True))
+    elements = [_elements(c.counts) for c in counters]
+    average = math.fsum(w * x for w, x in zip(weights, elements, strict=True))
     return LaunchTrace(
         kernel=kernel,
         programs=programs,
@@ -378,7 +397,7 @@ def summary(
         reductions=tuple((k, *row) for k in ("reduce", "scan") for row in _rows(mean, k)),  # type: ignore[misc]
         rounds=_rows(mean, "rounds"),
         traffic=_traffic(sizes, programs, weights, counters, near, far, mean),
-        busiest=max(work) / average if average else 1.0,
+        busiest=max(elements) / average if average else 1.0,
         truncated=any(c.cut_off or c.uneven for c in counters),
         roles=has_roles(counters),
         met=any(c.met for c in counters),
@@ -394,8 +413,8 @@ def _rows(mean: Mapping[tuple, float], kind: str) -> tuple:
     return tuple(sorted(rows, key=lambda row: tuple(map(str, row))))
 
 
-def _work(counts: Mapping[tuple, float]) -> float:
-    """A program's work for comparison with other programs: elements operated on, loaded, stored and multiplied."""
+def _elements(counts: Mapping[tuple, float]) -> float:
+    """Elements that a program operates on, loads, stores and multiplies, to compare programs."""
     total = 0.0
     for key, count in counts.items():
         if key[0] in ("ops", "access"):
@@ -414,7 +433,7 @@ def _traffic(
     far: Sequence[Counter],
     mean: Mapping[tuple, float],
 ) -> tuple[Traffic, ...]:
-    """Accesses by (buffer, kind), extrapolated to the grid."""
+    """Traffic by (buffer, kind), extrapolated to the grid."""
     sampled, neighbours = ([_footprints(c) for c in group] for group in (counters, near))
     nothing = Spans.union([])
     found = []
@@ -450,7 +469,11 @@ class _Extent(NamedTuple):
 
 
 def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[Spans], limit: float) -> _Extent:
-    """How footprints of size `mean` add up: `sets` are samples of the grid, `beside` of programs near each other."""
+    """The footprint of all programs, from their mean size.
+
+    sets: footprints of samples of the grid.  beside: footprints of programs near each other.  limit: bytes of the
+    buffer.
+    """
     shared = _shared(beside)
     distinct = float(Spans.union(sets).size)
     if len(sets) < programs:
@@ -462,7 +485,7 @@ def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[
 
 
 def _repeated(buffer: int, programs: Sequence[Counter]) -> float:
-    """Part of what these programs store to a buffer that others among them store too, as far as that is certain."""
+    """Part of the bytes these programs store to a buffer that others among them certainly store too, 0 to 1."""
     every = [Spans.union(s for b, s, _ in c.stored if b == buffer) for c in programs]
     certain = [Spans.union(s for b, s, sure in c.stored if b == buffer and sure) for c in programs]
     total = sum(s.size for s in every)
@@ -482,7 +505,7 @@ def _footprints(counter: Counter) -> dict[tuple[int, str], Spans]:
 
 
 def _shared(sets: Sequence[Spans]) -> float:
-    """Part of one set that another holds too, on average over all pairs."""
+    """Part of one set that another one has too, on average over all pairs, 0 to 1."""
     both = either = 0.0
     for a, b in itertools.combinations(sets, 2):
         if a.starts.size and b.starts.size:
@@ -492,21 +515,22 @@ def _shared(sets: Sequence[Spans]) -> float:
 
 
 def _union(size: float, shared: float, count: float) -> float:
-    """Footprint of `count` programs with footprints of `size`: a byte is held by 1 + (count - 1) * shared of them."""
+    """Footprint of `count` programs with footprints of `size`: each byte is in 1 + (count - 1) * shared of them."""
     return size * count / (1 + max(0.0, count - 1) * shared)
 
 
 def _drawn(size: float, shared: float, count: float) -> float:
-    """The same if footprints are drawn at random from the size / shared bytes that their overlap suggests.
+    """Footprint of `count` programs if theirs are random samples of size / shared bytes, as their overlap suggests.
 
-    This is the Lincoln-Petersen estimate of capture and recapture; right for gathers and for tables that all read.
+    This is the Lincoln-Petersen estimate of capture and recapture.  It is right for gathers and for tables that all
+    programs read.
     """
     return size * (1 - (1 - shared) ** count) / shared if shared > 0 else math.inf
 
 
-def _known_bytes(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
-    """The bytes of the buffers that hold the integer arguments in `files` (argument index -> .npy)."""
-    known = {}
+def _integer_contents(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
+    """The bytes of the buffers that hold the integer arguments in `files` (argument index -> .npy), by buffer."""
+    contents = {}
     for index, path in files.items():
         ref = plan.inputs[index]
         values = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -516,5 +540,5 @@ def _known_bytes(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.nd
         window = memory.view(values.dtype)[ref.offset :]
         strides = tuple(s * values.dtype.itemsize for s in ref.strides)
         np.lib.stride_tricks.as_strided(window, ref.shape, strides)[...] = values
-        known[ref.buffer] = memory
-    return known
+        contents[ref.buffer] = memory
+    return contents
