@@ -448,7 +448,7 @@ def test_what_is_no_plumbing_stays_out_of_bounds_with_delegation():
 
 def test_what_may_be_named_of_torch_is_no_module():
     offered = dict(names._COMPUTE_MODULES)
-    offered["torch"] = names.TORCH_COMPUTE | names.TORCH_TENSORS | names.TORCH_FACTS
+    offered["torch"] = names.TORCH_COMPUTE | names.TORCH_TENSORS | names.TORCH_METADATA
     for path, table in offered.items():
         module = importlib.import_module(path)
         found = {name for name in table if isinstance(getattr(module, name, None), types.ModuleType)}
