@@ -18,10 +18,12 @@ from fitness.frontend.gate import MAX_CHARACTERS, MAX_NUMBER, RULES, gate, not_i
 from fitness.frontend.rules import names
 
 ROOT = Path(__file__).parent.parent
-TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks").glob("*/task.py"))}
+TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks" / "builtin").glob("*/task.py"))}
 HACKS = sorted((ROOT / "tests" / "hacks").glob("*.py"))
 PATTERNS = sorted((ROOT / "fitness" / "suites").glob("*/kernels/*.py"))
-HONEST = sorted([*(ROOT / "fitness" / "tasks").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")])
+HONEST = sorted(
+    [*(ROOT / "fitness" / "tasks" / "builtin").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")]
+)
 
 HEAD = """
 import dataclasses

@@ -162,6 +162,7 @@ class LaunchTrace:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LaunchTrace:
+        """The trace in what `to_dict` returned, also after JSON."""
         tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
         traffic = tuple(Traffic(**t) for t in raw["traffic"])
         blocks = tuple(map(StoreBlock.from_dict, raw["blocks"]))
