@@ -18,10 +18,12 @@ from fitness.frontend.gate import MAX_CHARACTERS, MAX_NUMBER, RULES, gate, not_i
 from fitness.frontend.rules import names
 
 ROOT = Path(__file__).parent.parent
-TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks").glob("*/task.py"))}
+TASKS = {path.parent.name: path.parent for path in sorted((ROOT / "fitness" / "tasks" / "builtin").glob("*/task.py"))}
 HACKS = sorted((ROOT / "tests" / "hacks").glob("*.py"))
 PATTERNS = sorted((ROOT / "fitness" / "suites").glob("*/kernels/*.py"))
-HONEST = sorted([*(ROOT / "fitness" / "tasks").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")])
+HONEST = sorted(
+    [*(ROOT / "fitness" / "tasks" / "builtin").glob("*/kernel.py"), *(ROOT / "tests" / "variants").glob("*.py")]
+)
 
 HEAD = """
 import dataclasses
@@ -448,7 +450,7 @@ def test_what_is_no_plumbing_stays_out_of_bounds_with_delegation():
 
 def test_what_may_be_named_of_torch_is_no_module():
     offered = dict(names._COMPUTE_MODULES)
-    offered["torch"] = names.TORCH_COMPUTE | names.TORCH_TENSORS | names.TORCH_FACTS
+    offered["torch"] = names.TORCH_COMPUTE | names.TORCH_TENSORS | names.TORCH_METADATA
     for path, table in offered.items():
         module = importlib.import_module(path)
         found = {name for name in table if isinstance(getattr(module, name, None), types.ModuleType)}

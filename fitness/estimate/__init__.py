@@ -1,1 +1,1 @@
-"""Estimated times: traffic and operations of sampled programs, and a time model of the target."""
+"""Estimates times without a GPU: traffic and operations of sampled programs, and a time model of the target."""

@@ -1,9 +1,9 @@
 """Counts what a program does while Triton's interpreter runs it, without memory behind the pointers.
 
-Addresses are made up: buffer `b` starts at `(b + 1) << BUFFER_SHIFT`.  Loads are answered with zeros, except from
-buffers whose bytes are known; stores go nowhere.  What costs the interpreter time but says nothing about the kernel is
-left out: operations on blocks of one value are done on that value, matrix products return their accumulator, and long
-loops run a few iterations and are extrapolated.  Nothing depends on the clock, so equal programs give equal counts.
+Addresses are made up: buffer `b` starts at `(b + 1) << BUFFER_SHIFT`.  Loads return zeros, except from buffers with
+given contents; stores have no effect.  Work that takes time but changes no count is left out.  Operations on blocks of
+one value are done on that value, and matrix products return their accumulator.  Long loops run a few iterations and are
+extrapolated.  Nothing depends on the clock, so equal programs give equal counts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fitness.interpreter.numerics import numpy_dtype
 from fitness.interpreter.operations import Builder
 from fitness.interpreter.spans import SECTOR, Spans
 
-LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated ...
-LOOP_ITERATIONS = 4  # ... but not before this many iterations
-BRANCHES_COST = 2500.0  # the same for a loop that branches: a flattened one stores in one of many iterations
-PROGRAM_COST = 6000.0  # cost after which a program is cut off (a loop that never ends on zeros)
-SPANS_KEPT = 1 << 18  # intervals of an extrapolated loop, beyond which its footprint is thinned out
+LOOP_COST = 150.0  # cost after which the rest of a loop is extrapolated.
+LOOP_ITERATIONS = 4  # iterations that run in any case before that.
+BRANCHES_COST = 2500.0  # the LOOP_COST of a loop that branches: a flattened one stores in one of many iterations.
+PROGRAM_COST = 6000.0  # cost after which a program is cut off (a loop that never ends on zeros).
+SPANS_KEPT = 1 << 18  # intervals of an extrapolated loop; of more, its footprint keeps only a part.
 
-# Classes of elementwise operations, by the names that Triton's builder has for them (fcmp* and icmp* come in addition).
-# "float" and "integer" are told apart further by dtype and use, see `_refined`.
+# Classes of elementwise operations, by their names in Triton's builder (fcmp* and icmp* come in addition).  `_refined`
+# divides "float" and "integer" further by dtype and use.
 _CLASSES = {
     "float": "fneg fabs fma minimumf maximumf minnumf maxnumf floor ceil",
     "product": "fmul",
@@ -49,98 +49,102 @@ _CLASSES = {
     "sqrt_rn": "precise_sqrt",
 }
 _CLASS_OF = {operation: kind for kind, operations in _CLASSES.items() for operation in operations.split()}
-_SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "frem")  # each a class of its own
-# Moves between layouts or nothing at all; loaded values pass through without being waited for.
+_SPECIAL = ("exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "frem")  # each a class of its own.
+# Moves between layouts or nothing at all; they do not wait for loaded values.
 _VIEWS = ("splat", "unsplat", "expand_dims", "broadcast", "reshape", "trans", "bitcast", "int_to_ptr")
 _WAITS = ("join", "split", "cat", "gather", "histogram")
-_MADE_UP = ("of_atomic", "made_up")  # marks of values that are not the real ones
+_MADE_UP = ("of_atomic", "made_up")  # marks of values that are not the real ones.
 
 Key = tuple[Any, ...]
 
 
 class CutOff(Exception):
-    """The program went on for longer than is worth counting."""
+    """The program has taken more than PROGRAM_COST."""
 
 
 class Counter:
     """The counts of one program.
 
-    counts: what happened, by key:
-        ("ops", class, elements): executions of an elementwise operation on a block of so many elements
-        ("access", kind, elements, itemsize, vector): executions of a load, store or atomic; `vector` is the widest
-            access (bytes) that alignment and contiguity allow a thread
-        ("bytes" | "sectors", kind, buffer): bytes the program asks for, and bytes in the sectors that hold them, per
-            execution (the same sector counts again the next time)
-        ("again", kind, buffer): the part of these that the access before, of that kind to that buffer, asked for too
-        ("reduce", elements, results), ("scan", elements, results)
-        ("dot", m, n, k, dtype of a, dtype of b, precision)
-        ("rounds", kind, where): times the program waits for loads; kind is what needs them ("dot", "barrier" for a
-            reduction, else "masked" or "plain" for how they were loaded), where is "straight", "loop", or "stages N" in
-            `tl.range(num_stages=N)`
-    footprint: (kind, buffer, spans) of every access in order; no spans if a mask leaves out everything
-    cut_off: the program was stopped
-    uneven: a loop branched in ways that no extrapolation could follow
-    met: a branch depended on what an atomic returned, which is made up here
-    astray: something was stored outside of all buffers, at an address that depends on nothing made up here
-    reads_astray: the same of loads, unless a branch before depended on something made up
-    doubtful: a branch or a loop bound depended on something made up, so other things may happen
-    guided: a branch, or the mask of a load, depended on what was loaded
-    stored: (buffer, spans, whether the address depends on nothing made up here) of every store that was run
+    counts, by key:
+        ("ops", class, elements): executions of an elementwise operation on a block with this number of elements.
+        ("access", kind, elements, itemsize, vector): executions of a load, store or atomic.  `vector` is the widest
+            access (bytes) that alignment and contiguity allow a thread.
+        ("bytes" | "sectors", kind, buffer): bytes that the program requests, and bytes in the sectors that hold them.
+            Each execution counts.
+        ("again", kind, buffer): the part of the sectors that the previous access of that kind to that buffer requested
+            too.
+        ("reduce", elements, results), ("scan", elements, results): executions.
+        ("dot", m, n, k, dtype of a, dtype of b, precision): executions.
+        ("rounds", kind, place): how often the program waits for loads.  `kind` is what needs them: "dot", "barrier" for
+            a reduction, else "masked" or "plain" by how they were loaded.  `place` is "straight", "loop", or "stages N"
+            in `tl.range(num_stages=N)`.
+    footprint: (kind, buffer, spans) of every access in order; no spans if a mask leaves out everything.
+    cut_off: the program was stopped.
+    uneven: a loop branched without a period, so the rest of it is unknown.
+    met: a branch depended on the result of an atomic, which is made up here.
+    astray: a store was outside of all buffers, and its address does not depend on made-up values.
+    reads_astray: a load was, too, and no branch before depended on made-up values.
+    doubtful: a branch or a loop bound depended on made-up values, so the program may do other work.
+    guided: a branch, or the mask of a load, depended on loaded values.
+    stored: (buffer, spans, whether the address is real) of every executed store.
     """
 
-    def __init__(self, known: Mapping[int, np.ndarray], sizes: Sequence[int] = (), *, brief: bool = False) -> None:
-        """`known`: the bytes (uint8) of buffers whose values matter; `sizes`: bytes of all buffers, none where they do
-        not matter; `brief`: only the footprint is wanted.
+    def __init__(self, contents: Mapping[int, np.ndarray], sizes: Sequence[int] = (), *, brief: bool = False) -> None:
         """
-        self._known, self._sizes = known, sizes
+        contents: the bytes (uint8) of buffers whose values matter.
+        sizes: bytes of all buffers; without them no access counts as outside of all buffers.
+        brief: only the footprint is needed, so loops run fewer iterations.
+        """
+        self._contents, self._sizes = contents, sizes
         self._loop_cost, self._loop_iterations = (0.0, 3) if brief else (LOOP_COST, LOOP_ITERATIONS)
         self.counts: dict[Key, float] = defaultdict(float)
         self.footprint: list[tuple[str, int, Spans]] = []
         self._last: dict[tuple[str, int], Spans] = {}
         self.cost = 0.0
         self.cut_off = False
-        self._round = 0  # loads are issued in rounds, between which the program waits
-        self._loads = self._masked = False  # whether the round has any, and any with a mask
-        self._decisions: list[bool] = []  # of branches on scalars, in order
+        self._round = 0  # Loads are issued in rounds; between them the program waits.
+        self._loads = self._masked = False  # Whether the round has loads, and loads with a mask.
+        self._decisions: list[bool] = []  # Outcomes of branches on scalars, in order.
         self.met = self.astray = self.reads_astray = False
         self.guided = False
         self.doubtful = False
         self.stored: list[tuple[int, Spans, bool]] = []
-        self.uneven = False  # a loop branched without a period that was seen, so the rest of it is not known
-        self._where = "straight"
+        self.uneven = False
+        self._place = "straight"
 
     def finish(self) -> None:
-        """To be called when the program has ended."""
+        """Counts the last round of loads; the caller calls it when the program has ended."""
         self._end_round("plain")
 
     def _end_round(self, kind: str) -> None:
         if self._loads:
             kind = "masked" if self._masked and kind == "plain" else kind
-            self.counts["rounds", kind, self._where] += 1
+            self.counts["rounds", kind, self._place] += 1
             self._round, self._loads, self._masked = self._round + 1, False, False
 
     def is_awaited(self, value: Any) -> bool:
-        """Whether `value` comes from a load that nobody has waited for yet."""
+        """Whether `value` comes from a load that the program has not waited for yet."""
         return self._loads and getattr(value, "round", -1) == self._round
 
     # --- operations --------------------------------------------------------------------------------------------------
 
     def spend(self, elements: int = 0) -> None:
+        """Adds the cost of an operation on that many elements; raises CutOff if the program has taken too much."""
         self.cost += 1 + elements / ELEMENTS_PER_COST
         if self.cost > PROGRAM_COST:
             self.cut_off = True
             raise CutOff
 
     def wait(self, *values: Any, kind: str = "plain") -> None:
-        """The program cannot go on without `values`: where one is still being loaded, a round of loads ends here.
+        """Ends the round of loads if one of `values` is still being loaded: the program needs them now.
 
-        Elementwise operations do not wait, because the compiler issues loads that do not depend on them first.
+        Elementwise operations do not wait, because the compiler first issues the loads that do not depend on them.
         """
         if any(self.is_awaited(v) for v in values):
             self._end_round(kind)
 
     def operation(self, kind: str, result: TensorHandle, inputs: list[TensorHandle], computed: int) -> None:
-        """Counts an elementwise operation.  A block of one value known without loading is a scalar to the compiler."""
+        """Counts an elementwise operation.  A block of one value that is not loaded is a scalar to the compiler."""
         self.spend(computed)
         loaded = any(getattr(i, "loaded", False) for i in inputs)
         self.counts["ops", kind, result.data.size if loaded else computed] += 1
@@ -151,13 +155,13 @@ class Counter:
             result.round = self._round  # type: ignore[attr-defined]
 
     def reduction(self, kind: str, elements: int, results: int) -> None:
-        """Counts a reduction or scan, with one addition an element (a combine function's operations count as well)."""
+        """Counts a reduction or scan with one addition per element; operations of the combine function count too."""
         self.spend(elements)
         self.counts[kind, elements, results] += 1
         self.counts["ops", "float", elements] += 1
 
     def dot(self, result: TensorHandle, k: int, a: str, b: str, precision: str) -> None:
-        """Counts products of matrices of so many columns and rows, of these dtypes."""
+        """Counts matrix products.  k: columns of the first matrix.  a, b: dtypes of the operands."""
         self.spend()
         *batch, m, n = result.data.shape
         self.counts["dot", m, n, k, a, b, precision] += math.prod(batch)
@@ -167,9 +171,9 @@ class Counter:
     def access(
         self, kind: str, pointers: TensorHandle, mask: np.ndarray | None, *, masked_by_data: bool = False
     ) -> np.ndarray:
-        """Counts one access; returns the addresses that the mask lets through (flat unless all are).
+        """Counts one access; returns the addresses that the mask selects (flat unless it selects all).
 
-        masked_by_data: the mask depends on something made up.
+        masked_by_data: whether the mask depends on made-up values.
         """
         addresses = np.asarray(pointers.data)
         if mask is not None:
@@ -179,7 +183,7 @@ class Counter:
         self.spend(2 * addresses.size)
         if addresses.size == 0:
             self.counts["access", kind, pointers.data.size, itemsize, itemsize] += 1
-            if pointers.data.size:  # a turn of a loop has as many footprints as the one before
+            if pointers.data.size:  # Every iteration of a loop must have the same number of footprints.
                 self.footprint.append((kind, _buffer_of(pointers), Spans.union([])))
             return addresses
         spans = Spans.of_elements(addresses, itemsize)
@@ -189,10 +193,10 @@ class Counter:
         self.counts["bytes", kind, buffer] += addresses.size * itemsize
         self._count_sectors(kind, buffer, spans)
         self.footprint.append((kind, buffer, spans))
-        sure = not getattr(pointers, "made_up", False)
+        real = not getattr(pointers, "made_up", False)
         if kind == "store":
-            self.stored.append((buffer, spans, sure))
-        if sure and self._sizes and not self._holds(buffer, int(spans.ends[-1])):
+            self.stored.append((buffer, spans, real))
+        if real and self._sizes and not self._holds(buffer, int(spans.ends[-1])):
             if kind != "load":
                 self.astray = True
             elif not (masked_by_data or self.doubtful):
@@ -200,14 +204,14 @@ class Counter:
         return addresses
 
     def _holds(self, buffer: int, end: int) -> bool:
-        """Whether there is such a buffer, and it goes on to the address `end` at least."""
+        """Whether the buffer exists and extends at least to the address `end`."""
         return 0 <= buffer < len(self._sizes) and end <= ((buffer + 1) << BUFFER_SHIFT) + self._sizes[buffer]
 
     def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
         sectors = spans.blocks(SECTOR)
         self.counts["sectors", kind, buffer] += sectors.size
         before = self._last.get((kind, buffer))
-        # Whole sectors are seldom asked for twice in a row; parts of sectors are, by a loop along the short side.
+        # Successive accesses seldom request the same whole sectors, but a loop along the short side requests parts.
         if before is not None and sectors.size > spans.size:
             again = sectors.size + before.size - Spans.union((sectors, before)).size
             self.counts["again", kind, buffer] += again
@@ -221,6 +225,7 @@ class Counter:
         *,
         masked_by_data: bool = False,
     ) -> TensorHandle:
+        """Counts a load; returns the buffer's contents if they are given, else zeros."""
         self.access("load", pointers, mask, masked_by_data=masked_by_data)
         self._loads, self._masked = True, self._masked or mask is not None
         dtype = pointers.get_element_ty()
@@ -230,19 +235,19 @@ class Counter:
         result = TensorHandle(values, dtype)
         result.round = self._round  # type: ignore[attr-defined]
         result.loaded = True  # type: ignore[attr-defined]
-        result.made_up = getattr(pointers, "made_up", False) or not self._knows(pointers, dtype)  # type: ignore[attr-defined]
+        result.made_up = getattr(pointers, "made_up", False) or not self._has_values(pointers, dtype)  # type: ignore[attr-defined]
         return result
 
-    def _knows(self, pointers: TensorHandle, dtype: tl.dtype) -> bool:
-        """Whether what is loaded there has its real value."""
-        return _buffer_of(pointers) in self._known and numpy_dtype(dtype).kind != "f"
+    def _has_values(self, pointers: TensorHandle, dtype: tl.dtype) -> bool:
+        """Whether a load there returns the real values."""
+        return _buffer_of(pointers) in self._contents and numpy_dtype(dtype).kind != "f"
 
     def _values(self, pointers: TensorHandle, mask: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
         zeros = np.broadcast_to(np.zeros((), dtype), pointers.data.shape)
         buffer = _buffer_of(pointers)
-        if buffer not in self._known or dtype.kind == "f":
+        if buffer not in self._contents or dtype.kind == "f":
             return zeros
-        data = self._known[buffer]
+        data = self._contents[buffer]
         data = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
         index = (pointers.data.astype(np.int64) - ((buffer + 1) << BUFFER_SHIFT)) // dtype.itemsize
         inside = (index >= 0) & (index < data.size)
@@ -251,7 +256,7 @@ class Counter:
         return np.where(inside, data[np.where(inside, index, 0)], zeros) if data.size else zeros
 
     def atomic(self, pointers: TensorHandle, value: TensorHandle, mask: np.ndarray | None) -> TensorHandle:
-        """What was there before, zeros, as a value that has to be waited for."""
+        """Counts an atomic; returns zeros, as a loaded value."""
         self.access("atomic", pointers, mask)
         zeros = np.broadcast_to(np.zeros((), value.data.dtype), value.data.shape)
         result = TensorHandle(zeros, value.dtype.scalar)
@@ -263,34 +268,37 @@ class Counter:
     # --- loops -------------------------------------------------------------------------------------------------------
 
     def loop(self, values: Iterator[Any], count: int, stages: int) -> Iterator[Any]:
-        """The `count` values of a loop, of which a long tail is counted without being run."""
-        around, first, cost, marks = self._where, dict(self.counts), self.cost, [len(self.footprint)]
-        ways: list[tuple[bool, ...]] = []  # that the iterations took at branches
+        """The first values of a loop of `count` iterations; the rest of a long one is extrapolated."""
+        around, first, cost, marks = self._place, dict(self.counts), self.cost, [len(self.footprint)]
+        ways: list[tuple[bool, ...]] = []  # The outcomes of branches, by iteration.
         for done, value in enumerate(values):
-            if done == 1:  # what is loaded ahead of the loop is waited for in its first iteration
+            if done == 1:  # The first iteration waits for loads before the loop.
                 first = dict(self.counts)
             if done >= self._loop_iterations and self.cost - cost > self._loop_cost:
                 period = self._period(ways[1:], self.cost - cost > BRANCHES_COST)
                 if period:
                     self._extrapolate(first, marks, done - 1, count - done, period)
                     break
-            self._where, decided = f"stages {stages}" if stages else "loop", len(self._decisions)
+            self._place, decided = f"stages {stages}" if stages else "loop", len(self._decisions)
             yield value
             self._end_round("plain")
             marks.append(len(self.footprint))
             ways.append(tuple(self._decisions[decided:]))
-        self._where = around
+        self._place = around
 
     def decide(self, outcome: bool, condition: TensorHandle) -> None:
-        """To be called for each branch on a scalar."""
+        """Notes the outcome of a branch on a scalar."""
         self._decisions.append(outcome)
         self.met |= getattr(condition, "of_atomic", False)
         self.doubtful |= getattr(condition, "made_up", False)
         self.guided |= getattr(condition, "loaded", False)
 
     def _period(self, ways: Sequence[tuple[bool, ...]], enough: bool) -> int:
-        """After how many iterations a loop repeats itself; 0 where it should go on, for as long as not `enough`."""
-        if not any(ways):  # no branches
+        """After how many iterations a loop repeats itself; 0 if it should run on.
+
+        enough: whether it ran long enough; without a period, 1 is returned then.
+        """
+        if not any(ways):  # There are no branches.
             return 1
         changed = len(set(ways)) > 1
         for period in range(2, len(ways) // 2 + 1) if changed else ():
@@ -306,12 +314,12 @@ class Counter:
         for phase in range(min(period, left)):
             at = len(marks) - 1 - period + phase
             previous, last = (self.footprint[marks[i] : marks[i + 1]] for i in (at - period, at))
-            if len(previous) != len(last):  # iterations differ: the bytes of the rest stay unknown
+            if len(previous) != len(last):  # Iterations differ, so the bytes of the rest stay unknown.
                 continue
             again = (left - phase - 1) // period + 1
             for (kind, buffer, old), (_, _, new) in zip(previous, last, strict=True):
                 times = min(again, max(1, SPANS_KEPT // max(1, new.starts.size)))
-                rest = Spans.union([])  # unknown, but one entry for each access: a loop around this one compares them
+                rest = Spans.union([])  # Unknown, but a loop around this one expects an entry for each access.
                 if new.starts.size and old.starts.size == new.starts.size:
                     shift = int(new.starts[0] - old.starts[0])
                     rest = new.repeated(shift, times) if shift else new
@@ -323,7 +331,7 @@ def _buffer_of(pointers: TensorHandle) -> int:
 
 
 def _inherit(result: Any, inputs: Iterable[Any], marks: Sequence[str] = _MADE_UP) -> None:
-    """Marks the result of an operation on what is made up here as such."""
+    """Gives the result of an operation the marks of its inputs."""
     for name in marks:
         if any(getattr(i, name, False) for i in inputs):
             setattr(result, name, True)
@@ -334,11 +342,11 @@ def _integer(value: Any) -> int:
     return int(value.value) if isinstance(value, tl.constexpr) else value.__index__()
 
 
-# --- the interpreter, counting ---------------------------------------------------------------------------------------
+# --- the counting interpreter ----------------------------------------------------------------------------------------
 
 
 class CountingInterpreter(Interpreter):
-    """Runs programs of kernels whose pointers lead nowhere, and counts what each does."""
+    """Runs programs of kernels without memory behind the pointers, and counts what each does."""
 
     builder: _CountingBuilder
 
@@ -349,15 +357,22 @@ class CountingInterpreter(Interpreter):
         super().__enter__()
         return self
 
-    def know(self, known: Mapping[int, np.ndarray], sizes: Sequence[int]) -> None:
-        """From now on `known` are the buffers whose values matter, with their bytes (uint8); `sizes`: bytes of all."""
-        self.builder.known, self.builder.sizes = known, sizes
+    def use_buffers(self, contents: Mapping[int, np.ndarray], sizes: Sequence[int]) -> None:
+        """Sets the buffers of the next programs.
+
+        contents: bytes (uint8) of the buffers whose values matter.  sizes: bytes of all buffers.
+        """
+        self.builder.contents, self.builder.sizes = contents, sizes
 
     def count(
         self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
     ) -> Counter:
-        """What `program` does.  Tensors among `args` are to be `Pointer`s; `brief` as of `Counter`."""
-        counter = self.builder.counter = Counter(self.builder.known, self.builder.sizes, brief=brief)
+        """The counts of `program`.
+
+        args: every parameter by name, with a `Pointer` for each tensor.
+        brief: only the footprint is needed.
+        """
+        counter = self.builder.counter = Counter(self.builder.contents, self.builder.sizes, brief=brief)
         with contextlib.suppress(CutOff):
             self.launch(kernel, args, grid, [program])
         counter.finish()
@@ -369,7 +384,7 @@ class CountingInterpreter(Interpreter):
             "static_range": self._loop,
             "reduce": lambda reduce: self._reduction("reduce", reduce),
             "associative_scan": lambda scan: self._reduction("scan", scan),
-            # Of values that are made up hints need not be true.
+            # Hints need not be true of made-up values.
             "multiple_of": lambda _: lambda block, values: block,
             "max_constancy": lambda _: lambda block, values: block,
         }
@@ -378,7 +393,7 @@ class CountingInterpreter(Interpreter):
 
     def _space(self, original: dict[str, Any]) -> dict[str, Any]:
         space = super()._space(original)
-        space["__builtins__"]["range"] = tl.range  # as patched
+        space["__builtins__"]["range"] = tl.range  # the patched one.
         truth = space["__truth"]
 
         def decided(condition: Any) -> Any:
@@ -395,7 +410,7 @@ class CountingInterpreter(Interpreter):
         return self.builder.counter
 
     def _loop(self, values: Callable[..., Any]) -> Callable[..., Any]:
-        """The loop `values` (`range`, `tl.range` or `tl.static_range`), counted."""
+        """A counting version of `values`, which is `range`, `tl.range` or `tl.static_range`."""
 
         def counted(start: Any, stop: Any = None, step: Any = None, num_stages: Any = None, **options: Any) -> Any:
             bounds = (start, 1 if stop is None else stop, 1 if step is None else step)
@@ -424,13 +439,14 @@ class CountingInterpreter(Interpreter):
 
 
 class Pointer(torch.Tensor):
-    """A tensor of which the interpreter asks dtype and address only."""
+    """A tensor that has only a dtype and an address for the interpreter."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     address: int
 
     @staticmethod
     def to(buffer: int, byte: int, dtype: torch.dtype) -> Pointer:  # type: ignore[override]
+        """A pointer to a byte of a buffer."""
         pointer = torch.empty(0, dtype=dtype).as_subclass(Pointer)
         pointer.address = ((buffer + 1) << BUFFER_SHIFT) + byte
         return pointer
@@ -443,13 +459,13 @@ class Pointer(torch.Tensor):
 
 
 class _CountingBuilder(Builder):
-    """The interpreter's operations with counting ones in front of them."""
+    """The interpreter's operations, each counted before it is executed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: Mapping[int, np.ndarray] = {}
+        self.contents: Mapping[int, np.ndarray] = {}
         self.sizes: Sequence[int] = ()
-        self.counter = Counter(self.known)
+        self.counter = Counter(self.contents)
         for name in [n for n in dir(type(self)) if n.startswith("create_")]:
             short, method = name.removeprefix("create_"), getattr(self, name)
             if short in _VIEWS:
@@ -495,7 +511,7 @@ class _CountingBuilder(Builder):
         return create
 
     def create_clampf(self, arg: TensorHandle, lo: TensorHandle, hi: TensorHandle, *_: Any) -> TensorHandle:
-        """Two operations, whatever becomes of NaN."""
+        """Counts two operations; how NaN propagates does not matter here."""
         return self.create_minnumf(self.create_maxnumf(arg, lo), hi)
 
     def create_extern_elementwise(
@@ -516,7 +532,7 @@ class _CountingBuilder(Builder):
     def create_dot_scaled(
         self, a: TensorHandle, a_scale: Any, a_format: Any, b: TensorHandle, b_scale: Any, b_format: Any, *rest: Any
     ) -> TensorHandle:
-        """A product of bfloat16: Triton converts to that where the tensor cores know no scales."""
+        """Counts a product of bfloat16: Triton converts to that if the tensor cores do not support scales."""
         _, packed, _, d = rest
         self.counter.wait(a, a_scale, b, b_scale, d, kind="dot")
         two_a_byte = packed and a_format.name == "E2M1"
@@ -553,7 +569,7 @@ class _CountingBuilder(Builder):
     def create_atomic_cas(
         self, pointers: TensorHandle, compared: TensorHandle, value: TensorHandle, *_: Any
     ) -> TensorHandle:
-        """It succeeds at once: whatever a program waits for in a loop, another one would have done."""
+        """Counts an atomic that always succeeds: another program would have set the value that this one waits for."""
         self.counter.wait(pointers, compared, value)
         before = self.counter.atomic(pointers, value, None)
         before.data = np.broadcast_to(compared.data, before.data.shape)
@@ -561,7 +577,7 @@ class _CountingBuilder(Builder):
 
 
 def _class_of(operation: str) -> str | None:
-    """The class of an elementwise operation by its name, None for other methods of the builder."""
+    """The class of an elementwise operation by its name; None for other methods of the builder."""
     if operation in _SPECIAL:
         return operation
     if operation.startswith(("fcmp", "icmp")):
@@ -570,7 +586,7 @@ def _class_of(operation: str) -> str | None:
 
 
 def _on_one_value(method: Callable, args: tuple, kwargs: dict, inputs: list[TensorHandle]) -> tuple[TensorHandle, int]:
-    """`method(*args)`, computed once where all blocks hold one value each; and how many elements were computed."""
+    """The result of `method(*args)`, and how many elements were computed: one if all blocks hold one value each."""
     shape = np.broadcast_shapes(*(i.data.shape for i in inputs))
     size = math.prod(shape)
     if size == 1 or any(i.data.size > 1 and any(i.data.strides) for i in inputs):
@@ -592,7 +608,7 @@ def _first(handle: TensorHandle) -> TensorHandle:
 
 
 def _refined(kind: str, result: TensorHandle, inputs: list[TensorHandle]) -> str:
-    """The class with dtype and use: what is not computed from loaded data is index arithmetic ("index...")."""
+    """The class divided by dtype and use: operations that use no loaded data are index arithmetic ("index...")."""
     if kind == "address":
         return kind
     bits = max(i.get_element_ty().primitive_bitwidth for i in inputs)
@@ -601,7 +617,7 @@ def _refined(kind: str, result: TensorHandle, inputs: list[TensorHandle]) -> str
         if kind == "product":
             result.product = True  # type: ignore[attr-defined]
         elif kind == "sum" and any(getattr(i, "product", False) for i in inputs):
-            return "fused"  # an addition to a product is one instruction with it
+            return "fused"  # An addition to a product is one instruction with it.
         return {16: "half", 64: "double"}.get(bits, "float")
     if kind.startswith("integer"):
         name = kind if loaded else kind.replace("integer", "index")
@@ -610,5 +626,5 @@ def _refined(kind: str, result: TensorHandle, inputs: list[TensorHandle]) -> str
 
 
 def _array(mask: Any) -> np.ndarray | None:
-    """A mask as the interpreter passes it: a handle, or for tensor descriptors an array."""
+    """A mask as an array; the interpreter passes a handle, or for tensor descriptors an array."""
     return mask.data if isinstance(mask, TensorHandle) else mask

@@ -1,7 +1,7 @@
-"""Whether a plan does its task's work at sizes at which nothing executes it, as far as its traces show.
+"""Checks from its traces whether a plan does its task's work at sizes at which it is not executed.
 
-Without a GPU a candidate is executed at the sizes for a CPU alone; at the full ones it is estimated.  These checks are
-against plans that do something else there.  They are no proof, as executing is.
+Without a GPU a candidate is executed at the sizes for a CPU only; at full size it is estimated.  These checks refuse
+plans that do something else at full size.  They are not a proof, as an execution would be.
 """
 
 from __future__ import annotations
@@ -15,35 +15,47 @@ from typing import Any
 from fitness.estimate.launch_trace import LaunchTrace
 from fitness.frontend.plan import Copy, Launch, LaunchPlan, Op, TensorRef
 
-WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some
-ROUGH_SHARE = 0.75  # the same where programs have roles, of which samples show the shares only roughly
-SPREAD_SHARE = 0.25  # the same where bytes that several programs write count once, which is estimated very roughly
-PRODUCT_SHARE = 0.45  # of the operations of the seed's matrix products, of which causal attention needs half
-STORED_SHARE = 0.4  # of what the seed writes to an argument, estimated as roughly
-MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous
-COMPUTED_SHARE = 0.4  # of its count of operations: a product of matrices may do with fewer than the textbook's
+# Least shares that must be seen; each has a margin for estimation errors.
+WRITTEN_SHARE = 0.9  # of the outputs: samples and extrapolation may miss some.
+ROUGH_SHARE = 0.75  # of the outputs if programs have roles: samples show the shares of the roles only roughly.
+SPREAD_SHARE = 0.25  # of the outputs, with bytes that several programs write counted once: a very rough estimate.
+PRODUCT_SHARE = 0.45  # of the operations of the seed's matrix products; causal attention needs half of them.
+STORED_SHARE = 0.4  # of the bytes that the seed writes to an argument, estimated as roughly.
+MOVED_SHARE = 0.4  # of a task's own count of bytes, which may be generous.
+COMPUTED_SHARE = 0.4  # of a task's own count of operations: a matrix product may need fewer than the textbook's.
 
 
 @dataclass
 class Seen:
-    """What the traces of a plan's launches, and its other steps, show that it does; bytes by buffer."""
+    """The work of a plan as its traces and its steps other than launches show it.
 
-    written: dict[int, float]  # what programs that are far from each other store both counts once
-    spread: dict[int, float]  # the same, of bytes that any programs write both, as roughly as that is known
+    written: bytes written by buffer; a byte counts once if programs far from each other store it.
+    spread: bytes written by buffer; a byte counts once if any programs store it.  This is a rough estimate.
+    moved: bytes read and written.
+    computed: operations, with those of matrix products.
+    products: operations of matrix products.
+    The other fields are those of LaunchTrace, true if they are true of any launch.
+    """
+
+    written: dict[int, float]
+    spread: dict[int, float]
     moved: float = 0.0
-    computed: float = 0.0  # operations
-    products: float = 0.0  # those of matrix products among them
+    computed: float = 0.0
+    products: float = 0.0
     truncated: bool = False
     roles: bool = False
-    met: bool = False  # as of LaunchTrace
-    astray: bool = False  # the same
-    reads_astray: bool = False  # the same
-    guided: bool = False  # the same
-    cut_off: bool = False  # the same
+    met: bool = False
+    astray: bool = False
+    reads_astray: bool = False
+    guided: bool = False
+    cut_off: bool = False
 
 
 def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Seen:
-    """choice: configuration of each launch; traces: by launch and configuration."""
+    """The work of a plan as its traces show it.
+
+    choice: configuration of each launch.  traces: by launch and configuration.
+    """
     found = Seen(defaultdict(float), defaultdict(float))
     launches = iter(zip(choice, traces, strict=True))
     for step in plan.steps:
@@ -95,17 +107,20 @@ def coverage(
     case_bytes: float | None = None,
     case_flops: float | None = None,
 ) -> str | None:
-    """A message where the plan seems to leave out work at these sizes, None where it does not.
+    """A message if the plan seems to leave out work at these sizes, else None.
 
-    found, of_seed: of the plan and, where it was traced here, of the seed's; written: arguments that the kernel writes.
+    found: the work of the plan.  of_seed: that of the seed's plan, None if it was not traced here.
+    written: positions of the arguments that the kernel writes.
+    case_bytes, case_flops: the task's own counts of bytes and operations, if it has any.
 
-    It must return what the seed kernel's plan returns.  Every buffer that holds an output must be written (up to
-    sampling) to the extent of that output, by launches, fills, copies or operators, and written arguments to a fair
-    part of what the seed writes.  Unless data decides what is done, a fair part of the operations of the seed's matrix
-    products must be done.  If the task says how many bytes the problem must move, and how many operations it takes, a
-    fair part of them must be seen.  Nothing may be stored
-    outside of all buffers, and nothing loaded there if the seed does not.  Programs must have been followed to their
-    end if the seed's were: what is estimated of others is their beginning.
+    The plan has to fulfil these conditions:
+    - It returns tensors of the same form as the seed's plan.
+    - Launches, fills, copies or operators write every output, up to sampling errors.
+    - It writes a fair part of the bytes that the seed writes to written arguments.
+    - It does a fair part of the operations of the seed's matrix products, unless data decides what is done.
+    - It moves a fair part of `case_bytes` and does a fair part of `case_flops`.
+    - It stores nothing outside of all buffers, and loads nothing there unless the seed does.
+    - Its programs were traced to their end if the seed's were; otherwise only their beginning is estimated.
     """
     if found.astray:
         return "a kernel stores outside of all its arrays; mask what lies beyond their ends"
@@ -114,7 +129,7 @@ def coverage(
     if wrong := _other_form(plan, seed):
         return wrong
     endless = "its programs go on for longer than they are followed" if _is_endless(found, of_seed) else None
-    if found.truncated and (of_seed is None or of_seed.truncated):  # it may be in the nature of the task
+    if found.truncated and (of_seed is None or of_seed.truncated):  # The task itself may need endless loops.
         return endless
     least = ROUGH_SHARE if found.roles else WRITTEN_SHARE
     uncomputed = None if plan.delegated else _uncomputed(found.computed, case_flops)
@@ -155,7 +170,7 @@ def _form(plan: LaunchPlan) -> str:
 
 def _unwritten(plan: LaunchPlan, written: Mapping[int, float], least: float) -> str | None:
     for i, ref in enumerate(plan.outputs):
-        if ref.numel == 0 or plan.buffers[ref.buffer].input is not None:  # an input returned as it is
+        if ref.numel == 0 or plan.buffers[ref.buffer].input is not None:  # An input is returned as it is.
             continue
         share = written[ref.buffer] / ref.nbytes
         if share < least:

@@ -17,21 +17,31 @@ WINDOW = 264  # neighbouring programs: two for each multiprocessor of a device w
 
 @dataclass(frozen=True)
 class Traffic:
-    """One launch's accesses of one kind to one buffer.  Sizes in bytes.
+    """One launch's accesses of one kind to one buffer.  Sizes are in bytes.
 
-    A footprint is a set of sectors, each counted once however often it is touched.
+    A footprint is a set of sectors of 32 bytes, each counted once however often it is touched.
+
+    kind: "load", "store" or "atomic".
+    requested: bytes requested by all programs in all executions of all accesses.
+    sectors: the same in whole sectors.
+    again: the part of `sectors` that the program's previous access to this buffer requested too.
+    once: sum of the programs' footprints.
+    touched: the same in single bytes, at most the size of the buffer.
+    unrepeated: `touched`, reduced by the share of bytes that programs far from each other store twice.
+    shared: part of a footprint that another one of the next WINDOW programs touches too, 0 to 1, on average.
+    distinct: footprint of the launch.
     """
 
     buffer: int
-    kind: str  # load | store | atomic
-    requested: float  # asked for by all programs, every execution of every access
-    sectors: float  # the same in whole sectors of 32 bytes
-    again: float  # the part of these that the program's access before to this buffer asked for too
-    once: float  # sum of the programs' footprints
-    touched: float  # the same in single bytes, or the size of the buffer where that is less
-    unrepeated: float  # the same if all programs store over each other as those do that are far from each other
-    shared: float  # part of a footprint that another program among the next WINDOW touches too, 0..1, on average
-    distinct: float  # footprint of the launch
+    kind: str
+    requested: float
+    sectors: float
+    again: float
+    once: float
+    touched: float
+    unrepeated: float
+    shared: float
+    distinct: float
 
     def resident(self, programs: float, grid: int) -> float:
         """Footprint of `programs` neighbouring programs of the `grid`."""
@@ -40,10 +50,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """What executing one program of a launch costs the interpreter, and which buffers the launch may write to.
+    """The cost of one program of a launch in the interpreter, and the buffers that the launch may write to.
 
-    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; about 30 microseconds.
-    blocks: of the buffers in which all programs store the same block (`fitness.interpreter.stores`)
+    cost: 1 for each operation, and 1 for ELEMENTS_PER_COST elements; a unit takes about 30 microseconds.
+    written: the buffers.
+    blocks: the stored block of each buffer in which all programs store the same one (`fitness.interpreter.stores`).
     """
 
     cost: float
@@ -51,34 +62,36 @@ class LaunchWork:
     blocks: tuple[StoreBlock, ...] = ()
 
     def block(self, buffer: int) -> StoreBlock | None:
+        """The block that programs store in a buffer, None if they do not store alike."""
         return next((block for block in self.blocks if block.buffer == buffer), None)
 
 
 @dataclass(frozen=True)
 class LaunchTrace:
-    """What one launch does, per program (a mean over the samples) unless said otherwise.
+    """The work of one launch: per program, as a mean over the samples, unless stated otherwise.
 
-    ops: (class, elements of the block, executions), classes as in `fitness.estimate.counters`
-    accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions)
-    dots: (m, n, k, dtype of a, dtype of b, precision, executions)
-    reductions: ("reduce" | "scan", elements, results, executions)
-    rounds: (kind, where, waits for loads), as in `fitness.estimate.counters.Counter`
-    traffic: of all programs, by buffer and kind
-    busiest: operations of the busiest sampled program / operations of the mean one
-    truncated: a program was cut off (a loop that may not end on zeros), or a loop branched irregularly: the counts are
-        too small
-    cut_off: a program was cut off, so that all that is counted may be a small part of it
-    met: a branch depended on what an atomic returned, so another program may do what is not seen here
-    roles: programs differ in what they write to, so that totals are as rough as the samples are few
-    astray: a program stores outside of all buffers
-    reads_astray: a program loads outside of all buffers
-    guided: what a program loads depends on what it loaded before
-    doubtful: buffers it was given, if data that is made up here decides what it does: it may write to any of them
-    blocks: as of LaunchWork
+    programs, sampled: number of programs in the grid, and of those that were counted.
+    ops: (class, elements of the block, executions), with the classes of `fitness.estimate.counters`.
+    accesses: (kind, elements of the block, bytes of an element, widest access of a thread in bytes, executions).
+    dots: (m, n, k, dtype of a, dtype of b, precision, executions).
+    reductions: ("reduce" | "scan", elements, results, executions).
+    rounds: (kind, place, waits for loads), as in `fitness.estimate.counters.Counter`.
+    traffic: that of all programs, by buffer and kind.
+    busiest: operations of the busiest sampled program / operations of the mean one.
+    truncated: the counts are too small.  A program was cut off (a loop may not end on zeros), or a loop branched
+        irregularly.
+    cut_off: a program was cut off, so the counts may be a small part of its work.
+    met: a branch depended on the result of an atomic, so another program may do work that is not seen here.
+    roles: programs write to different buffers, so with few samples totals are rough.
+    astray: a program stores outside of all buffers.
+    reads_astray: a program loads outside of all buffers.
+    guided: the loads of a program depend on what it loaded before.
+    doubtful: if made-up data decides what the launch does, all buffers that it was given: it may write to any of them.
+    blocks: see LaunchWork.
     """
 
     kernel: str
-    programs: int  # in the grid
+    programs: int
     sampled: int
     ops: tuple[tuple[str, int, float], ...]
     accesses: tuple[tuple[str, int, int, int, float], ...]
@@ -99,6 +112,7 @@ class LaunchTrace:
 
     @property
     def work(self) -> LaunchWork:
+        """The cost of one program, and the buffers that the launch may write to."""
         each = [(elements, n) for _, elements, n in self.ops] + [(row[1], row[-1]) for row in self.accesses]
         each += [(row[1], row[-1]) for row in self.reductions]
         each += [(m * n * k // 16, count) for m, n, k, *_, count in self.dots]
@@ -107,10 +121,12 @@ class LaunchTrace:
         return LaunchWork(cost, tuple(sorted(written)), self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_dict` is its inverse."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> LaunchTrace:
+        """The trace in what `to_dict` returned, also after JSON."""
         tuples = {n: tuple(tuple(row) for row in raw[n]) for n in ("ops", "accesses", "dots", "reductions", "rounds")}
         traffic = tuple(Traffic(**t) for t in raw["traffic"])
         blocks = tuple(map(StoreBlock.from_dict, raw["blocks"]))

@@ -1,4 +1,4 @@
-"""Times that no kernel can have, measured or estimated."""
+"""Refuses times that no kernel can have, measured or estimated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHARE = 0.7
 
 
 def impossible(case: str, time_us: float, limit_us: float, device: str) -> str | None:
-    """A message where the time is, None where it is not.  limit_us: what moving and computing take at least."""
+    """A message if the time is impossible, else None.  limit_us: the least time for the task's traffic and work."""
     if time_us >= SHARE * limit_us:
         return None
     return (
@@ -21,9 +21,10 @@ def impossible(case: str, time_us: float, limit_us: float, device: str) -> str |
 
 
 def least_us(plan: LaunchPlan, case_bytes: float | None, case_flops: float | None, target: Target) -> float:
-    """Microseconds that the task's bytes take to and from memory, or its operations at the peak of the tensor cores.
+    """Microseconds that a task takes at least: its bytes at the rate of memory, or its operations at the peak rate.
 
-    Operands of 32 bits may be converted to 16, which are twice as fast; narrower ones are so only where they are given.
+    Operands of 32 bits may be converted to 16, which is twice as fast.  Narrower types count only if the inputs have
+    them.
     """
     given = {ref.dtype for ref in plan.inputs if isinstance(ref, TensorRef)}
     names = {"float16"} | {"float8" if d.startswith("float8") else "int8" if d == "uint8" else d for d in given}

@@ -1,10 +1,12 @@
-"""How long a plan takes on the target, in microseconds, from what its launches do (`fitness/estimate/trace.py`) and
-how they were compiled (`fitness/frontend/compile.py`).  The model is described in docs/estimate.md; it is arithmetic
-on its arguments, so equal arguments give equal estimates.
+"""Estimates how long a plan takes on the target, in microseconds.
 
-Constants marked "measured" were read off CUDA graphs of small kernels on an NVIDIA H200 (Triton 3.6); "vendor" is the
-data sheet or the CUDA C++ Programming Guide; "guess" is neither.  Rates are scaled to other targets by multiprocessors
-and clock.
+The estimate uses the traces of its launches (`fitness/estimate/trace.py`) and their builds
+(`fitness/frontend/compile.py`).  docs/estimate.md describes the model.  It is arithmetic on its arguments, so equal
+arguments give equal estimates.
+
+Constants marked "measured" come from CUDA graphs of small kernels on an NVIDIA H200 (Triton 3.6).  "vendor" is the data
+sheet or the CUDA C++ Programming Guide; "guess" is neither.  Rates are scaled to other targets by multiprocessors and
+clock.
 """
 
 from __future__ import annotations
@@ -25,41 +27,41 @@ from fitness.interpreter.spans import SECTOR
 
 # --- constants -------------------------------------------------------------------------------------------------------
 
-LAUNCH_US = 0.6  # measured: an empty kernel after another in a CUDA graph
-PROGRAMS_PER_MULTIPROCESSOR_US = 12.5  # measured: empty programs started a microsecond and multiprocessor
-DRAM_EFFICIENCY = 0.89  # measured: copies reach 4.2 to 4.3 of 4.8 TB/s
-DRAM_SCATTERED = 2.0  # measured on gathers: an isolated sector of 32 bytes costs DRAM as much as 64
-L2_BYTES_PER_CLOCK = 48.0  # measured: what one multiprocessor gets from L2 (its port is 64 bytes wide), matrix products
-L1_BYTES = 256 * 1024  # vendor: L1 and shared memory of a multiprocessor together
-L1_USABLE = 0.5  # measured: rows that three passes read again, next to what is stored
-L2_USABLE = 0.5  # measured on gathers: its halves may both hold a line
-SHARED_BYTES_PER_CLOCK = 128.0  # vendor
-SCATTERED_STORE_CLOCKS = 6.0  # measured: a multiprocessor's clocks for a store that fills part of a sector
-TRANSPOSED_COPY_CLOCKS = 3.7  # measured: the same for an element that `x.t().contiguous()` moves
-ATOMIC_CLOCKS = 10.0  # measured: the same for an atomic to a sector of its own
-ATOMIC_SAME_US = 1.76e-3  # measured: one atomic after the other to the same address
-DRAM_LATENCY_US = 0.50  # measured on chains of loads
-L2_LATENCY_US = 0.27  # public microbenchmarks of the H100 (about 200 to 260 clocks, plus the way back)
-PROGRAM_START_US = 0.3  # measured: a program's life beside loads and arithmetic
-LOADS_AHEAD = 4  # measured: loads in flight in a loop without masks and barriers (the compiler unrolls it)
-MASKED_LOADS_AHEAD = 2  # measured: the same with masks
-DEFAULT_STAGES = 3  # Triton's num_stages
-REDUCTION_US = 0.06  # guess: shuffles within a warp ...
-BARRIER_US = 0.06  # measured on softmax: ... and, with several warps, the way through shared memory,
-BARRIER_WARP_US = 0.008  # for which all warps wait
-CLOCKS_PER_INSTRUCTION = 3.0  # guess: of one warp alone, half the operations depend on the one before
-SPILL_CLOCKS = 60.0  # measured: of one warp, for a spilled register to go out or come back
-SCHEDULERS = 4  # vendor: warps that a multiprocessor issues from each clock
-WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s
-TF32_TRANSPOSE_CLOCKS = 0.7  # measured: for each element of a float32 right operand, which goes through registers
-MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak
-MMA_INSTRUCTIONS = 90  # measured: of a warp around one tl.dot by mma.sync: addresses, copies, waits, barriers
-WGMMA_INSTRUCTIONS = 30  # guess: the same with wgmma
-TRANSFER_START_US = 1.0  # measured: until a cold transfer is at full speed
-LIBRARY_EFFICIENCY = 0.7  # guess: of the peak, for work delegated to a library
+LAUNCH_US = 0.6  # measured: an empty kernel after another one in a CUDA graph.
+PROGRAMS_PER_MULTIPROCESSOR_US = 12.5  # measured: empty programs started per microsecond and multiprocessor.
+DRAM_EFFICIENCY = 0.89  # measured: copies reach 4.2 to 4.3 of 4.8 TB/s.
+DRAM_SCATTERED = 2.0  # measured on gathers: an isolated sector of 32 bytes costs DRAM as much as 64.
+L2_BYTES_PER_CLOCK = 48.0  # measured on matrix products: from L2 to one multiprocessor (its port has 64 bytes).
+L1_BYTES = 256 * 1024  # vendor: L1 and shared memory of a multiprocessor together.
+L1_USABLE = 0.5  # measured: rows that three passes read again, while results are stored.
+L2_USABLE = 0.5  # measured on gathers: both halves of L2 may hold the same line.
+SHARED_BYTES_PER_CLOCK = 128.0  # vendor.
+SCATTERED_STORE_CLOCKS = 6.0  # measured: a multiprocessor's clocks for a store that fills part of a sector.
+TRANSPOSED_COPY_CLOCKS = 3.7  # measured: a multiprocessor's clocks for an element that `x.t().contiguous()` moves.
+ATOMIC_CLOCKS = 10.0  # measured: a multiprocessor's clocks for an atomic to a sector of its own.
+ATOMIC_SAME_US = 1.76e-3  # measured: one atomic after the other to the same address.
+DRAM_LATENCY_US = 0.50  # measured on chains of loads.
+L2_LATENCY_US = 0.27  # public microbenchmarks of the H100 (about 200 to 260 clocks, plus the way back).
+PROGRAM_START_US = 0.3  # measured: time of a program besides loads and arithmetic.
+LOADS_AHEAD = 4  # measured: loads in flight in a loop without masks and barriers (the compiler unrolls it).
+MASKED_LOADS_AHEAD = 2  # measured: loads in flight in a loop with masks.
+DEFAULT_STAGES = 3  # Triton's num_stages.
+REDUCTION_US = 0.06  # guess: shuffles within a warp.
+BARRIER_US = 0.06  # measured on softmax: if there are several warps, they also exchange values by shared memory.
+BARRIER_WARP_US = 0.008  # measured on softmax: for each warp that waits at that barrier.
+CLOCKS_PER_INSTRUCTION = 3.0  # guess: for a single warp, in which half the operations depend on the one before.
+SPILL_CLOCKS = 60.0  # measured: clocks of one warp to store or load a spilled register.
+SCHEDULERS = 4  # vendor: warps from which a multiprocessor issues in each clock.
+WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s.
+TF32_TRANSPOSE_CLOCKS = 0.7  # measured: for each element of a float32 right operand, which passes registers.
+MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak.
+MMA_INSTRUCTIONS = 90  # measured: of a warp around one tl.dot by mma.sync: addresses, copies, waits, barriers.
+WGMMA_INSTRUCTIONS = 30  # guess: of a warp around one tl.dot by wgmma.
+TRANSFER_START_US = 1.0  # measured: until a cold transfer is at full speed.
+LIBRARY_EFFICIENCY = 0.7  # guess: share of the peak for work delegated to a library.
 
-# Instructions an element needs beyond one, and how many of them go to the special function unit.  Guesses after the PTX
-# that Triton emits.  Index arithmetic is mostly folded, hoisted or shared between the elements of a vector.
+# Instructions per element beyond one, and how many of them the special function unit executes.  They are guesses from
+# the PTX that Triton emits.  Index arithmetic is mostly folded, hoisted or shared between the elements of a vector.
 _INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
     "float": (1, 0), "half": (1, 0), "double": (2, 0), "fused": (0, 0), "compare": (1, 0), "select": (1, 0),
     "convert": (1, 0), "integer": (1, 0), "integer_64": (2, 0), "integer_product": (1, 0), "integer_product_64": (4, 0),
@@ -67,17 +69,17 @@ _INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
     "index_product": (0.25, 0), "index_product_64": (1, 0), "index_division": (5, 0.2), "index_division_64": (10, 0.2),
     "exp": (2, 1), "exp2": (1, 1), "log": (4, 1), "log2": (3, 1), "sin": (40, 0), "cos": (40, 0), "sqrt": (2, 1),
     "sqrt_rn": (8, 1), "rsqrt": (1, 1), "erf": (20, 1), "div": (4, 1), "div_rn": (10, 1), "frem": (20, 1),
-    "library": (20, 1), "address": (0, 0),  # addresses are counted with the accesses that use them
+    "library": (20, 1), "address": (0, 0),  # The accesses that use addresses count them.
 }  # fmt: skip
-# Resources that a program uses one after the other; those named together work at the same time.
+# Resources that a program uses one after the other; those in one group work at the same time.
 _STATIONS = (("dram", "l2", "scattered", "atomics"), ("issue", "special"), ("tensor", "shared"))
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "uint8": "int8"}
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution")
 
-# How far estimated ratios are from measured ones: over 47 (kernel, case) pairs, log(estimated / measured speedup)
-# has a root mean square of 0.21 with heavy tails; with this value 43 of their intervals hold.  See docs/estimate.md.
+# How far estimated ratios are from measured ones.  Over 47 (kernel, case) pairs, log(estimated / measured speedup) has
+# a root mean square of 0.21 with heavy tails.  With this value 43 of their intervals hold.  See docs/estimate.md.
 RATIO_LOG_SD = 0.25
-RATIO_LEAST = 0.5  # part of it that remains where the estimates are nearly equal, though the kernels are not
+RATIO_LEAST = 0.5  # part of it that remains if the estimates are nearly equal, though the kernels are not.
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -87,23 +89,24 @@ RATIO_LEAST = 0.5  # part of it that remains where the estimates are nearly equa
 class StepEstimate:
     """One step of a plan.  `terms` overlap in time: `total_us` is less than their sum and not less than the largest."""
 
-    name: str  # kernel, "fill", "copy" or the delegated operator
+    name: str  # the kernel, "fill", "copy" or the delegated operator.
     total_us: float
     terms: Mapping[str, float]
 
     @property
     def bottleneck(self) -> str:
+        """The name of the largest term."""
         return max(self.terms, key=self.terms.__getitem__)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A plan.  `terms` are sums over the steps, in microseconds; within a step they overlap."""
+    """The time of a plan.  `terms` are sums over the steps, in microseconds; within a step they overlap."""
 
     total_us: float
     terms: Mapping[str, float]
     bottleneck: str
-    per_launch: tuple[StepEstimate, ...]  # every step, Fill and Copy too
+    per_launch: tuple[StepEstimate, ...]  # every step, Fill and Copy too.
 
 
 def estimate(
@@ -115,9 +118,8 @@ def estimate(
 ) -> Estimate:
     """The time of one call of the entry, caches cold.
 
-    choice: configuration of each launch; builds, traces: by launch and configuration (builds as `Build` or as the dicts
-    of `fitness.frontend.compile`).
-
+    choice: configuration of each launch.
+    builds, traces: by launch and configuration; a build is a `Build` or a dict of `fitness.frontend.compile`.
     Raises ValueError if a chosen configuration does not fit on the target.
     """
     cache = _Cache(target.l2_bytes)
@@ -149,7 +151,7 @@ def estimate(
 def config_times(
     plan: LaunchPlan, builds: Sequence[Sequence[Any]], traces: Sequence[Sequence[LaunchTrace]], target: Target
 ) -> list[list[float | None]]:
-    """Microseconds of every configuration of every launch by itself; None where it does not fit on the target."""
+    """Microseconds of every configuration of every launch by itself; None if it does not fit on the target."""
     times: list[list[float | None]] = []
     for launch, by_config, trace in zip(plan.launches, builds, traces, strict=True):
         found = [
@@ -163,17 +165,17 @@ def config_times(
 def choose_configs(
     plan: LaunchPlan, builds: Sequence[Sequence[Any]], traces: Sequence[Sequence[LaunchTrace]], target: Target
 ) -> list[int]:
-    """The configuration with the least estimate for each launch (the first one where none fits)."""
+    """The configuration with the least estimate for each launch; the first one if none fits."""
     times = config_times(plan, builds, traces, target)
     scores = [[math.inf if us is None else us for us in by_config] for by_config in times]
     return [min(range(len(s)), key=s.__getitem__) for s in scores]
 
 
 def interval(ratio: float) -> tuple[float, float]:
-    """Interval of an estimated ratio of times, meant for 95%: how far the model errs.
+    """The 95% interval of an estimated ratio of times, by the errors of the model.
 
-    Two kernels with nearly equal estimates mostly are alike, and the model errs alike on both, so the interval narrows
-    towards 1.  At 1 exactly both are taken for the same kernel, and there is nothing to err about.
+    Two kernels with nearly equal estimates are mostly alike, and the model has similar errors on both.  So the interval
+    narrows towards 1.  If the ratio is exactly 1, both count as the same kernel and the interval is a point.
     """
     if ratio == 1:
         return 1.0, 1.0
@@ -182,7 +184,7 @@ def interval(ratio: float) -> tuple[float, float]:
 
 
 def traces_from_json(raw: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[LaunchTrace]]:
-    """The value of key "launches" of `fitness.estimate.trace.job`."""
+    """The traces in the value of key "launches" of `fitness.estimate.trace.job`."""
     return [[LaunchTrace.from_dict(t) for t in by_config] for by_config in raw]
 
 
@@ -191,18 +193,25 @@ def traces_from_json(raw: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[La
 
 @dataclass(frozen=True)
 class _Launched:
-    """What the terms need to know about a launch on the device."""
+    """A launch on the device, as the terms of the model need it.
+
+    warps, shared_bytes: of one program.
+    stages: what the launch asks for.
+    copies: asynchronous copies in the text of the machine code; each stage of a pipeline has its own.
+    registers, spill_bytes: of one thread.
+    resident: programs that a multiprocessor holds at a time.
+    """
 
     trace: LaunchTrace
     target: Target
-    warps: int  # of a program
-    stages: int  # that the launch asks for
-    copies: int  # asynchronous ones in the text of the machine code: each stage of a pipeline has its own
+    warps: int
+    stages: int
+    copies: int
     wgmma: bool
-    registers: int  # of a thread
-    spill_bytes: int  # of a thread
-    shared_bytes: int  # of a program
-    resident: int  # programs a multiprocessor holds
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    resident: int
 
     @property
     def threads(self) -> int:
@@ -225,7 +234,7 @@ class _Launched:
 
     @property
     def l2_bytes(self) -> float:
-        """What L2 keeps of a stream of accesses."""
+        """Bytes of a stream of accesses that L2 keeps."""
         return L2_USABLE * self.target.l2_bytes
 
     @property
@@ -235,7 +244,7 @@ class _Launched:
 
 
 def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cache: _Cache) -> StepEstimate | None:
-    """One launch, None where it does not fit on the target."""
+    """The estimate of one launch, None if it does not fit on the target."""
     b = dataclasses.asdict(build) if isinstance(build, Build) else build
     if screen.out_of_resources(b, target):
         return None
@@ -248,7 +257,7 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
         trace=trace,
         target=target,
         warps=b["num_warps"],
-        stages=_asked(config.options.get("num_stages")),
+        stages=_requested_stages(config.options.get("num_stages")),
         copies=features.get("cp_async", screen.MOST_STAGES) + features.get("tma", 0),
         wgmma=bool(features["wgmma"]) if "wgmma" in features else large and target.arch >= 90,
         registers=b["registers"],
@@ -276,9 +285,11 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
 def _queued(on: _Launched, busy: Sequence[float], waiting: float) -> float:
     """Microseconds of a launch, in which programs queue for the resources of a multiprocessor.
 
-    busy: time that each resource needs for all programs; waiting: time that the programs wait without using any,
-    divided by how many do so together.  Mean value analysis of a closed network (Reiser, Lavenberg 1980) with as many
-    customers as there are independent streams of work: one alone takes the sum of all, many take the longest.
+    busy: time that each resource needs for all programs.
+    waiting: time that the programs wait without using any resource, divided by how many of them wait together.
+
+    This is mean value analysis of a closed network (Reiser, Lavenberg 1980).  Its customers are the independent streams
+    of work: a single one takes the sum of all times, many take the longest.
     """
     programs = on.on_busiest
     streams = min(on.resident, programs) * _streams(on)
@@ -303,21 +314,21 @@ def _streams(on: _Launched) -> int:
     return groups if on.trace.reductions else groups * (1 + 2 * (stages - 1))
 
 
-def _asked(option: Any) -> int:
-    """Stages that a launch asks for; below 2 nothing is pipelined."""
+def _requested_stages(option: Any) -> int:
+    """The pipeline stages that a launch asks for; below 2 nothing is pipelined."""
     return max(1, min(option, screen.MOST_STAGES)) if isinstance(option, int) else DEFAULT_STAGES
 
 
 def _stages(on: _Launched, where: str) -> int:
-    """Stages of the pipeline of a loop: those asked for, as far as there are copies for them in the machine code."""
-    if where == "straight":  # also what is in a `while`
+    """Stages of the pipeline of a loop: the requested ones, at most as many as the machine code has copies."""
+    if where == "straight":  # Loops by `while` count as straight too.
         return 1
-    asked = _asked(int(where.split()[1])) if where.startswith("stages") else on.stages
-    return max(1, min(asked, on.copies))
+    requested = _requested_stages(int(where.split()[1])) if where.startswith("stages") else on.stages
+    return max(1, min(requested, on.copies))
 
 
 def _on_multiprocessors(on: _Launched, clocks: float) -> float:
-    """Microseconds of the busiest multiprocessor, if each program keeps it busy for so many clocks."""
+    """Microseconds of the busiest multiprocessor, if each program keeps it busy for `clocks`."""
     return on.on_busiest * clocks / on.clocks_us
 
 
@@ -325,17 +336,18 @@ def _on_multiprocessors(on: _Launched, clocks: float) -> float:
 
 
 class _Cache:
-    """What earlier steps left in L2: the buffers touched last, as far as they fit."""
+    """The content of L2: the buffers that were touched last, as far as they fit."""
 
     def __init__(self, size: float) -> None:
         self._size = size
         self._held: OrderedDict[int, float] = OrderedDict()
 
     def held(self, buffer: int, footprint: float) -> float:
-        """Part of a footprint on `buffer` that is there."""
+        """Part of a footprint on `buffer` that is in L2."""
         return min(1.0, self._held.get(buffer, 0.0) / footprint) if footprint else 0.0
 
     def touch(self, buffer: int, footprint: float) -> None:
+        """Puts a footprint on `buffer` into L2; the oldest ones leave it."""
         self._held[buffer] = max(self._held.pop(buffer, 0.0), footprint)
         while self._held and math.fsum(self._held.values()) > self._size:
             self._held.popitem(last=False)
@@ -346,10 +358,10 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
     target, trace = on.target, on.trace
     dram = l2 = stores = atomics = contended = first = 0.0
     for t in trace.traffic:
-        asked = _asked_of_l2(on, t)
-        l2 += asked
+        requested = _requested_of_l2(on, t)
+        l2 += requested
         isolated = 1 + (DRAM_SCATTERED - 1) * min(1.0, max(0.0, (t.sectors / t.requested - 4) / 4))
-        again = _again(on, t, asked) * isolated
+        again = _again(on, t, requested) * isolated
         if t.kind == "load":
             fetched = t.distinct * (1 - cache.held(t.buffer, t.distinct)) + again
             first += fetched
@@ -357,7 +369,7 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
         else:
             dram += t.distinct + again * (2 if t.kind == "atomic" else 1)
         if t.kind == "atomic":
-            # Neighbouring addresses go together; scattered or repeated ones one by one (4 bytes each, mostly).
+            # Neighbouring addresses are combined; scattered or repeated ones are not (mostly 4 bytes each).
             together = 0.7 < t.sectors / t.requested < 1.5
             atomics += t.sectors / SECTOR if together else t.requested / 4
             contended = max(contended, t.requested / max(t.distinct / SECTOR * 4, 4.0))
@@ -367,7 +379,7 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
     spilled = _spill_bytes(on)
     loads = math.fsum(t.sectors for t in trace.traffic if t.kind == "load")
     part = min(1.0, first / loads) if loads else 0.0
-    share = on.on_busiest / trace.programs  # of the busiest multiprocessor
+    share = on.on_busiest / trace.programs  # of the busiest multiprocessor.
     return {
         "dram": _dram_us(dram, target),
         "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / on.clocks_us,
@@ -378,17 +390,20 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
 
 
 def _dram_us(moved: float, target: Target) -> float:
-    """Microseconds to move so many bytes, with the start that a short transfer does not even see the end of."""
+    """Microseconds to move this number of bytes; a transfer starts slowly, and a short one never gets faster."""
     us = 1e6 * moved / (DRAM_EFFICIENCY * target.dram_bytes_per_s)
     return us + TRANSFER_START_US * us / (us + TRANSFER_START_US)
 
 
-def _again(on: _Launched, t: Traffic, asked: float) -> float:
-    """Bytes asked of DRAM more than once, because too much was touched in between (the distance in an LRU stack)."""
+def _again(on: _Launched, t: Traffic, requested: float) -> float:
+    """Bytes read from DRAM again, because too much was touched in between (the distance in an LRU stack).
+
+    requested: bytes requested from L2.
+    """
     programs = on.trace.programs
     near = min(WINDOW, programs)
-    holders = 1 + (near - 1) * t.shared  # programs in the window that touch the same byte
-    windows = max(1.0, t.once / max(t.distinct, 1.0) / holders)  # windows that do
+    holders = 1 + (near - 1) * t.shared  # programs in the window that touch the same byte.
+    windows = max(1.0, t.once / max(t.distinct, 1.0) / holders)  # windows with programs that touch it.
     # Programs that run at the same time and touch the same byte do so at nearly the same time, if they are in a loop.
     rounds = max(1.0, math.fsum(row[2] for row in on.trace.rounds))
     apart = near / holders
@@ -397,7 +412,7 @@ def _again(on: _Launched, t: Traffic, asked: float) -> float:
     return (
         max(0.0, t.once - t.once / holders) * _missing(beside, on.l2_bytes)
         + max(0.0, t.once / holders - t.distinct) * _missing(between, on.l2_bytes)
-        + max(0.0, asked - t.once) * _missing(_touched(on, on.together), on.l2_bytes)
+        + max(0.0, requested - t.once) * _missing(_touched(on, on.together), on.l2_bytes)
     )
 
 
@@ -407,12 +422,12 @@ def _touched(on: _Launched, programs: float) -> float:
 
 
 def _missing(footprint: float, capacity: float) -> float:
-    """Part of repeated accesses to a footprint that miss a cache of this capacity: all of them at twice its size."""
+    """Part of repeated accesses to a footprint that miss a cache: all of them if it is twice the capacity or more."""
     return min(1.0, max(0.0, footprint / capacity - 1))
 
 
-def _asked_of_l2(on: _Launched, t: Traffic) -> float:
-    """Bytes that L1 passes on: each footprint once where it fits into L1, every access where it does not."""
+def _requested_of_l2(on: _Launched, t: Traffic) -> float:
+    """Bytes that L1 requests from L2: each footprint once if it fits into L1, every access if it does not."""
     if t.kind != "load":
         return t.sectors
     room = L1_USABLE * (L1_BYTES - on.resident * on.shared_bytes) / max(1.0, on.active_warps / on.warps)
@@ -421,7 +436,7 @@ def _asked_of_l2(on: _Launched, t: Traffic) -> float:
 
 
 def _spill_bytes(on: _Launched) -> float:
-    """Bytes of spilled registers that L1 cannot hold: each stored and loaded once."""
+    """Bytes of spilled registers that L1 cannot hold; each is stored and loaded once."""
     spilled = on.spill_bytes * on.threads
     resident = spilled * on.active_warps / on.warps
     return (
@@ -437,7 +452,7 @@ def _spill_bytes(on: _Launched) -> float:
 
 
 def _per_thread(on: _Launched, elements: float) -> float:
-    """Elements of a block that a thread works on.  A block smaller than the program is computed several times over."""
+    """Elements of a block that a thread computes.  If a block has fewer elements than threads, several compute each."""
     return max(1.0, elements / on.threads)
 
 
@@ -445,12 +460,12 @@ def _warp_instructions(on: _Launched) -> float:
     """Instructions of one warp of a program."""
     total = 0.0
     for kind, elements, count in on.trace.ops:
-        # What there is one of is kept in one place whatever its class, so no vector shares the work.
+        # A single value gets no discount for index arithmetic, as no elements of a vector share it.
         discount = 1.0 if elements > 1 or not kind.startswith("index") else 4.0
         total += count * _per_thread(on, elements) * _INSTRUCTIONS[kind][0] * discount
     for _, elements, itemsize, vector, count in on.trace.accesses:
         each = _per_thread(on, elements)
-        total += count * each / max(1.0, min(vector / itemsize, each)) * 3  # address, mask, access
+        total += count * each / max(1.0, min(vector / itemsize, each)) * 3  # for address, mask and access.
     for _, _, results, count in on.trace.reductions:
         total += count * 10 * max(1.0, results / on.warps / 4)
     for m, n, k, a, _, precision, count in on.trace.dots:
@@ -464,12 +479,12 @@ def _warp_instructions(on: _Launched) -> float:
 
 
 def _spill_rounds(on: _Launched) -> float:
-    """How often spilled registers go out and back: in every iteration of a loop with loads."""
+    """How often spilled registers are stored and loaded: in every iteration of a loop with loads."""
     return max(1.0, math.fsum(row[2] for row in on.trace.rounds))
 
 
 def _mma_fragments(on: _Launched, m: int, n: int, k: int) -> float:
-    """mma.sync m16n8k16 instructions of one warp."""
+    """The number of mma.sync m16n8k16 instructions of one warp."""
     return max(1.0, m * n / (16 * 8) / on.warps) * max(1.0, k / 16)
 
 
@@ -491,12 +506,12 @@ def _tensor_clocks(on: _Launched) -> float:
     total = 0.0
     for m, n, k, a, _, precision, count in on.trace.dots:
         if (a == "fp32" and precision == "ieee") or a == "fp64":
-            continue  # counted as instructions
+            continue  # These count as instructions.
         dtype = "float8" if a.startswith("fp8") else _DTYPES.get(a, "float16")
         peak = on.target.tensor_flops[dtype] / on.target.multiprocessors / on.target.clock_hz
         passes = 3 if precision == "tf32x3" else 1
         if on.wgmma:
-            # 64 x n x 16 take n/2 clocks of computing, and 16 + n/4 to read both operands from shared memory.
+            # A product of 64 x n x 16 takes n/2 clocks, and 16 + n/4 to read both operands from shared memory.
             columns = min(n, 256)
             shape = (columns / 2) / max(columns / 2, 16 + columns / 4)
             rate = peak * shape * WGMMA_EFFICIENCY
@@ -510,7 +525,7 @@ def _tensor_clocks(on: _Launched) -> float:
 
 
 def _shared_clocks(on: _Launched) -> float:
-    """Clocks of shared memory for the operands of matrix products: written once, read by each warp (group)."""
+    """Clocks of shared memory for the operands of matrix products: written once, read by each warp or warp group."""
     total = 0.0
     for m, n, k, a, b, _, count in on.trace.dots:
         size_a, size_b = (_itemsize(x) for x in (a, b))
@@ -518,7 +533,7 @@ def _shared_clocks(on: _Launched) -> float:
         if on.wgmma:
             read = math.ceil(m / 64) * (64 * k * size_a + k * n * size_b)
         else:
-            rows = min(on.warps, max(1, m // 16))  # warps stand in a column first
+            rows = min(on.warps, max(1, m // 16))  # Warps are placed along a column first.
             columns = max(1, on.warps // rows)
             read = columns * m * k * size_a + rows * n * k * size_b
         total += count * (written + read)
@@ -533,9 +548,9 @@ def _itemsize(dtype: str) -> int:
 
 
 def _latency(on: _Launched, load_us: float) -> float:
-    """How long the programs take one after the other: waits for loads, barriers, and instructions of a single warp.
+    """Microseconds that programs wait: for loads, at barriers, and for instructions of a single warp.
 
-    This is Little's law seen from the program: what is in flight is what the resident programs wait for.
+    This is Little's law from the program's side: the loads in flight are those that the resident programs wait for.
     """
     instructions = _warp_instructions(on)
     path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / on.clocks_us
@@ -552,11 +567,11 @@ def _latency(on: _Launched, load_us: float) -> float:
 
 
 def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
-    """Rounds of loads in flight at a time."""
+    """How many rounds of loads are in flight at a time."""
     if where == "straight":
         return 1
     stages = _stages(on, where)
-    if kind == "dot" or (where.startswith("stages") and stages > 1):  # what Triton pipelines
+    if kind == "dot" or (where.startswith("stages") and stages > 1):  # Triton pipelines these.
         return max(1, stages - 1)
     return {"plain": LOADS_AHEAD, "masked": MASKED_LOADS_AHEAD}.get(kind, 1)
 
@@ -567,7 +582,7 @@ def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
 def _memory_step(
     name: str, read: Sequence[TensorRef], written: Sequence[TensorRef], target: Target, cache: _Cache, **busy: float
 ) -> StepEstimate:
-    """A step limited by memory, or by something else that takes so many microseconds (`busy`, by term)."""
+    """The estimate of a step that is limited by memory, or by another term (`busy`: microseconds by term)."""
     moved = 0.0
     for ref in read:
         span = _window(ref)
@@ -581,7 +596,7 @@ def _memory_step(
 
 
 def _transposing_us(copy: Copy, target: Target) -> float:
-    """What a copy takes that reads along one axis and writes along another, element by element."""
+    """Microseconds of a copy that reads along one axis and writes along another; 0 for other copies."""
     axes = [_fastest_axis(ref) for ref in (copy.src, copy.dst)]
     if len(copy.src.shape) != len(copy.dst.shape) or None in axes or axes[0] == axes[1]:
         return 0.0
@@ -590,7 +605,7 @@ def _transposing_us(copy: Copy, target: Target) -> float:
 
 
 def _fastest_axis(ref: TensorRef) -> int | None:
-    """The axis along which neighbours in memory lie, None where there is none."""
+    """The axis with stride 1, along which elements are neighbours in memory; None without such an axis."""
     return next((i for i, (n, s) in enumerate(zip(ref.shape, ref.strides, strict=True)) if s == 1 and n > 1), None)
 
 
@@ -606,7 +621,7 @@ def _window(ref: TensorRef) -> float:
 
 
 def _delegated(op: Op, target: Target, cache: _Cache) -> StepEstimate:
-    """A library's kernel by a roofline: operands once, and for matrix products their arithmetic."""
+    """The estimate of a library's kernel by a roofline: operands once, and the arithmetic of matrix products."""
     inputs = [a for a in op.args if isinstance(a, TensorRef)]
     flops = 0.0
     if any(op.name.split(".")[1:2] == [p] for p in _PRODUCTS) and op.outputs and len(inputs) >= 2:

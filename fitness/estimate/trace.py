@@ -1,10 +1,9 @@
-"""What a plan's launches do on the device, counted on a few sampled programs at the sizes of the target.
+"""Traces what a plan's launches do on the device, from a few sampled programs at the sizes of the target.
 
-A launch of a million programs on gigabytes is described by running some of its programs under Triton's interpreter
-without memory (`fitness/estimate/counters.py`) and extrapolating to the grid.  Floating-point inputs and whatever an
-earlier step computed read as zero; integer inputs have their real values where the caller gives them, because indices
-steer where a kernel reads and writes.  A launch whose addresses or loop bounds are computed by an earlier launch is
-therefore traced as if those were zero.
+A launch may have a million programs on gigabytes.  Triton's interpreter runs some of its programs without memory
+(`fitness/estimate/counters.py`), and the counts are extrapolated to the grid.  Floating-point inputs and results of
+earlier steps read as zero.  Integer inputs have their real values if the caller gives them, because indices decide
+which addresses a kernel uses.  So if an earlier launch computes addresses or loop bounds, they are traced as zero.
 """
 
 from __future__ import annotations
@@ -32,27 +31,28 @@ from fitness.interpreter.spans import SECTOR, Spans
 from fitness.interpreter.stores import StoreBlock, block_of, corners, position
 from fitness.sandbox.jobs import JobError
 
-# What running a kernel without its values can raise; a kernel that is at fault is found out by verification.
+# Errors of a kernel that runs without its values.  If the kernel itself is wrong, verification finds that.
 _FAILURES = (
     NotImplementedError, AttributeError, TypeError, KeyError, NameError, RecursionError, AssertionError, ValueError,
     IndexError, ArithmeticError,
 )  # fmt: skip
 
-# Places in a window of neighbours.  They were drawn so that pairs of them lie in one run, or whole periods apart, as
-# often as all pairs in the window do (for runs and periods of 2 to 64).
+# Places in a window of neighbours.  They are drawn so that pairs of them represent all pairs in the window, for runs
+# and periods of 2 to 64 programs: as many are in one run, and as many are whole periods apart.
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
-EVERYONE = 4 * WINDOW  # programs of a grid, all of which are counted if some are idle ...
-EVERYONE_COST = 50_000.0  # ... and all together cost no more than this
-SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # pairs of programs, where programs have roles
+EVERYONE = 4 * WINDOW  # If some programs are idle, all programs of a grid of at most this size are counted ...
+EVERYONE_COST = 50_000.0  # ... unless they cost more than this together.
+SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # If programs have roles: number of sampled pairs, golden ratio.
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Traces every configuration of every launch of some plans.
 
-    payload: "source", "constants", "samples" (programs a launch) and "cases", each with "plan" (JSON, at the target's
-    sizes) and "integers" ({argument index: .npy file in `scratch`}).  Returns {"cases": [{"launches": [[LaunchTrace as
-    a dict per configuration] per launch]} per case]}.
+    payload: "source", "constants", "samples" (programs per launch) and "cases".  A case has "plan" (JSON, at the
+    target's sizes) and "integers" ({argument index: .npy file in `scratch`}).
+
+    Returns {"cases": [{"launches": [[LaunchTrace as a dict per configuration] per launch]} per case]}.
     """
     kernels = load_kernels(payload["source"], payload["constants"], scratch)
     found = []
@@ -60,7 +60,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         for case in payload["cases"]:
             plan = from_json(case["plan"])
             files = {int(i): scratch / name for i, name in case["integers"].items()}
-            interpreter.know(_known_bytes(plan, files), [b.nbytes for b in plan.buffers])
+            interpreter.use_buffers(_integer_contents(plan, files), [b.nbytes for b in plan.buffers])
             tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter)
             traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
             found.append({"launches": traces})
@@ -68,7 +68,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 class _Tracer:
-    """Traces the launches of a plan; those that differ in compiler options only are traced once."""
+    """Traces the launches of a plan; launches that differ only in compiler options are traced once."""
 
     def __init__(
         self, plan: LaunchPlan, samples: int, kernels: Mapping[str, JITFunction], interpreter: CountingInterpreter
@@ -78,6 +78,7 @@ class _Tracer:
         self._traces: dict[str, LaunchTrace] = {}
 
     def trace(self, launch: Launch, config: Config) -> LaunchTrace:
+        """The trace of a configuration; raises JobError(UNSUPPORTED) if the kernel cannot run without its values."""
         key = json.dumps([launch.kernel, config.grid, config.args], sort_keys=True, default=dataclasses.astuple)
         if key not in self._traces:
             try:
@@ -113,17 +114,13 @@ class _Tracer:
                 seen.update(found)
                 return list(found.values())
 
-            near, far = brief(window(programs)), brief(self._far(config.grid, list(weights)[::2]))
+            near, far = brief(window(programs)), brief(_with_partners(config.grid, list(weights)[::2]))
             brief(corners(config.grid) - set(seen))
         sizes = [b.nbytes for b in self._plan.buffers]
         found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
         given = {ref.buffer for ref in refs_of(dict(config.args))} if any(c.doubtful for c in seen.values()) else ()
         blocks = tuple(_blocks(config.grid, sizes, seen))
         return dataclasses.replace(found, blocks=blocks, doubtful=tuple(sorted(given)))
-
-    def _far(self, grid: Program, numbers: Sequence[int]) -> list[int]:
-        """These programs, and those that a number cut off somewhere would make them the same as."""
-        return sorted({n for number in numbers for n in (number, *partners(grid, number))})
 
     def _count(self, kernel: Any, args: Mapping[str, Any], grid: Program, number: int, brief: bool = False) -> Counter:
         return self._interpreter.count(kernel, args, grid, position(number, grid), brief=brief)
@@ -136,15 +133,15 @@ class _Tracer:
         return argument(value, self._kernels)
 
 
-# --- which programs --------------------------------------------------------------------------------------------------
+# --- choice of programs ----------------------------------------------------------------------------------------------
 
 
 def places(grid: Program, samples: int) -> dict[int, float]:
     """Programs to count (x fastest) and their weights (sum 1): all of a few, Gauss-Lobatto points of a large grid.
 
-    The points lie on the diagonal from the first program to the last and symmetrically; their weights integrate
-    polynomials of each axis exactly, so that work that grows along an axis (as in causal attention) is averaged right.
-    An axis of two programs has no middle: both are taken, for the last one may have less to do.
+    The points are symmetric on the diagonal from the first program to the last.  Their weights integrate polynomials of
+    each axis exactly, so the average is right if work grows along an axis, as in causal attention.  An axis of two
+    programs has no middle: both are taken, because the last one may have less work.
     """
     programs = math.prod(grid)
     if programs <= samples:
@@ -157,7 +154,7 @@ def places(grid: Program, samples: int) -> dict[int, float]:
 
 
 def has_roles(counters: Sequence[Counter]) -> bool:
-    """Whether programs differ in what they write to, so that the few of `places` do not tell how many do what.
+    """Whether programs write to different buffers, so that the few of `places` do not show how many have each role.
 
     Programs that write nothing have no role.
     """
@@ -179,7 +176,7 @@ def _written(counter: Counter) -> frozenset[int]:
 
 
 def spread(programs: int) -> dict[int, float]:
-    """Programs all over the grid, of equal weights: by golden ratio, in pairs, as roles often differ by turns."""
+    """Programs all over the grid, with equal weights: by the golden ratio, and in pairs, as roles often alternate."""
     found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
     return dict.fromkeys(sorted(found), 1 / len(found))
 
@@ -189,15 +186,15 @@ def _pair(number: int, programs: int) -> tuple[int, int]:
 
 
 def window(programs: int) -> list[int]:
-    """Programs from the middle of the grid, WINDOW apart at most, that show what neighbours share."""
+    """Programs from the middle of the grid, at most WINDOW apart, that show what neighbours share."""
     first = max(0, programs - WINDOW) // 2
     return sorted({first + offset * min(WINDOW, programs) // WINDOW for offset in OFFSETS})
 
 
 def partners(grid: Program, number: int) -> list[int]:
-    """Programs half a grid from `number`, and along each axis the greatest power of two that there is room for.
+    """Programs half a grid from `number`, and along each axis the greatest power of two away that fits.
 
-    Who counts programs modulo some power of two, or some half of the grid, takes them for the same.
+    A kernel that takes the program number modulo a power of two, or half the grid, does the same work in both.
     """
     programs, step = math.prod(grid), 1
     found = [(number + programs // 2) % programs]
@@ -211,6 +208,11 @@ def partners(grid: Program, number: int) -> list[int]:
     return [n for n in found if n != number]
 
 
+def _with_partners(grid: Program, numbers: Sequence[int]) -> list[int]:
+    """These programs and all their partners, in rising order."""
+    return sorted({n for number in numbers for n in (number, *partners(grid, number))})
+
+
 def _lobatto(count: int) -> list[tuple[float, float]]:
     """Positions in 0..1 and weights (sum 1) of Gauss-Lobatto quadrature with `count` >= 2 points."""
     legendre = np.polynomial.legendre.Legendre.basis(count - 1)
@@ -220,7 +222,7 @@ def _lobatto(count: int) -> list[tuple[float, float]]:
 
 
 def _blocks(grid: Program, sizes: Sequence[int], seen: Mapping[int, Counter]) -> Iterator[StoreBlock]:
-    """The blocks that all of these programs store, of each buffer in which they do.  sizes: bytes of the buffers."""
+    """The block of each buffer in which all of these programs store the same one.  sizes: bytes of the buffers."""
     if any(c.cut_off or c.uneven or not all(sure for _, _, sure in c.stored) for c in seen.values()):
         return
     footprints = {number: _footprints(counter) for number, counter in seen.items()}
@@ -248,8 +250,9 @@ def summary(
 ) -> LaunchTrace:
     """The trace of a launch of `programs` programs.
 
-    sizes: bytes of each buffer; samples: (program, weight) -> what it does, weights summing to 1; near: footprints of
-    programs within WINDOW of each other; far: programs that are not.
+    sizes: bytes of each buffer.
+    samples: (program, weight) -> its counts; the weights sum to 1.
+    near: programs within WINDOW of each other.  far: programs that are farther apart.
     """
     counters = list(samples.values())
     weights = [weight for _, weight in samples]
@@ -258,8 +261,8 @@ def summary(
         for key, count in counter.counts.items():
             mean[key] += weight * count
     mean = defaultdict(float, {key: float(f"{count:.12g}") for key, count in mean.items()})  # 1, not 0.9999...
-    work = [_work(c.counts) for c in counters]
-    average = math.fsum(w * x for w, x in zip(weights, work, strict=True))
+    elements = [_elements(c.counts) for c in counters]
+    average = math.fsum(w * x for w, x in zip(weights, elements, strict=True))
     return LaunchTrace(
         kernel=kernel,
         programs=programs,
@@ -270,7 +273,7 @@ def summary(
         reductions=tuple((k, *row) for k in ("reduce", "scan") for row in _rows(mean, k)),  # type: ignore[misc]
         rounds=_rows(mean, "rounds"),
         traffic=_traffic(sizes, programs, weights, counters, near, far, mean),
-        busiest=max(work) / average if average else 1.0,
+        busiest=max(elements) / average if average else 1.0,
         truncated=any(c.cut_off or c.uneven for c in counters),
         roles=has_roles(counters),
         met=any(c.met for c in counters),
@@ -286,8 +289,8 @@ def _rows(mean: Mapping[tuple, float], kind: str) -> tuple:
     return tuple(sorted(rows, key=lambda row: tuple(map(str, row))))
 
 
-def _work(counts: Mapping[tuple, float]) -> float:
-    """A program's work for comparison with other programs: elements operated on, loaded, stored and multiplied."""
+def _elements(counts: Mapping[tuple, float]) -> float:
+    """Elements that a program operates on, loads, stores and multiplies, to compare programs."""
     total = 0.0
     for key, count in counts.items():
         if key[0] in ("ops", "access"):
@@ -306,7 +309,7 @@ def _traffic(
     far: Sequence[Counter],
     mean: Mapping[tuple, float],
 ) -> tuple[Traffic, ...]:
-    """Accesses by (buffer, kind), extrapolated to the grid."""
+    """Traffic by (buffer, kind), extrapolated to the grid."""
     sampled, neighbours = ([_footprints(c) for c in group] for group in (counters, near))
     nothing = Spans.union([])
     found = []
@@ -342,7 +345,11 @@ class _Extent(NamedTuple):
 
 
 def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[Spans], limit: float) -> _Extent:
-    """How footprints of size `mean` add up: `sets` are samples of the grid, `beside` of programs near each other."""
+    """The footprint of all programs, from their mean size.
+
+    sets: footprints of samples of the grid.  beside: footprints of programs near each other.  limit: bytes of the
+    buffer.
+    """
     shared = _shared(beside)
     distinct = float(Spans.union(sets).size)
     if len(sets) < programs:
@@ -354,7 +361,7 @@ def _extent(programs: int, mean: float, sets: Sequence[Spans], beside: Sequence[
 
 
 def _repeated(buffer: int, programs: Sequence[Counter]) -> float:
-    """Part of what these programs store to a buffer that others among them store too, as far as that is certain."""
+    """Part of the bytes these programs store to a buffer that others among them certainly store too, 0 to 1."""
     every = [Spans.union(s for b, s, _ in c.stored if b == buffer) for c in programs]
     certain = [Spans.union(s for b, s, sure in c.stored if b == buffer and sure) for c in programs]
     total = sum(s.size for s in every)
@@ -374,7 +381,7 @@ def _footprints(counter: Counter) -> dict[tuple[int, str], Spans]:
 
 
 def _shared(sets: Sequence[Spans]) -> float:
-    """Part of one set that another holds too, on average over all pairs."""
+    """Part of one set that another one has too, on average over all pairs, 0 to 1."""
     both = either = 0.0
     for a, b in itertools.combinations(sets, 2):
         if a.starts.size and b.starts.size:
@@ -384,16 +391,17 @@ def _shared(sets: Sequence[Spans]) -> float:
 
 
 def _drawn(size: float, shared: float, count: float) -> float:
-    """`union` if footprints are drawn at random from the size / shared bytes that their overlap suggests.
+    """Footprint of `count` programs if theirs are random samples of size / shared bytes, as their overlap suggests.
 
-    This is the Lincoln-Petersen estimate of capture and recapture; right for gathers and for tables that all read.
+    This is the Lincoln-Petersen estimate of capture and recapture.  It is right for gathers and for tables that all
+    programs read.
     """
     return size * (1 - (1 - shared) ** count) / shared if shared > 0 else math.inf
 
 
-def _known_bytes(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
-    """The bytes of the buffers that hold the integer arguments in `files` (argument index -> .npy)."""
-    known = {}
+def _integer_contents(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
+    """The bytes of the buffers that hold the integer arguments in `files` (argument index -> .npy), by buffer."""
+    contents = {}
     for index, path in files.items():
         ref = plan.inputs[index]
         values = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -403,5 +411,5 @@ def _known_bytes(plan: LaunchPlan, files: Mapping[int, Path]) -> dict[int, np.nd
         window = memory.view(values.dtype)[ref.offset :]
         strides = tuple(s * values.dtype.itemsize for s in ref.strides)
         np.lib.stride_tricks.as_strided(window, ref.shape, strides)[...] = values
-        known[ref.buffer] = memory
-    return known
+        contents[ref.buffer] = memory
+    return contents

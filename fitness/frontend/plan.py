@@ -43,10 +43,12 @@ class TensorRef:
 
     @property
     def numel(self) -> int:
+        """Number of elements, repeated ones too."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements, repeated ones too."""
         return self.numel * ITEMSIZE[self.dtype]
 
     def last_byte(self) -> int:
@@ -182,6 +184,7 @@ class LaunchPlan:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
+        """The steps that are kernel launches, in order."""
         return tuple(s for s in self.steps if isinstance(s, Launch))
 
     @property
@@ -191,6 +194,7 @@ class LaunchPlan:
 
     @property
     def delegated(self) -> tuple[Op, ...]:
+        """The steps that are left to PyTorch operators, in order."""
         return tuple(s for s in self.steps if isinstance(s, Op))
 
 

@@ -1,4 +1,4 @@
-"""Judges a build before anything runs: whether the target can launch it, its occupancy, and the plan's hash."""
+"""Screens a build before anything runs: whether the target can launch it, its occupancy, and the plan's hash."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def cooperative_problem(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str,
 
 
 def plan_hash(cases: Mapping[str, tuple[LaunchPlan, Sequence[Sequence[Build | Mapping[str, Any]]]]]) -> str:
-    """Hash of what the device is asked to do, over all cases: 64 hex digits.
+    """Hash of all work that a plan gives to the device, over all cases: 64 hex digits.
 
     cases: by name the plan and its builds (as dicts of `fitness.frontend.compile`, one per configuration and launch).
     The hash covers machine code, grids, runtime arguments by position, and which memory each step touches.  It does not

@@ -197,7 +197,7 @@ def _sound() -> Iterator[None]:
 
 
 def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
-    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `told.validated_build`."""
+    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `validated_build`."""
     build = validated_build(told, launch["kernel"], from_spec(target))
     return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
 

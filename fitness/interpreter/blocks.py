@@ -96,6 +96,7 @@ class Semantic(TritonSemantic):
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
     ) -> Any:
+        """Both operands with one type and shape; types that are equal already are not checked again."""
         if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
             left, right = lhs.dtype, rhs.dtype
             if left.is_ptr():
@@ -109,6 +110,7 @@ class Semantic(TritonSemantic):
         )
 
     def broadcast_impl_value(self, lhs: tl.tensor, rhs: tl.tensor) -> Any:
+        """Both operands with one shape; unchanged if their shapes are equal."""
         left, right = lhs.type.__dict__.get("of_values"), rhs.type.__dict__.get("of_values")
         if left is not None and right is not None:
             if left[2] == right[2]:

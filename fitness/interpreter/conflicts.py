@@ -47,6 +47,7 @@ class Conflicts:
         self._program = 0
 
     def begin_program(self) -> None:
+        """Assigns the accesses from now on to the next program."""
         self._program += 1
 
     def end_launch(self) -> None:
@@ -130,9 +131,11 @@ class ConcurrentMemory:
         self._stored: list[np.ndarray] = []  # offsets of the bytes that the current program stored.
 
     def begin_launch(self) -> None:
+        """Keeps the memory with which every program of the launch starts."""
         self._before, self._after = self._memory.copy(), self._memory.copy()
 
     def begin_program(self) -> None:
+        """Keeps the stores of the program before, and takes them back from the memory."""
         if self._stored:
             at = np.concatenate(self._stored)
             self._after[at] = self._memory[at]
@@ -140,6 +143,7 @@ class ConcurrentMemory:
             self._stored.clear()
 
     def end_launch(self) -> None:
+        """Puts the stores of all programs into the memory."""
         self.begin_program()
         self._memory[...] = self._after
 

@@ -68,6 +68,7 @@ class Builder(InterpreterBuilder):
         return TensorHandle(encode(np.array([value]), tl.float8e5), tl.float8e5)
 
     def cast_impl(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
+        """The values converted to another type, with the rounding of the device."""
         return TensorHandle(encode(decode(src.data, src.dtype), dst_type), dst_type.scalar)
 
     def create_fp_to_fp(self, src: TensorHandle, dst_type: tl.dtype, rounding_mode: Any) -> TensorHandle:
@@ -115,9 +116,11 @@ class Builder(InterpreterBuilder):
         return TensorHandle(data, arg.dtype.scalar)
 
     def unary_op(self, arg: TensorHandle, op: Callable[..., np.ndarray]) -> TensorHandle:
+        """`op` of decoded values, with the result rounded to their type."""
         return self._result(op(decode(arg.data, arg.dtype)), arg.dtype)
 
     def binary_op(self, lhs: TensorHandle, rhs: TensorHandle, op: Callable[..., np.ndarray]) -> TensorHandle:
+        """`op` of decoded values, with the result rounded to the type of the first operand."""
         return self._result(op(decode(lhs.data, lhs.dtype), decode(rhs.data, rhs.dtype)), lhs.dtype)
 
     def create_select(self, cond: TensorHandle, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:

@@ -33,7 +33,8 @@ _WARP = 32
 class Refusing(Protocol):
     """Something that records failures of host code."""
 
-    def fail(self, verdict: Verdict, message: str) -> JobError: ...
+    def fail(self, verdict: Verdict, message: str) -> JobError:
+        """The error to raise for the candidate's current line."""
 
 
 class AsCuda(TorchFunctionMode):

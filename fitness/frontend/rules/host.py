@@ -28,7 +28,7 @@ from fitness.frontend.rules.names import (
     MEMORY_ATTRIBUTES,
     MODULES,
     OTHER_ATTRIBUTES,
-    TENSOR_FACTS,
+    TENSOR_METADATA,
     TENSOR_VIEW_LISTS,
     TENSOR_VIEWS,
     TORCH_COMPUTE,
@@ -38,7 +38,7 @@ from fitness.frontend.rules.names import (
 from fitness.frontend.rules.records import Records
 
 _DUNDER = re.compile(r"__\w+__")
-_VALUE_ATTRIBUTES = TENSOR_VIEWS | TENSOR_VIEW_LISTS | TENSOR_FACTS | OTHER_ATTRIBUTES
+_VALUE_ATTRIBUTES = TENSOR_VIEWS | TENSOR_VIEW_LISTS | TENSOR_METADATA | OTHER_ATTRIBUTES
 _RECORD_BASES = ("typing.NamedTuple", "enum.Enum", "enum.IntEnum", "enum.StrEnum")
 _PLAIN_DECORATORS = ("torch.no_grad", "torch.inference_mode", "functools.lru_cache", "functools.cache")
 _WRAPPERS = ("triton.autotune", "triton.heuristics")
@@ -360,7 +360,7 @@ class HostRules(ScopedVisitor):
         elif name not in self.module.fields:
             self.report("attribute", node, f"`.{name}` is not needed to allocate, view and launch; leave it out")
         elif not self.records.owns(node):
-            message = f"`.{name}` is a field of a record, but what is asked for it may be something else; "
+            message = f"`.{name}` is a field of a record, but the object here may be something else; "
             self.report("attribute", node, message + "call the record's class in the same function, or pass the number")
 
     # --- calls

@@ -102,7 +102,7 @@ TORCH_TENSORS = words("""
     ravel clone detach as_strided broadcast_to view_as_real atleast_1d atleast_2d atleast_3d diagonal
 """)
 
-TORCH_FACTS = (
+TORCH_METADATA = (
     words("""
     Tensor Size device dtype finfo iinfo is_tensor is_floating_point numel promote_types result_type get_default_dtype
     broadcast_shapes chunk split unbind tensor_split broadcast_tensors no_grad inference_mode strided contiguous_format
@@ -194,7 +194,7 @@ TENSOR_VIEW_LISTS = words("chunk split tensor_split unbind")
 
 # Tensor methods and attributes that describe a tensor.  item and tolist need values that the recorder does not have: it
 # answers with the verdict "unsupported", which says more than a rule could.
-TENSOR_FACTS = words("""
+TENSOR_METADATA = words("""
     shape dtype device ndim stride size numel nelement dim ndimension element_size is_contiguous is_cuda is_cpu
     requires_grad itemsize nbytes storage_offset is_floating_point is_complex is_signed get_device layout is_sparse
     is_same_size item tolist type
@@ -286,7 +286,7 @@ def leaf_rule(path: str) -> str | None:
     if module == "math":
         return None
     if module == "torch":
-        return None if name in TORCH_TENSORS | TORCH_FACTS else "library"
+        return None if name in TORCH_TENSORS | TORCH_METADATA else "library"
     if module in _COMPUTE_MODULES:
         return "delegate" if name in _COMPUTE_MODULES[module] else "library"
     if module in KERNEL_LANGUAGE:

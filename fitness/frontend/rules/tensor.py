@@ -11,7 +11,7 @@ from collections import ChainMap
 from typing import Literal
 
 from fitness.frontend.rules.module import FunctionNode, Module, Report, bound_names, parameters
-from fitness.frontend.rules.names import TENSOR_FACTS, TENSOR_VIEW_LISTS, TENSOR_VIEWS, TORCH_TENSORS, words
+from fitness.frontend.rules.names import TENSOR_METADATA, TENSOR_VIEW_LISTS, TENSOR_VIEWS, TORCH_TENSORS, words
 
 Kind = Literal["tensor", "other"] | None  # None: unknown.
 Kinds = ChainMap[str, Kind]  # Branches and inner functions write to a layer of their own, so nothing is copied.
@@ -200,7 +200,7 @@ class TensorFlow:
             return None
         if node.attr in ("T", "mT"):
             return "tensor"
-        if node.attr not in TENSOR_VIEWS | TENSOR_VIEW_LISTS | TENSOR_FACTS:
+        if node.attr not in TENSOR_VIEWS | TENSOR_VIEW_LISTS | TENSOR_METADATA:
             self._refuse(node, f"`.{node.attr}`")
         return "other"
 
@@ -215,7 +215,7 @@ class TensorFlow:
                 self._of_value(node.func, base)
                 if attr in (TENSOR_VIEWS if base == "tensor" else _ONLY_TENSOR_VIEWS):
                     return "tensor"
-                return "other" if attr in TENSOR_FACTS else None
+                return "other" if attr in TENSOR_METADATA else None
             case ast.Name(id=name) if name in _COMPUTING_BUILTINS and name not in kinds:
                 if "tensor" in arguments:
                     self._refuse(node, f"`{name}(...)`")
