@@ -11,6 +11,7 @@ from typing import Any
 
 from evo.core.errors import EvoError
 from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Timing, Verdict
+from evo.core.score import fitness_of
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
@@ -25,7 +26,6 @@ from fitness.gpu.timing import Ratio, counts
 from fitness.profile.ncu import Counters, NoCounters, counters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.score import fitness_of
 from fitness.tasks.task import Task
 
 # Of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.

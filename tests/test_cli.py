@@ -18,10 +18,11 @@ import pytest
 
 import evo
 from analysis.benchmarks.instant import SEED_SOURCE
-from evo.cli import common
+from evo import api
 from evo.cli.main import main
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Evidence, Verdict
+from evo.search import evaluators
 from evo.storage.store import RunReader, Store
 from tests.cli_support import LOG, NO_GPU, BrokenEvaluator, CliEvaluator, install
 from tests.engine_support import create, facts, ok_trial
@@ -58,7 +59,7 @@ def evo_process(*arguments: str, sleep_s: float = 0.0, cwd: Path = ROOT, **more:
 
 @pytest.fixture
 def one_gpu(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
 
 
 def test_a_run_says_what_it_measures_with_and_keeps_to_it(
@@ -73,7 +74,7 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     with RunReader(Path("out")) as reader:
         assert reader.info.config.device == "gpu"
         assert reader.info.config.screen_budget == 4
-    monkeypatch.setattr(common, "find_gpus", lambda target: NO_GPU)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: NO_GPU)
     assert run("resume", "out", "--budget", "5") == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
     assert len(opened) == 1
@@ -114,8 +115,8 @@ def clusters(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> lis
         return opened[-1]
 
     monkeypatch.setattr(FakeCluster, "addresses", [])
-    monkeypatch.setattr(common, "join", FakeCluster)
-    monkeypatch.setattr(common, "open_cluster_evaluator", open_on)
+    monkeypatch.setattr(evaluators, "join", FakeCluster)
+    monkeypatch.setattr(evaluators, "open_cluster_evaluator", open_on)
     return FakeCluster.addresses
 
 
@@ -146,7 +147,7 @@ def test_an_address_means_all_gpus_of_its_cluster_and_is_kept(
 def test_several_gpus_of_one_machine_start_ray_there_and_one_does_not(
     clusters: list[str], opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=4, name="H200", problem=""))
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=4, name="H200", problem=""))
     for gpus, device in (("1", "gpu"), ("4", "4 GPUs of a cluster"), ("none", "cpu")):
         assert run("run", "softmax", "--budget", "2", "--gpus", gpus, "--workers", "1", "--run-dir", f"out{gpus}") == 0
         assert opened[-1].device == device
@@ -223,7 +224,7 @@ def test_a_run_that_found_nothing_says_so(
 ) -> None:
     from tests.test_engine import Exhausting
 
-    monkeypatch.setattr(common, "open_evaluator", lambda task, target, device: Exhausting())
+    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device: Exhausting())
     assert run("run", "--budget", "3", "--run-dir", "out") == 0
     assert "nothing faster than the seed was found" in capsys.readouterr().out
     assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE
@@ -324,7 +325,7 @@ def test_a_resume_whose_evaluator_fails_changes_nothing(
 ) -> None:
     assert run("run", "--budget", "2", "--run-dir", "out") == 0
     before = all_of("out")
-    monkeypatch.setattr(common, "open_evaluator", lambda task, target, device: BrokenEvaluator())
+    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device: BrokenEvaluator())
     assert run("resume", "out", "--budget", "9") == 2
     assert all_of("out") == before
 
@@ -610,12 +611,12 @@ def test_a_task_that_changed_is_refused(
     assert run("run", "--budget", "2", "--run-dir", "out") == 0
     from tests.cli_support import load
 
-    def changed(name: str) -> object:
+    def changed(name: str, **_: str) -> object:
         task = load(name)
         task.hash = "other"
         return task
 
-    monkeypatch.setattr(common, "load_task", changed)
+    monkeypatch.setattr(api, "load_task", changed)
     assert run("resume", "out", "--budget", "9") == 2
     assert "has changed since the run started" in capsys.readouterr().err
 

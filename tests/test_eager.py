@@ -20,6 +20,7 @@ from analysis.schema import EXPORT
 from evo.cli.run_text import show_trial
 from evo.core.errors import TaskError
 from evo.core.records import Candidate, Evaluation, Fitness, Timing, Verdict, evaluation_from_json, evaluation_to_json
+from evo.core.score import score
 from evo.storage.result import speedup_text
 from evo.storage.store import RunReader
 from fitness.candidate import CompiledCandidate, FrontEnd
@@ -35,7 +36,6 @@ from fitness.gpu.runner import Report
 from fitness.gpu_backend import EagerJudge, GpuBackend, GpuEvaluator, gpu_backend, with_floor
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.score import score
 from fitness.tasks.task import Task, load_task
 from fitness.verify.oracle import VARIANTS
 from tests import gpu_sources as sources

@@ -14,15 +14,15 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.campaign.variants import ARMS, MODEL_ARMS, expand
+from evo.campaign.variants import ARMS, MODEL_ARMS
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
 from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
 from evo.llm.models import Model, read_models
+from evo.search.assemble import default_operators, expand, triton_version
 from evo.search.strategies import STRATEGIES
 from evo.storage import folders
 
@@ -98,7 +98,7 @@ class Spec:
             redrafts=REDRAFTS,
             frozen_parents=True,
             surrogate=True,
-            triton=version("triton") if self.models else "",
+            triton=triton_version() if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)
         if arm in self.own:
@@ -401,12 +401,9 @@ def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
 
 
 def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
-    from evo.cli.models import DEFAULT_OPERATORS
-
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    kind = STRATEGIES[strategy]
-    return expand([*kind.operators, *(DEFAULT_OPERATORS if models and not kind.asks else ())], models)
+    return expand(default_operators(strategy, models), models)
 
 
 def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from evo.core.settings import RunConfig
-from evo.llm.models import Model
+from evo.search.assemble import expand
 from evo.search.strategies import STRATEGIES
 
 Arm = Callable[[RunConfig], RunConfig]
-
-
-def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
-    """Operators called `names`, those that ask once for each model.  Raises ConfigError where there is no such name."""
-    from operators.registry import LLM_OPERATORS, get_operators
-
-    get_operators([name.partition("@")[0] for name in names], model=bool(models))
-    expanded: list[str] = []
-    for name in names:
-        expanded += [f"{name}@{m.name}" for m in models] if name in LLM_OPERATORS else [name]
-    return tuple(expanded)
 
 
 def _keep(test: Callable[[str], bool]) -> Arm:

@@ -283,6 +283,19 @@ class Evaluation:
     def estimated(self) -> bool:
         return any(t.estimated for t in self.timings)
 
+    @property
+    def fitness(self) -> Fitness | None:
+        """The speedup over the seed kernel, with its interval; None unless the verdict is OK."""
+        from evo.core.score import score  # which imports these records
+
+        return score(self)
+
+    @property
+    def speedup(self) -> float | None:
+        """Geometric mean over the tune cases of seed time / time; None unless the verdict is OK."""
+        fitness = self.fitness
+        return None if fitness is None else fitness.speedup
+
 
 @dataclass(frozen=True)
 class Hint:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from evo.core.errors import ConfigError
+from evo.core.text import did_you_mean
 from evo.llm.models import Model
 from evo.search.strategies import STRATEGIES
 
@@ -93,7 +94,8 @@ class RunConfig:
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
         if self.strategy not in STRATEGIES:
-            raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+            hint = did_you_mean(str(self.strategy), STRATEGIES)
+            raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}{hint}")
         if self.device not in DEVICES:
             raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, got {self.device!r}")
         if not self.operators:
@@ -126,7 +128,7 @@ class RunConfig:
             )
         for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
             check_limit(name, limit)
-        priceless = [m.name for m in self.models if m.provider == "openai" and m.usd_in is None]
+        priceless = [m.name for m in self.models if m.provider in ("openai", "callable") and m.usd_in is None]
         if self.max_usd is not None and priceless:
             raise ConfigError(
                 f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "

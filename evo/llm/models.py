@@ -2,6 +2,7 @@
 
 A model is given as `NAME@ENDPOINT` or as the name of a table in a TOML file; an endpoint is the base URL of a server
 that speaks OpenAI's protocol, `mailbox:DIR` or `replay:PATH`.  Keys are no part of it: they stay in the environment.
+From Python a function may be a model (`Model.from_callable`): a run stores its name, never the function.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from urllib.parse import urlsplit
 from evo.core.errors import ConfigError
 
 _PATHS = ("mailbox:", "replay:")
+CALLABLE = "callable"
+# Takes the messages of a prompt, {"role": ..., "content": ...} each.  Returns the answer: a text, or an object with
+# `text`, `tokens_in` and `tokens_out`.
+Answerer = Callable[[list[dict[str, str]]], Any]
 _URLS = ("http://", "https://")
 EXPECTED = "NAME@BASE_URL, NAME@mailbox:DIR or NAME@replay:PATH"
 
@@ -57,10 +62,28 @@ class Model:
         if (self.usd_in is None) != (self.usd_out is None):
             raise ConfigError(f"model {self.name}: expected both usd_in and usd_out, or neither; add the other")
 
+    @classmethod
+    def from_callable(cls, name: str, function: Answerer, **settings: Any) -> CallableModel:
+        """A model that is a Python function: `function(messages)` returns the answer.
+
+        function: called with a list of {"role": "system" or "user", "content": TEXT}, in a thread of its own, once at a
+        time unless `concurrency` is larger.  It returns a text, or an object with `text`, `tokens_in` and `tokens_out`
+        (optional: `usd`, `finish`, `reasoning`).  An exception counts as a failed question.
+        settings: other fields of Model, e.g. `concurrency=4`, `timeout_s=60`, `answer="edits"`, `usd_in` and `usd_out`.
+        Raises ConfigError if `function` cannot be called, or a setting is wrong.
+        """
+        if not callable(function):
+            raise ConfigError(f"model {name}: expected a function that takes messages, got {function!r:.100}")
+        about = getattr(function, "__qualname__", type(function).__qualname__)
+        settings = {"concurrency": 1, "attempts": 1, **settings}
+        _only_settings(name, settings, "endpoint")
+        return CallableModel(cls(name, f"{CALLABLE}:{about}", **settings), function)
+
     @property
     def provider(self) -> str:
-        """ "openai", "mailbox" or "replay"."""
-        return next((p[:-1] for p in _PATHS if self.endpoint.startswith(p)), "openai")
+        """ "openai", "mailbox", "replay" or "callable"."""
+        prefixes = (*_PATHS, f"{CALLABLE}:")
+        return next((p[:-1] for p in prefixes if self.endpoint.startswith(p)), "openai")
 
     @property
     def path(self) -> Path:
@@ -79,7 +102,37 @@ class Model:
         return (tokens_in * self.usd_in + tokens_out * self.usd_out) / 1e6
 
 
-def read_models(specs: Sequence[str], file: Path | None) -> tuple[Model, ...]:
+@dataclass(frozen=True)
+class CallableModel:
+    """A model with the function that answers for it; made by `Model.from_callable`."""
+
+    model: Model
+    function: Answerer
+
+
+def split_models(models: Iterable[str | Model | CallableModel]) -> tuple[list[str | Model], dict[str, Answerer]]:
+    """The models as a run stores them, and the functions of those that are functions, by name.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(models, str | Model | CallableModel):
+        raise ConfigError(f"models: expected a list of models, got {models!r:.100}; write [...] around it")
+    stored: list[str | Model] = []
+    functions: dict[str, Answerer] = {}
+    for model in models:
+        if isinstance(model, CallableModel):
+            functions[model.model.name] = model.function
+            stored.append(model.model)
+        elif isinstance(model, str | Model):
+            stored.append(model)
+        else:
+            raise ConfigError(
+                f"models: expected {EXPECTED}, Model(...) or Model.from_callable(NAME, FUNCTION), got {model!r:.100}"
+            )
+    return stored, functions
+
+
+def read_models(specs: Sequence[str | Model], file: Path | None) -> tuple[Model, ...]:
     """The models of `--model`, with their settings in `file`; sorted by name, so that their order decides nothing."""
     tables = _read_tables(file) if file is not None else {}
     models = [model for spec in specs for model in _read_spec(spec, tables)]
@@ -90,7 +143,9 @@ def read_models(specs: Sequence[str], file: Path | None) -> tuple[Model, ...]:
     return tuple(sorted(models, key=lambda m: m.name))
 
 
-def _read_spec(spec: str, tables: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+def _read_spec(spec: str | Model, tables: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+    if isinstance(spec, Model):
+        return [_absolute(spec)]
     if spec.startswith("replay:"):
         from evo.llm.replay import recorded_models
 
@@ -102,15 +157,21 @@ def _read_spec(spec: str, tables: Mapping[str, Mapping[str, Any]]) -> list[Model
     if "endpoint" not in settings:
         known = f"; tables in the file: {', '.join(tables) or 'none'}" if tables else ""
         raise ConfigError(f"--model: expected {EXPECTED}, got {spec!r}{known}; add the endpoint, or --models FILE")
-    unknown = sorted(set(settings) - {f.name for f in dataclasses.fields(Model)} | set(settings) & {"name"})
+    _only_settings(name, settings)
+    return [_absolute(Model(name=name, **settings))]
+
+
+def _only_settings(name: str, settings: Mapping[str, Any], *without: str) -> None:
+    """Raises ConfigError for settings that are no fields of Model, its name and `without` aside."""
+    fields = [f.name for f in dataclasses.fields(Model) if f.name not in ("name", *without)]
+    unknown = sorted(set(settings) - set(fields))
     if unknown:
-        fields = ", ".join(f.name for f in dataclasses.fields(Model) if f.name != "name")
-        raise ConfigError(f"model {name}: expected settings among {fields}; got {', '.join(unknown)}")
-    model = Model(name=name, **settings)
-    return [model if model.provider == "openai" else _absolute(model)]
+        raise ConfigError(f"model {name}: expected settings among {', '.join(fields)}; got {', '.join(unknown)}")
 
 
 def _absolute(model: Model) -> Model:
+    if f"{model.provider}:" not in _PATHS:
+        return model
     return dataclasses.replace(model, endpoint=f"{model.provider}:{model.path.resolve()}")
 
 
@@ -125,7 +186,7 @@ def _read_tables(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_endpoint(model: Model) -> None:
-    if model.endpoint.startswith(_PATHS) and str(model.path) != ".":
+    if model.provider == CALLABLE or (model.endpoint.startswith(_PATHS) and str(model.path) != "."):
         return
     parts = urlsplit(model.endpoint)
     if not model.endpoint.startswith(_URLS) or not parts.hostname:

@@ -1,4 +1,4 @@
-"""What answers a question: an endpoint, a mailbox, or a record of earlier answers."""
+"""What answers a question: an endpoint, a mailbox, a record of earlier answers, or a Python function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from evo.core.errors import ConfigError, EvoError, how_to_install
 from evo.llm.budget import Bill
-from evo.llm.models import Model
+from evo.llm.models import CALLABLE, Answerer, Model
 from evo.storage.model_calls import ModelAnswer
 from operators.llm.base import Prompt
 
@@ -56,8 +56,21 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
-def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
-    """The provider of `model`, with its key from `environment`."""
+def open_provider(model: Model, environment: Mapping[str, str], function: Answerer | None = None) -> Provider:
+    """The provider of `model`, with its key from `environment`; `function` answers for a model that is one.
+
+    Raises ConfigError if something is missing to ask it.
+    """
+    if model.provider == CALLABLE:
+        from evo.llm.callables import CallableProvider
+
+        if function is None:
+            name = model.endpoint.partition(":")[2]
+            raise ConfigError(
+                f"model {model.name}: expected the Python function {name}, which answers for it and is not stored with "
+                f"a run; go on from Python: evo.resume(RUN, models=[evo.Model.from_callable({model.name!r}, {name})])"
+            )
+        return CallableProvider(model, function)
     if model.provider == "mailbox":
         from evo.llm.mailbox import MailboxProvider
 
@@ -70,6 +83,6 @@ def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
         from evo.llm.client import EndpointProvider, find_key
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"model {model.name}: expected the package openai, but {error}; {how_to_install('llm')}"
+            f"model {model.name}: expected the package openai, but {error}; {how_to_install()}"
         ) from error
     return EndpointProvider(model, find_key(model, environment))

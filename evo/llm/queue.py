@@ -15,9 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from evo.llm.budget import Bill, ModelBudget, most
-from evo.llm.models import Model
+from evo.llm.models import Answerer, Model
 from evo.llm.providers import Failed, LlmError, Provider, Request, open_provider
 from evo.search.termination import SILENT
 from evo.storage.model_calls import Call, CallLog, ModelAnswer, Question
@@ -274,6 +275,8 @@ def open_lane(
     limits: ModelBudget,
     slots: int,
     tell: Tell = lambda model, error: None,
+    functions: Mapping[str, Answerer] = MappingProxyType({}),
 ) -> ModelQueue:
-    """A lane with a provider for each model; keys come from `environment`."""
-    return ModelQueue(folder, models, {m.name: open_provider(m, environment) for m in models}, limits, slots, tell)
+    """A queue with a provider for each model; keys come from `environment`, `functions` answer by a model's name."""
+    providers = {m.name: open_provider(m, environment, functions.get(m.name)) for m in models}
+    return ModelQueue(folder, models, providers, limits, slots, tell)
