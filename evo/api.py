@@ -107,11 +107,11 @@ def load_task(task: AnyTask, *, expected: str = "") -> Task:
     Warns if the task was changed since it was frozen.  Raises TaskError saying what is wrong with it.
     """
     from fitness.tasks import frozen
-    from fitness.tasks.from_python import write_task
+    from fitness.tasks.from_python import load_written
     from fitness.tasks.task import load_task as load
 
     if isinstance(task, Task):
-        return task if task.hash else load(write_task(task))
+        return task if task.hash else load_written(task)
     found = load(task, expected=expected)
     if warning := frozen.changed(found.folder):
         warnings.warn(warning, EvoWarning, stacklevel=2)

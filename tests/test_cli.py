@@ -24,6 +24,7 @@ from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Evidence, Verdict
 from evo.search import evaluators
 from evo.storage.store import RunReader, Store
+from fitness.tasks import advice
 from tests.cli_support import LOG, NO_GPU, BrokenEvaluator, CliEvaluator, install
 from tests.engine_support import create, facts, ok_trial
 
@@ -575,6 +576,9 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("tasks new made notes.txt", "expected a host function"),
         ("tasks new made slip.py", "slip.py, line 1: not Python"),
         ("dance", "invalid choice"),
+        ("resme out", "invalid choice: 'resme' (choose from run, evaluate, "),
+        ("resme out", "did you mean resume?"),
+        ("run --strategy hilclimb", "got 'hilclimb'; did you mean hillclimb?"),
         ("", "COMMAND"),
     ],
 )
@@ -708,6 +712,25 @@ def test_a_new_task_is_made_from_a_kernel_and_never_over_another(
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"evo {evo.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["operators.py", "fitness.py"])
+def test_files_of_the_current_folder_are_not_taken_for_parts_of_evo(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("raise SystemExit('the wrong file')\n")
+    (tmp_path / "kernel.py").write_text("def f(x):\n    return x\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "evo", "run", "--operators", "nothing"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 2 and "expected operators among" in process.stderr, process.stderr
+
+
+def test_evos_own_warnings_are_one_line(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "slow_case", lambda task: "case 'square' has no cpu_axes")
+    assert run("run", "--budget", "1", "--run-dir", "out") == 0
+    assert "warning: case 'square' has no cpu_axes\n" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -49,14 +49,19 @@ _SETTINGS = (
 _HEAD = '"""Written by evo from a task that was made in Python."""\n\nfrom __future__ import annotations\n'
 
 
-def write_task(task: Task, cache: Path | None = None) -> Path:
-    """The folder of `task`, written unless it is there already.
+def load_written(task: Task) -> Task:
+    """`task`, loaded from the folder that is written for it.  Raises TaskError saying what is wrong with it."""
+    from fitness.tasks.task import load_task
 
-    cache: the folder that holds such folders; default: evo/tasks in the user's cache (XDG_CACHE_HOME, ~/.cache).
+    folder = write_task(task)
+    return load_task(folder, expected=_hash(task))
+
+
+def write_task(task: Task) -> Path:
+    """The folder of `task` in evo/tasks of the user's cache (XDG_CACHE_HOME, ~/.cache), written unless it is there.
+
     Raises TaskError if the source of a function cannot be had or copied, or the folder cannot be written.
     """
-    from fitness.tasks.task import hash_texts
-
     for name in ("entry", "seed_source", "name"):
         if not isinstance(getattr(task, name), str):
             raise TaskError(f"evo.Task: expected {name} to be a text, got {getattr(task, name)!r:.100}")
@@ -67,7 +72,7 @@ def write_task(task: Task, cache: Path | None = None) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", task.name):
         raise TaskError(f"task {task.name!r}: expected a name of letters, digits, '.', '_' and '-'; give name=...")
     texts = {"task.py": task_source(task), "kernel.py": task.seed_source}
-    folder = (cache or _cache()) / hash_texts(*texts.values())[:16] / task.name
+    folder = _cache() / _hash(task)[:16] / task.name
     if folder.is_dir():
         return folder
     try:
@@ -84,6 +89,12 @@ def write_task(task: Task, cache: Path | None = None) -> Path:
     except OSError as error:
         raise TaskError(f"expected to write the task to {folder}, got: {error}; set XDG_CACHE_HOME") from error
     return folder
+
+
+def _hash(task: Task) -> str:
+    from fitness.tasks.task import hash_texts
+
+    return hash_texts(task_source(task), task.seed_source)
 
 
 def task_source(task: Task) -> str:
@@ -151,9 +162,9 @@ class _Writer:
         if isinstance(value, types.ModuleType):
             if not _installed(value.__name__):
                 raise _uncopied(label, name, f"the module {value.__name__}, which is no part of an installed package")
-            self._imports.append(f"import {value.__name__} as {name}")
+            self._imports.append(f"import {value.__name__}" + f" as {name}" * (name != value.__name__))
         elif where := _importable(value):
-            self._imports.append(f"from {where[0]} import {where[1]} as {name}")
+            self._imports.append(f"from {where[0]} import {where[1]}" + f" as {name}" * (name != where[1]))
         elif type(value).__module__ == "torch" and type(value).__name__ == "dtype":
             self._imports.append(f"from torch import {str(value).removeprefix('torch.')} as {name}")
         else:
