@@ -61,9 +61,6 @@ __all__ = [
 ]
 
 RUNS = Path("runs")  # run folders that were not named are made in it
-DEFAULT_BUDGET = 32
-DEFAULT_ISLANDS = 3
-DEFAULT_TARGET = "sm_90"
 # Questions in flight if several workers evaluate.
 DEFAULT_CONCURRENCY = 8
 INTERRUPTED = "the run was interrupted"
@@ -153,13 +150,13 @@ def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
     from fitness.frontend.target import get_target
     from operators.registry import check_beginning
 
-    strategy = settings.get("strategy", "evolve")
+    strategy = settings.get("strategy", RunConfig.strategy)
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         hint = did_you_mean(str(strategy), STRATEGIES)
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}{hint}")
     given_workers, screen_budget = _workers(strategy, settings.get("workers")), settings.get("screen_budget")
     workers = evaluators.workers(given_workers)
-    target, gpus = settings.get("target", DEFAULT_TARGET), _as_text(settings.get("gpus"))
+    target, gpus = settings.get("target", RunConfig.target), _as_text(settings.get("gpus"))
     get_target(target)
     check_gpus(gpus)
     check_address(settings.get("ray_address"))
@@ -171,10 +168,10 @@ def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
     slots = settings.get("llm_concurrency")
     config = RunConfig(
         task=_stored_name(task),
-        budget=settings.get("budget", DEFAULT_BUDGET),
-        seed=settings.get("seed", 0),
+        budget=settings.get("budget", RunConfig.budget),
+        seed=settings.get("seed", RunConfig.seed),
         strategy=strategy,
-        islands=settings.get("islands", DEFAULT_ISLANDS),
+        islands=settings.get("islands", RunConfig.islands),
         workers=workers,
         target=target,
         operators=operators,
@@ -376,15 +373,15 @@ def _spending(run: RunReader) -> Spending:
 def search(
     task: AnyTask,
     *,
-    budget: int = DEFAULT_BUDGET,
-    seed: int = 0,
-    strategy: str = "evolve",
+    budget: int = RunConfig.budget,
+    seed: int = RunConfig.seed,
+    strategy: str = RunConfig.strategy,
     operators: Sequence[str] | None = None,
     models: Sequence[AnyModel] = (),
     gpus: int | str | None = None,
-    target: str = DEFAULT_TARGET,
+    target: str = RunConfig.target,
     workers: int | None = None,
-    islands: int = DEFAULT_ISLANDS,
+    islands: int = RunConfig.islands,
     gpu_seconds: float | None = None,
     screen_budget: int | None = None,
     models_file: str | os.PathLike[str] | None = None,
@@ -792,7 +789,7 @@ class Evaluator:
         task: AnyTask,
         *,
         gpus: int | str | None = None,
-        target: str = DEFAULT_TARGET,
+        target: str = RunConfig.target,
         workers: int | None = None,
         ray_address: str | None = None,
         seed: int = 0,

@@ -20,6 +20,7 @@ import evo
 from analysis.benchmarks.endpoint import Ask, Endpoint, answer_to, context
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo import api
+from evo.cli.main import _parser
 from evo.core.errors import ConfigError, EvoError, StoreError, TaskError
 from evo.core.records import Candidate, Certificate, Verdict
 from evo.search import assemble, evaluators
@@ -75,15 +76,31 @@ def test_the_package_of_the_search_is_the_function_too() -> None:
     assert inspect.signature(evo.search) == inspect.signature(api.search)
 
 
+def test_defaults_are_those_that_the_command_line_shows() -> None:
+    arguments = vars(_parser().parse_args(["run"]))
+    shown = {name: arguments[name] for name in ("budget", "seed", "strategy", "islands", "target", "gpus", "workers")}
+    parameters = inspect.signature(api.search).parameters
+    assert {name: parameters[name].default for name in shown} == shown
+    assert set(api.Settings.__annotations__) == set(parameters) - {"task", "run_dir", "progress", "stop"}
+
+
+def test_a_task_is_a_name_a_folder_or_a_task() -> None:
+    task = evo.load_task("softmax")
+    assert isinstance(task, evo.Task) and evo.load_task(task) is task
+    assert evo.load_task(task.folder).hash == task.hash
+    with pytest.raises(TaskError, match=r"no task 'sofmax': .*; did you mean softmax\?"):
+        evo.load_task("sofmax")
+
+
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_search_is_that_of_the_command_line(
     opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    result = evo.search("softmax", budget=15, seed=3, workers=1, islands=2, run_dir="a")
+    result = evo.search("softmax", budget=15, seed=3, workers=1, run_dir="a")
     assert capsys.readouterr() == ("", ""), "a library says nothing unless it is asked to"
-    assert command("run", "--budget", "15", "--seed", "3", "--workers", "1", "--islands", "2", "--run-dir", "b") == 0
+    assert command("run", "--budget", "15", "--seed", "3", "--workers", "1", "--run-dir", "b") == 0
     assert facts(tmp_path / "a") == facts(tmp_path / "b")
     assert [e.closed for e in opened] == [True, True]
     assert all((tmp_path / name / "best/evidence.json").exists() for name in "ab")
@@ -237,17 +254,17 @@ def test_kernels_are_evaluated_in_their_order(opened: list[CliEvaluator]) -> Non
 
 
 def test_sources_are_taken_as_workers_become_free(opened: list[CliEvaluator]) -> None:
-    taken = 0
+    taken = []
 
     def endless() -> Iterator[str]:
-        nonlocal taken
-        for taken, source in enumerate(sources(1_000_000), 1):
+        for source in sources(1_000_000):
+            taken.append(source)
             yield source
 
     with evo.Evaluator("softmax", workers=2) as evaluator:
         evaluations = evaluator.evaluate_many(endless())
         assert next(evaluations).candidate == Candidate(next(sources(1))).id
-        assert taken == 3
+        assert len(taken) == 3
         evaluations.close()
 
 
@@ -430,22 +447,20 @@ def test_functions_that_cannot_be_models(name: str, function: Any, settings: dic
 
 
 def test_a_function_is_called_as_often_at_once_as_it_allows(asking: Any) -> None:
-    at_once, most, lock = 0, 0, threading.Lock()
+    at_once, most, begun, lock = 0, 0, 0, threading.Lock()
     together = threading.Barrier(2)
 
     def function(messages: list[dict[str, str]]) -> str:
-        nonlocal at_once, most
+        nonlocal at_once, most, begun
         with lock:
-            at_once += 1
-            most = max(most, at_once)
-        if most < 3 and len(asked) < 2:
-            asked.append(1)
-            together.wait(timeout=30)
+            at_once, begun = at_once + 1, begun + 1
+            most, first = max(most, at_once), begun <= 2
+        if first:
+            together.wait(timeout=60)  # for each other: they run at once
         with lock:
             at_once -= 1
         return answer_to(messages[-1]["content"])
 
-    asked: list[int] = []
     model = evo.Model.from_callable("m", function, concurrency=2)
     evo.search("task", budget=8, workers=2, models=[model], operators=["change"], llm_concurrency=8, run_dir="out")
     assert most == 2

@@ -717,7 +717,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", ["operators.py", "fitness.py"])
 def test_files_of_the_current_folder_are_not_taken_for_parts_of_evo(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("raise SystemExit('the wrong file')\n")
-    (tmp_path / "kernel.py").write_text("def f(x):\n    return x\n")
     process = subprocess.run(
         [sys.executable, "-m", "evo", "run", "--operators", "nothing"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
