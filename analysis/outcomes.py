@@ -15,7 +15,7 @@ from evo.core.errors import StoreError
 from evo.core.records import CERTIFICATE, PASSED, Trial, Verdict
 from evo.search.budget import gpu_seconds
 from evo.storage.queries import RunReader
-from evo.storage.result import Result, read_result
+from evo.storage.result import Conclusion, read_result
 
 FILE = "outcomes.json"
 _FORMAT = 1
@@ -107,7 +107,7 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
         )
 
 
-def _gains(trials: Sequence[Trial], result: Result | None) -> tuple[dict[int, float], float]:
+def _gains(trials: Sequence[Trial], result: Conclusion | None) -> tuple[dict[int, float], float]:
     """Of each trial, and the best of a certified one.  result: what is in best/, with the certificates for it."""
     refused = {number for number, _ in result.refused} if result else set()
     gains = {t.index: 1.0 if t.index in refused else _gain(t) for t in trials}

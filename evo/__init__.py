@@ -1,3 +1,74 @@
-"""evo: evolutionary search for Triton GPU kernels."""
+"""evo: evolutionary search for Triton GPU kernels.
 
-from evo.core import VERSION as __version__  # noqa: F401
+    import evo
+
+    result = evo.search("softmax", budget=64)
+    print(result.best.speedup, result.best.source)
+
+All names are imported when they are used first, so `import evo` itself is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evo.api import BestKernel as BestKernel
+    from evo.api import Evaluator as Evaluator
+    from evo.api import Result as Result
+    from evo.api import load_task as load_task
+    from evo.api import resume as resume
+    from evo.api import search as search
+    from evo.core.errors import EvoError as EvoError
+    from evo.core.models import Model as Model
+    from evo.core.records import Case as Case
+    from evo.core.records import Evaluation as Evaluation
+    from evo.core.records import Trial as Trial
+    from evo.core.records import Verdict as Verdict
+    from fitness.tasks.task import Task as Task
+
+from evo.core import VERSION as __version__
+
+# Where each name is.  `evo.search` is the package of that name, which can be called as the function.
+_HOMES = {
+    "BestKernel": "evo.api",
+    "Case": "evo.core.records",
+    "Evaluation": "evo.core.records",
+    "Evaluator": "evo.api",
+    "EvoError": "evo.core.errors",
+    "Model": "evo.core.models",
+    "Result": "evo.api",
+    "Task": "fitness.tasks.task",
+    "Trial": "evo.core.records",
+    "Verdict": "evo.core.records",
+    "load_task": "evo.api",
+    "resume": "evo.api",
+}
+
+__all__ = [
+    "BestKernel",
+    "Case",
+    "Evaluation",
+    "Evaluator",
+    "EvoError",
+    "Model",
+    "Result",
+    "Task",
+    "Trial",
+    "Verdict",
+    "__version__",
+    "load_task",
+    "resume",
+    "search",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "search":
+        return import_module("evo.search")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'evo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

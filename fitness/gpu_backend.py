@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from evo.core.errors import EvoError
-from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict
+from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict, fitness_of
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
@@ -22,7 +22,6 @@ from fitness.gpu.sharing import SharedGpu
 from fitness.profile.ncu import Counters, counters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.score import fitness_of
 from fitness.tasks.task import Task
 
 # Of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.

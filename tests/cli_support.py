@@ -12,9 +12,10 @@ import evo.cli.main
 import evo.core.versions
 import operators.registry
 from analysis.benchmarks.instant import SEED_SOURCE, score
-from evo.cli import common
+from evo import api
 from evo.core.errors import TaskError
 from evo.core.records import Case
+from evo.search import assemble, evaluators
 from evo.search.strategies import STRATEGIES
 from tests.engine_support import ALL_OPERATORS, MeasuringEvaluator
 
@@ -38,7 +39,7 @@ class BrokenEvaluator(CliEvaluator):
         raise TaskError("task broken: expected a right seed kernel, got verdict wrong; mend kernel.py")
 
 
-def load(name: str, expected: str = "") -> Any:
+def load(name: str, *, expected: str = "") -> Any:
     cases = (Case("square", {"M": 64}), Case("odd", {"M": 7}, role="holdout"))
     return SimpleNamespace(name=Path(name).name, hash="hash", seed_source=SEED_SOURCE, cases=cases)
 
@@ -52,14 +53,14 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
         opened[-1].device = device
         return opened[-1]
 
-    def open_workshop(target: str, device: str, limits: Any = None) -> Any:
+    def open_factory(target: str, device: str, limits: Any = None) -> Any:
         return SimpleNamespace(open=lambda task: open_evaluator(task, target, device), close=lambda: None)
 
-    setattr_(common, "load_task", load)
-    setattr_(common, "open_evaluator", open_evaluator)
-    setattr_(common, "open_workshop", open_workshop)
-    setattr_(common, "find_gpus", lambda target: NO_GPU)
-    setattr_(common, "scorer", lambda: score)
+    setattr_(api, "load_task", load)
+    setattr_(evaluators, "open_evaluator", open_evaluator)
+    setattr_(evaluators, "open_factory", open_factory)
+    setattr_(evaluators, "find_gpus", lambda target: NO_GPU)
+    setattr_(assemble, "scorer", lambda: score)
     setattr_(evo.core.versions, "versions", lambda: {"evo": "1"})  # editing the code meanwhile must not fail a test
     setattr_(evo.core.versions, "own_versions", lambda: {"evo": "1"})
     setattr_(operators.registry, "OPERATORS", ALL_OPERATORS)

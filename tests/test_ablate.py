@@ -21,10 +21,11 @@ from analysis import figures, outcomes
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.campaign.runner import CLAIM
 from evo.campaign.spec import Cell
-from evo.cli import common, models
+from evo.cli import common
 from evo.cli.main import main
 from evo.core.locks import try_lock
 from evo.llm import queue
+from evo.search import assemble, evaluators
 from evo.search.budget import gpu_seconds
 from evo.storage.queries import RunReader
 from evo.storage.store import Store
@@ -162,7 +163,7 @@ def test_a_task_whose_seed_is_wrong_fails_alone(opened: list[CliEvaluator], caps
 def test_on_a_gpu_evaluations_are_not_shared(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(common, "find_gpus", lambda target: ONE_GPU)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: ONE_GPU)
     assert ablate() == 0
     assert {e.device for e in opened} == {"gpu"}
     assert not Path("runs/spec/evaluations.sqlite").exists()
@@ -191,11 +192,11 @@ def test_several_gpus_and_clusters_evaluate_the_cells_of_all_tasks(
 
     def open_workshop(cluster: TwoGpus, target: str, gpus: int) -> Any:
         workshops.append(gpus)
-        return SimpleNamespace(open=lambda task: common.open_evaluator(task, target, "gpu"), close=lambda: None)
+        return SimpleNamespace(open=lambda task: evaluators.open_evaluator(task, target, "gpu"), close=lambda: None)
 
-    monkeypatch.setattr(common, "join", TwoGpus)
-    monkeypatch.setattr(common, "open_cluster_workshop", open_workshop)
-    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
+    monkeypatch.setattr(evaluators, "join", TwoGpus)
+    monkeypatch.setattr(evaluators, "open_cluster_factory", open_workshop)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
     assert ablate("--ray-address", "head:1") == 0
     said = capsys.readouterr().out
     assert "measuring times on 2 GPUs" in said and "through Ray on 16 CPUs and 2 GPUs of 2 nodes" in said
@@ -218,7 +219,7 @@ def test_cells_at_equal_gpu_seconds(
     assert "torch sees no CUDA GPU" in captured.out
     assert "a budget of 7.5 GPU seconds: expected a GPU that measures, got estimated times" in captured.err
     assert not Path("runs").exists()
-    monkeypatch.setattr(common, "find_gpus", lambda target: ONE_GPU)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: ONE_GPU)
     monkeypatch.setattr(figures, "draw", DRAW)
     assert ablate() == 0
     said = capsys.readouterr().out
@@ -417,7 +418,7 @@ trials = 12
 @pytest.fixture
 def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators.registry, "DEFAULT_LLM_OPERATORS", ("change", "mend"))
-    monkeypatch.setattr(models, "prompt_context", lambda info, task: context)
+    monkeypatch.setattr(assemble, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})

@@ -11,7 +11,7 @@ import pytest
 from analysis.outcomes import load, outcome_of, save
 from evo.core.errors import StoreError
 from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Trial, Verdict
-from evo.storage.result import Result, write_result
+from evo.storage.result import Conclusion, write_result
 from tests.ablation_support import campaign
 from tests.engine_support import create, failed_trial, ok_trial
 
@@ -54,7 +54,7 @@ def test_what_a_full_certificate_refused_is_no_gain(tmp_path: Path) -> None:
             store.finished(trial)
         assert outcome_of(tmp_path).certified == 1.0
         passed, refused = (Certificate("id", verdict) for verdict in (Verdict.OK, Verdict.RUNTIME_ERROR))
-        write_result(tmp_path, store.info, trials[0], Result(trials[2], passed, ((1, refused),)))
+        write_result(tmp_path, store.info, trials[0], Conclusion(trials[2], passed, ((1, refused),)))
     found = outcome_of(tmp_path)
     assert (found.curve, found.certified, found.successes) == ((1.0, 1.3), 1.3, 1)
 

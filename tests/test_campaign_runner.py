@@ -13,9 +13,9 @@ import pytest
 from evo.campaign.runner import Done, counter, finished, run_cells, why_failed
 from evo.campaign.spec import Campaign, Cell, Spec
 from evo.cli.ablate import run_campaign
-from evo.cli.search import make_engine
 from evo.core.errors import StoreError
 from evo.core.records import Verdict
+from evo.search import evaluators
 from evo.storage.queries import RunInfo
 from evo.storage.store import Store
 from fitness.evaluator import SeedError
@@ -42,10 +42,7 @@ def added(campaign: Campaign, name: str) -> Any:
 
 
 def run(campaign: Campaign, tasks: Iterator[Any], stop: Any = lambda: False) -> list[Done]:
-    def make(store: Any, task: Any, first: Any, evaluator: Any, halted: Any) -> Any:
-        return make_engine(store, task, first, evaluator, stop=halted)
-
-    return list(run_cells(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), make, 2, stop))
+    return list(run_cells(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), 2, stop))
 
 
 def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -95,7 +92,7 @@ def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluat
         raise StoreError("no files can be checked")
 
     with pytest.raises(StoreError, match="no files can be checked"):
-        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _workshop())
+        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _factory())
 
 
 def test_what_other_processes_finish_counts_as_progress(
@@ -105,7 +102,7 @@ def test_what_other_processes_finish_counts_as_progress(
     monkeypatch.setattr("evo.cli.ablate.time", SimpleNamespace(monotonic=clock.__next__))
     counted = iter((2, 7))  # five were finished in the meantime, this process's one among them
     tasks = iter([added(campaign, "softmax")])
-    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _workshop()) == ([], False)
+    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _factory()) == ([], False)
     (line,) = (n for n in capsys.readouterr().out.splitlines() if n.startswith("["))
     assert line.startswith("[7/12] softmax, full, seed 0: budget spent, ") and line.endswith("; ETA 0:01:40")
 
@@ -132,14 +129,12 @@ def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: C
 
     cell = Cell(BROKEN, "full", 0)
     assert why_failed(campaign.folder, cell) == ""
-    [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, lambda *_: pytest.fail("begun"), 1, lambda: False)
+    [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, 1, lambda: False)
     assert done.reason == "failed"
     why = why_failed(campaign.folder, cell)
     assert why.startswith("task 'broken'")
     assert "\n" not in why and "line 3: K / 4" in why
 
 
-def _workshop() -> Any:
-    from evo.cli import common
-
-    return common.open_workshop("sm_90", "cpu")
+def _factory() -> Any:
+    return evaluators.open_factory("sm_90", "cpu")

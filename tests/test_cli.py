@@ -18,12 +18,14 @@ import pytest
 
 import evo
 from analysis.benchmarks.instant import SEED_SOURCE
-from evo.cli import common
+from evo import api
 from evo.cli.main import main
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Evidence, Verdict
+from evo.search import evaluators
 from evo.storage.queries import RunReader
 from evo.storage.store import Store
+from fitness.tasks import advice
 from tests.cli_support import LOG, NO_GPU, BrokenEvaluator, CliEvaluator, install
 from tests.engine_support import create, facts, ok_trial
 
@@ -59,7 +61,7 @@ def evo_process(*arguments: str, sleep_s: float = 0.0, cwd: Path = ROOT, **more:
 
 @pytest.fixture
 def one_gpu(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
 
 
 def test_a_run_says_what_it_measures_with_and_keeps_to_it(
@@ -74,7 +76,7 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     with RunReader(Path("out")) as reader:
         assert reader.info.config.device == "gpu"
         assert reader.info.config.screen_budget == 4
-    monkeypatch.setattr(common, "find_gpus", lambda target: NO_GPU)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: NO_GPU)
     assert run("resume", "out", "--budget", "5") == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
     assert len(opened) == 1
@@ -115,8 +117,8 @@ def clusters(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> lis
         return opened[-1]
 
     monkeypatch.setattr(FakeCluster, "addresses", [])
-    monkeypatch.setattr(common, "join", FakeCluster)
-    monkeypatch.setattr(common, "open_cluster_evaluator", open_on)
+    monkeypatch.setattr(evaluators, "join", FakeCluster)
+    monkeypatch.setattr(evaluators, "open_cluster_evaluator", open_on)
     return FakeCluster.addresses
 
 
@@ -147,7 +149,7 @@ def test_an_address_means_all_gpus_of_its_cluster_and_is_kept(
 def test_several_gpus_of_one_machine_start_ray_there_and_one_does_not(
     clusters: list[str], opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=4, name="H200", problem=""))
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=4, name="H200", problem=""))
     for gpus, device in (("1", "gpu"), ("4", "4 GPUs of a cluster"), ("none", "cpu")):
         assert run("run", "softmax", "--budget", "2", "--gpus", gpus, "--workers", "1", "--run-dir", f"out{gpus}") == 0
         assert opened[-1].device == device
@@ -224,7 +226,7 @@ def test_a_run_that_found_nothing_says_so(
 ) -> None:
     from tests.test_engine import Exhausting
 
-    monkeypatch.setattr(common, "open_evaluator", lambda task, target, device: Exhausting())
+    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device: Exhausting())
     assert run("run", "--budget", "3", "--run-dir", "out") == 0
     assert "nothing faster than the seed was found" in capsys.readouterr().out
     assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE
@@ -325,7 +327,7 @@ def test_a_resume_whose_evaluator_fails_changes_nothing(
 ) -> None:
     assert run("run", "--budget", "2", "--run-dir", "out") == 0
     before = all_of("out")
-    monkeypatch.setattr(common, "open_evaluator", lambda task, target, device: BrokenEvaluator())
+    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device: BrokenEvaluator())
     assert run("resume", "out", "--budget", "9") == 2
     assert all_of("out") == before
 
@@ -575,6 +577,9 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("tasks new made notes.txt", "expected a host function"),
         ("tasks new made slip.py", "slip.py, line 1: not Python"),
         ("dance", "invalid choice"),
+        ("resme out", "invalid choice: 'resme' (choose from run, evaluate, "),
+        ("resme out", "did you mean resume?"),
+        ("run --strategy hilclimb", "got 'hilclimb'; did you mean hillclimb?"),
         ("", "COMMAND"),
     ],
 )
@@ -611,12 +616,12 @@ def test_a_task_that_changed_is_refused(
     assert run("run", "--budget", "2", "--run-dir", "out") == 0
     from tests.cli_support import load
 
-    def changed(name: str) -> object:
+    def changed(name: str, **_: str) -> object:
         task = load(name)
         task.hash = "other"
         return task
 
-    monkeypatch.setattr(common, "load_task", changed)
+    monkeypatch.setattr(api, "load_task", changed)
     assert run("resume", "out", "--budget", "9") == 2
     assert "has changed since the run started" in capsys.readouterr().err
 
@@ -708,6 +713,24 @@ def test_a_new_task_is_made_from_a_kernel_and_never_over_another(
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"evo {evo.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["operators.py", "fitness.py"])
+def test_files_of_the_current_folder_are_not_taken_for_parts_of_evo(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("raise SystemExit('the wrong file')\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "evo", "run", "--operators", "nothing"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 2 and "expected operators among" in process.stderr, process.stderr
+
+
+def test_evos_own_warnings_are_one_line(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "slow_case", lambda task: "case 'square' has no cpu_axes")
+    assert run("run", "--budget", "1", "--run-dir", "out") == 0
+    assert "warning: case 'square' has no cpu_axes\n" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

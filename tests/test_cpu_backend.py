@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from evo.core.errors import EvoError, TaskError
-from evo.core.records import Candidate, Verdict
+from evo.core.records import Candidate, Verdict, score
 from fitness import candidate as facts
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
-from fitness.score import score
 from fitness.tasks.task import load_task, task_names
 from tests import gpu_sources as sources
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evo.core.errors import EvoError
-from evo.core.records import Candidate, Certificate, Check, Timing, Verdict
+from evo.core.records import Candidate, Certificate, Check, Timing, Verdict, score
 from fitness.candidate import CompiledCandidate
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.stages import Stop
@@ -19,7 +19,6 @@ from fitness.frontend.target import get_target
 from fitness.gpu.runner import LaunchBundle, Report
 from fitness.gpu_backend import _FACTS, GpuBackend, GpuEvaluator
 from fitness.sandbox.zygote import Zygote
-from fitness.score import score
 from fitness.tasks.task import load_task, task_names
 from tests import gpu_sources as sources
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.core.records import Candidate, Verdict
+from evo.core.records import Candidate, Verdict, score
 from fitness.frontend.target import get_target
 from fitness.gpu_backend import GpuEvaluator
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
-from fitness.score import score
 from fitness.tasks.task import load_task
 from tests.test_hacks import CORPUS, header
 

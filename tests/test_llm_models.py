@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
-from evo.cli import models as commands
 from evo.core.errors import ConfigError
 from evo.core.models import Model
 from evo.core.settings import GUIDANCE
 from evo.llm.models import read_models
+from evo.search import assemble
 from evo.storage.queries import RunReader
 from tests.cli_support import CliEvaluator, install
 from tests.engine_support import config
@@ -129,7 +129,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(operators.registry, "DEFAULT_LLM_OPERATORS", ("change", "mend"))
-    monkeypatch.setattr(commands, "prompt_context", lambda info, task: context)
+    monkeypatch.setattr(assemble, "prompt_context", lambda info, task: context)
     monkeypatch.setattr(queue, "BACKOFF_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     made = install(monkeypatch.setattr)
@@ -194,7 +194,7 @@ def test_proposals_of_a_model_are_evaluated_elsewhere(
         run("run", "task", *folder, "--model", f"m@{endpoint.url}", "--operators", "change", "--propose-only", "6") == 0
     )
     assert len(endpoint.requests) == 6
-    monkeypatch.setattr(commands, "open_llm", None)  # not even looked at
+    monkeypatch.setattr(assemble, "open_llm", None)  # not even looked at
     assert run("run", "task", *folder, "--evaluate-only") == 0
     with RunReader(Path("r")) as found:
         assert len(list(found.trials())) == 7
@@ -239,15 +239,14 @@ def test_limits_need_a_model(opened: Any, capsys: pytest.CaptureFixture[str], li
     assert not Path("runs").exists() and not Path("new").exists()
 
 
-def test_mailboxes_are_said_to_be_charged_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mailboxes_are_said_to_be_charged_nothing() -> None:
     box, paid = Model("me", "mailbox:/box"), Model("m", URL)
     for models, limits, said in (
-        ((box,), {"max_tokens": 5}, "limits: 5 tokens; answers of mailboxes are charged nothing\n"),
-        ((box,), {}, "limits: none (--max-tokens, --max-usd)\n"),
-        ((paid,), {"max_tokens": 5}, "limits: 5 tokens\n"),
+        ((box,), {"max_tokens": 5}, "limits: 5 tokens; answers of mailboxes are charged nothing"),
+        ((box,), {}, "limits: none (--max-tokens, --max-usd)"),
+        ((paid,), {"max_tokens": 5}, "limits: 5 tokens"),
     ):
-        commands.describe(config(models=models, **limits))
-        assert capsys.readouterr().out.endswith(said)
+        assert assemble.describe_models(config(models=models, **limits))[-1] == said
 
 
 def test_operators_that_ask_need_a_model(opened: Any, capsys: pytest.CaptureFixture[str]) -> None:

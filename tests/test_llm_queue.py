@@ -359,7 +359,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     create(tmp_path).close()
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.delitem(sys.modules, "evo.llm.client", raising=False)
-    with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\.\[llm\]"'):
+    with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\."'):
         open_lane(tmp_path, [Model("m", "http://localhost/v1")], {}, ModelBudget(), 1)
 
 

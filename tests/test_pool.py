@@ -21,7 +21,7 @@ import ray
 import torch
 
 from evo.core.errors import ConfigError, EvoError, TaskError
-from evo.core.records import Candidate, Evaluation, Finding, Trial, Verdict
+from evo.core.records import Candidate, Evaluation, Finding, Trial, Verdict, score
 from evo.core.settings import RunConfig
 from evo.core.versions import versions
 from evo.search.engine import Engine
@@ -34,7 +34,6 @@ from fitness.cluster.workers import WorkerPool
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import Limits
-from fitness.score import score
 from fitness.tasks.task import load_task
 from operators.registry import get_operators
 from tests.cluster_support import two_nodes
@@ -137,7 +136,7 @@ def test_gpus_of_one_run_are_of_one_model():
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "fitness.cluster.pool")
-    with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\.\[cluster\]"'):
+    with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\."'):
         importlib.import_module("fitness.cluster.pool")
 
 

@@ -1,4 +1,4 @@
-"""evo.cli.progress and evo.storage.result."""
+"""evo.search.progress and evo.storage.result."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evo.cli.progress import PLAIN_S, Progress, ProgressCounts
 from evo.core.errors import StoreError
 from evo.core.records import STAGES, Certificate, Fitness, Verdict
+from evo.search.progress import PLAIN_S, Progress, ProgressCounts
 from evo.storage.queries import RunInfo
-from evo.storage.result import Result, best_source, diff, read_result, speedup_text, write_result
+from evo.storage.result import Conclusion, best_source, diff, read_result, speedup_text, write_result
 from tests.engine_support import config, failed_trial, ok_trial
 
 
@@ -143,7 +143,7 @@ def info() -> RunInfo:
 def test_the_best_is_written_with_its_frozen_configuration(tmp_path: Path) -> None:
     seed, best = ok_trial(0, operator="seed"), ok_trial(4, 2.0, note="halved")
     best = dataclasses.replace(best, evaluation=dataclasses.replace(best.evaluation, frozen_source="x = 'frozen'\n"))
-    result = Result(best, CERTIFICATE)
+    result = Conclusion(best, CERTIFICATE)
     write_result(tmp_path, info(), seed, result)
     patch = result.patch(seed)
     assert best_source(best) == (tmp_path / "best/kernel.py").read_text() == "x = 'frozen'\n"
@@ -157,7 +157,7 @@ def test_the_best_is_written_with_its_frozen_configuration(tmp_path: Path) -> No
 def test_without_a_better_one_the_seed_is_written_as_it_was(tmp_path: Path) -> None:
     seed = ok_trial(0, operator="seed")
     seed = dataclasses.replace(seed, evaluation=dataclasses.replace(seed.evaluation, frozen_source="x = 'frozen'\n"))
-    result = Result(seed, CERTIFICATE)
+    result = Conclusion(seed, CERTIFICATE)
     write_result(tmp_path, info(), seed, result)
     assert result.patch(seed) == (tmp_path / "best/diff.patch").read_text() == ""
     assert (tmp_path / "best/kernel.py").read_text() == "x = 0\n"
@@ -166,13 +166,13 @@ def test_without_a_better_one_the_seed_is_written_as_it_was(tmp_path: Path) -> N
 def test_a_result_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "best").write_text("in the way")
     with pytest.raises(StoreError, match="expected to write"):
-        write_result(tmp_path, info(), ok_trial(0), Result(ok_trial(1), CERTIFICATE))
+        write_result(tmp_path, info(), ok_trial(0), Conclusion(ok_trial(1), CERTIFICATE))
 
 
 def test_the_evidence_has_all_there_is_to_believe_a_speedup_and_can_be_read_again(tmp_path: Path) -> None:
     seed, best = ok_trial(0, operator="seed"), ok_trial(4, 2.0)
     refused = Certificate("other", Verdict.WRONG, "small: output is wrong")
-    result = Result(best, CERTIFICATE, ((7, refused),))
+    result = Conclusion(best, CERTIFICATE, ((7, refused),))
     write_result(tmp_path, info(), seed, result)
     evidence = json.loads((tmp_path / "best/evidence.json").read_text())
     assert (evidence["candidate"], evidence["trial"], evidence["task_hash"]) == (best.proposal.candidate.id, 4, "hash")

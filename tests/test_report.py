@@ -15,7 +15,7 @@ import pytest
 
 from analysis import report
 from analysis.report import Bounds, write_report
-from evo.cli import common
+from evo import api
 from evo.cli.main import main
 from evo.cli.report import _bounds
 from evo.core.errors import ConfigError
@@ -265,7 +265,7 @@ def task(**more: object) -> SimpleNamespace:
 
 
 def test_the_command_writes_a_file(searched: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(common, "load_task", lambda name, expected: task())
+    monkeypatch.setattr(api, "load_task", lambda name, expected: task())
     out = tmp_path / "out.html"
     assert main(["report", str(searched), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"wrote {out}\n"
@@ -281,7 +281,7 @@ def test_the_command_writes_a_file(searched: Path, tmp_path: Path, monkeypatch, 
 
 
 def test_only_a_report_is_replaced(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(common, "load_task", lambda name, expected: task())
+    monkeypatch.setattr(api, "load_task", lambda name, expected: task())
     run = tmp_path / "run"
     with create(run) as store:
         store.proposed(ok_trial(0, operator="seed").proposal)
@@ -313,7 +313,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_ceilings_are_measured_ones_or_the_targets(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "load_task", lambda name, expected: task())
+    monkeypatch.setattr(api, "load_task", lambda name, expected: task())
     with RunReader(searched) as run:
         info = run.info
     assert _bounds(info).work == {"square": (8.0, 4.0)}

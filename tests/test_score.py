@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from evo.core.records import Build, Check, Evaluation, Timing, Verdict
-from fitness.score import score
+from evo.core.records import Build, Check, Evaluation, Timing, Verdict, score
 
 BUILD = Build("k", 32, 0, 0, 4, 1.0, "abc")
 

@@ -14,10 +14,11 @@ import pytest
 import evo.core.versions
 from analysis.benchmarks.endpoint import Endpoint, Reply, llm_of
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, score
-from evo.cli import common
+from evo import api
 from evo.cli.main import main
 from evo.core.models import Model
 from evo.core.records import GPU_FACTS
+from evo.search import evaluators
 from evo.search.engine import Engine, EngineOutcome
 from evo.storage.queries import RunReader
 from evo.storage.store import Store
@@ -176,12 +177,12 @@ def test_a_folder_that_travels_between_a_login_node_and_a_gpu_node(
     here, there = Path("login"), Path("node")
     on_node = {"evo": "1", "torch": "2.13.0+cu126"}
     for round_ in range(3):
-        monkeypatch.setattr(common, "find_gpus", lambda target: NO_GPU)
+        monkeypatch.setattr(evaluators, "find_gpus", lambda target: NO_GPU)
         assert run("softmax", "--propose-only", "4", "--budget", "10", "--run-dir", str(here)) == 0
         assert len(opened) == round_, "proposing starts no evaluator"
         shutil.rmtree(there, ignore_errors=True)
         shutil.copytree(here, there)
-        monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+        monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
         monkeypatch.setattr(evo.core.versions, "versions", lambda: on_node)
         assert run("--evaluate-only", "--run-dir", str(there)) == 0
         assert opened[-1].device == "gpu"
@@ -198,7 +199,7 @@ def test_a_folder_that_travels_between_a_login_node_and_a_gpu_node(
         assert (reader.info.config.device, reader.info.config.screen_budget) == ("gpu", 4)
     assert run("--evaluate-only", "--run-dir", str(here)) == 0
     assert "nothing is pending; propose more" in capsys.readouterr().out
-    monkeypatch.setattr(common, "find_gpus", lambda target: NO_GPU)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: NO_GPU)
     assert run("--propose-only", "4", "--budget", "14", "--run-dir", str(here)) == 0
     assert run("--evaluate-only", "--run-dir", str(here)) == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
@@ -235,7 +236,7 @@ def test_prompts_of_a_run_say_one_machine(
 def test_what_is_given_to_the_proposing_half_is_kept_for_the_other(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
     for name, options, expected in (
         ("cpu", ("--gpus", "none", "--screen-budget", "3"), ("cpu", "none", 3)),
         ("gpu", ("--screen-budget", "6"), ("gpu", None, 6)),
@@ -318,7 +319,7 @@ def test_tasks_and_versions_that_do_not_fit(
     assert run("elsewhere", "--propose-only", "1", "--run-dir", "out") == 0
     other = SimpleNamespace(name="softmax", hash="other", seed_source=SEED_SOURCE)
     with monkeypatch.context() as patch:
-        patch.setattr(common, "load_task", lambda name: other)
+        patch.setattr(api, "load_task", lambda name, **_: other)
         assert run("softmax", "--evaluate-only", "--run-dir", "out") == 2
     assert "softmax is another task or was changed since" in capsys.readouterr().err
     monkeypatch.setattr(evo.core.versions, "own_versions", lambda: {"evo": "2"})

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import evo.cli.models as models
 import fitness.gpu_backend as gpu_evaluator
 from evo.core.errors import ConfigError, EvoError
 from evo.core.records import GPU_FACTS
+from evo.search import assemble
 from evo.storage.queries import RunInfo
 from fitness.candidate import FrontEnd
 from fitness.cuda import gpus
@@ -169,7 +169,7 @@ def test_prompts_say_the_machine_that_measured_first(evaluators) -> None:
     task = load_task("vector_sin")
 
     def hardware(environment: dict[str, Any]) -> dict[str, str]:
-        context = models.prompt_context(RunInfo(config(), "hash", {}, environment), task)
+        context = assemble.prompt_context(RunInfo(config(), "hash", {}, environment), task)
         return dict(context.keywords["hardware"])
 
     h100 = hardware({GPU_FACTS: machine(H200, said("NVIDIA H100 80GB HBM3")).spec})

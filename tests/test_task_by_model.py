@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
-from evo.cli import common
+from evo.api import load_task
 from evo.cli.main import main
+from evo.core.errors import EvoWarning
 from tests.drafting_support import KERNEL, MALICIOUS, TASK, WRONG, answer
 from tests.llm_endpoint import error, in_turn
 
@@ -48,7 +49,7 @@ def test_a_right_answer_becomes_a_frozen_task_that_replays(make: Make, capsys: p
     frozen = json.loads(Path("mine/task.json").read_text())
     (kept,) = [json.loads(line) for line in Path("mine/answers.jsonl").read_text().splitlines()]
     assert (frozen["model"], frozen["rounds"], frozen["prompt"]) == ("m", 1, kept["prompt_hash"])
-    assert frozen["task"] == common.load_task("mine").hash
+    assert frozen["task"] == load_task("mine").hash
     assert KERNEL.strip() in endpoint.requests[0]["messages"][1]["content"]
     assert "warning" not in capsys.readouterr().err
 
@@ -56,8 +57,8 @@ def test_a_right_answer_becomes_a_frozen_task_that_replays(make: Make, capsys: p
     assert json.loads(Path("again/task.json").read_text()) == frozen
 
     Path("mine/task.py").write_text(TASK + "\ntolerance = 0.5\n")
-    common.load_task("mine")
-    assert "warning: task.py in " in (warned := capsys.readouterr().err) and "changed since" in warned
+    with pytest.warns(EvoWarning, match=r"task\.py in .* changed since"):
+        load_task("mine")
 
 
 def test_wrong_and_malicious_answers_are_told_and_mended(

@@ -20,11 +20,10 @@ from analysis.export import export_training
 from analysis.training import EPSILON, TUNED, TrainingAnswer
 from evo.cli.main import main
 from evo.core.models import Model
-from evo.core.records import Candidate, Evaluation, Trial, Verdict
+from evo.core.records import Candidate, Evaluation, Trial, Verdict, score
 from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
 from evo.storage.folders import FILE
 from evo.storage.queries import RunReader
-from fitness.score import score
 from operators.base import Draft, Parent
 from operators.llm.base import Unreadable
 from operators.registry import LLM_OPERATORS

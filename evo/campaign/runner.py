@@ -23,7 +23,9 @@ from evo.core.errors import EvoError, StoreError
 from evo.core.locks import try_lock
 from evo.core.records import Evaluation, StopReason
 from evo.search import termination
+from evo.search.assemble import make_engine
 from evo.search.engine import Engine, Llm
+from evo.search.listener import Listener
 from evo.search.profiling import Profiler
 from evo.storage.folders import FILE
 from evo.storage.queries import RunInfo, RunReader
@@ -37,8 +39,6 @@ FAILURE = "failure.txt"
 CLAIM = "claim.lock"
 ELSEWHERE = "elsewhere"
 LOOK_S = 0.5  # between looks for another task
-# Of a run: its store, task, evaluation of the seed, evaluator, and what asks whether to stop.
-MakeEngine = Callable[[Store, "Task", Evaluation, Profiler, Callable[[], bool]], tuple[Engine, Llm | None]]
 IsDone = Callable[[Path, Cell], bool]  # of a campaign's folder and one of its cells
 Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its end
 
@@ -105,14 +105,15 @@ def run_cells(
     tasks: Iterable[Task | None],
     versions: Mapping[str, str],
     open_evaluator: Callable[[Task], Profiler],
-    make_engine: MakeEngine,
     workers: int,
     stop: Callable[[], bool],
     conclude: Conclude | None = None,
+    listener: Listener | None = None,
 ) -> Generator[Done, None, None]:
     """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other.
 
-    tasks: None where the next one is not known yet.  conclude: of cells whose result is to be written, too.
+    tasks: None where the next one is not known yet.  conclude: of cells whose result is to be written, too.  listener:
+    hears of models that fail.
     Close the generator: where it is left early, that waits for what is being evaluated, except after KeyboardInterrupt.
     """
     over, done = threading.Event(), finished if conclude is None else concluded
@@ -135,7 +136,7 @@ def run_cells(
             return _run(
                 campaign.folder / cell.path,
                 info,
-                lambda store: make_engine(store, task, first, evaluator, halted),
+                lambda store: make_engine(store, task, first, evaluator, listener or Listener(), stop=halted),
                 lambda store: conclude and conclude(store, evaluator),
             )
 

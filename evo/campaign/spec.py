@@ -14,16 +14,16 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evo.campaign.variants import ARMS, MODEL_ARMS, expand
+from evo.campaign.variants import ARMS, MODEL_ARMS
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
 from evo.core.models import Model
 from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
 from evo.llm.models import read_models
+from evo.search.assemble import default_operators, expand, triton_version
 from evo.search.strategies import STRATEGIES, strategy_of
 from evo.storage import folders
 from evo.storage.queries import RunInfo
@@ -99,7 +99,7 @@ class Spec:
             redrafts=REDRAFTS,
             frozen_parents=True,
             surrogate=True,
-            triton=version("triton") if self.models else "",
+            triton=triton_version() if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)
         config = _changed(shared, self.own[arm]) if arm in self.own else (ARMS | MODEL_ARMS)[arm](shared)
@@ -402,8 +402,7 @@ def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
 def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    kind = STRATEGIES[strategy]
-    return expand([*kind.operators, *(registry.DEFAULT_LLM_OPERATORS if models and not kind.asks else ())], models)
+    return expand(default_operators(strategy, models), models)
 
 
 def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

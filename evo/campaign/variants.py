@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from evo.core.models import Model
 from evo.core.records import OperatorRef
 from evo.core.settings import RunConfig
+from evo.search.assemble import expand
 from evo.search.strategies import STRATEGIES
 from operators import registry
 
 Arm = Callable[[RunConfig], RunConfig]
-
-
-def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
-    """Operators called `names`, those that ask once for each model.  Raises ConfigError where there is no such name."""
-    registry.get_operators([OperatorRef.parse(name).name for name in names], model=bool(models))
-    expanded: list[str] = []
-    for name in names:
-        expanded += [str(OperatorRef(name, m.name)) for m in models] if name in registry.LLM_OPERATORS else [name]
-    return tuple(expanded)
 
 
 def _keep(test: Callable[[str], bool]) -> Arm:

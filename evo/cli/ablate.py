@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.cli import common, models
-from evo.cli.search import make_engine, notify
+from evo.cli import common
+from evo.cli.search import notify
 from evo.core.errors import ConfigError, StoreError, how_to_install
 from evo.search.budget import in_words
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from analysis.outcomes import Outcome
     from evo.campaign.runner import Conclude, Done
     from evo.campaign.spec import Campaign, Cell, Plan, Spec
-    from evo.core.records import Evaluation
-    from evo.search.engine import Engine, Llm
     from evo.search.profiling import Profiler
-    from evo.storage.store import Store
     from fitness.cluster.pool import ClusterEvaluatorFactory
     from fitness.evaluator_factory import EvaluatorFactory
     from fitness.tasks.task import Task
@@ -54,21 +51,24 @@ def add(commands: Any) -> None:
 
 
 def _ablate(arguments: argparse.Namespace) -> int:
+    from evo.api import check_workers
     from evo.campaign.runner import counter
     from evo.campaign.spec import Campaign, read_spec
     from evo.core.versions import versions
+    from evo.search.assemble import check_models, describe_models
+    from evo.search.evaluators import find_devices
 
-    common.check_workers(arguments.workers)
+    check_workers(arguments.workers)
     if not arguments.no_figures:
         _check_figures()
     if arguments.spec.is_dir():
         compared, damaged = report(arguments.spec, figures=not arguments.no_figures)
         return 0 if compared and not damaged else common.EXIT_NOT_OK
     spec = read_spec(arguments.spec)
-    models.check(spec.models)
+    check_models(spec.models)
     tasks = _tasks(spec)
-    devices = common.find_devices(arguments.gpus, arguments.ray_address, spec.target)
-    devices.say()
+    devices = find_devices(arguments.gpus, arguments.ray_address, spec.target)
+    common.say("\n".join(devices.lines))
     device, workers = devices.choice.device, devices.workers(arguments.workers)
     folder = arguments.out or Path("runs", arguments.spec.stem)
     hashes = {name: task.hash for name, task in tasks.items()}
@@ -82,14 +82,14 @@ def _ablate(arguments: argparse.Namespace) -> int:
         f"of {in_words(spec.trials, spec.gpu_seconds)}; {finished()} finished; {workers} at once"
     )
     if spec.models:
-        models.describe(spec.config("", spec.arms[0], 0, device))
+        common.say("\n".join(describe_models(spec.config("", spec.arms[0], 0, device))))
     failed, interrupted = run_campaign(
         campaign,
         tasks.values(),
         workers,
         finished,
         lambda: len(cells),
-        lambda: devices.open_workshop(spec.target),
+        lambda: devices.open_factory(spec.target),
     )
     _, damaged = report(folder, figures=not arguments.no_figures, told=[done.cell for done in failed])
     if interrupted:
@@ -104,12 +104,14 @@ def _check_figures() -> None:
 
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            f"expected matplotlib for the figures, found none; {how_to_install('analysis')}, or give --no-figures"
+            f"expected matplotlib for the figures, found none; {how_to_install('figures')}, or give --no-figures"
         )
 
 
 def _tasks(spec: Spec) -> dict[str, Task]:
-    loaded = [common.load_task(name) for name in spec.tasks]
+    from evo.api import load_task
+
+    loaded = [load_task(name) for name in spec.tasks]
     tasks = {task.name: task for task in loaded}
     if len(tasks) < len(loaded):
         raise ConfigError(f"tasks: expected different names, got {', '.join(t.name for t in loaded)}; rename a folder")
@@ -125,7 +127,7 @@ def run_campaign(
     workers: int,
     finished: Callable[[], int],
     total: Callable[[], int],
-    open_workshop: Callable[[], EvaluatorFactory | ClusterEvaluatorFactory],
+    open_factory: Callable[[], EvaluatorFactory | ClusterEvaluatorFactory],
     conclude: Conclude | None = None,
 ) -> tuple[list[Done], bool]:
     """Runs what is left and says how it went; what failed, and whether it was interrupted.
@@ -137,22 +139,18 @@ def run_campaign(
     from evo.core.records import StopReason
     from evo.core.versions import versions
     from evo.search.interrupt import Interrupt
+    from evo.search.listener import Terminal
 
     failed: list[Done] = []
     begin, before, elsewhere = time.monotonic(), finished(), 0
-    workshop = open_workshop()
+    factory = open_factory()
 
     def open_evaluator(task: Task) -> Profiler:
         common.say(f"preparing {task.name}: evaluating its seed kernel")
-        return workshop.open(task)
+        return factory.open(task)
 
-    def make(
-        store: Store, task: Task, first: Evaluation, evaluator: Profiler, stop: Callable[[], bool]
-    ) -> tuple[Engine, Llm | None]:
-        return make_engine(store, task, first, evaluator, stop=stop)
-
-    with closing(workshop), Interrupt(notify) as interrupt:
-        running = run_cells(campaign, tasks, versions(), open_evaluator, make, workers, interrupt, conclude)
+    with closing(factory), Interrupt(notify) as interrupt:
+        running = run_cells(campaign, tasks, versions(), open_evaluator, workers, interrupt, conclude, Terminal())
         with closing(running), _forced_exit(campaign):
             for done in running:
                 if done.reason in (StopReason.INTERRUPTED, ELSEWHERE):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from evo.cli import common, suite
 from evo.cli.checking import TASKS, Checking, adding, read, rows
 from evo.core.errors import ConfigError, EvoError, StoreError, how_to_install
-from evo.core.records import Trial
+from evo.search import evaluators
 
 if TYPE_CHECKING:
     from analysis.suite import SuiteKernel
@@ -78,19 +78,20 @@ def add(commands: Any) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    from evo.api import check_seed, check_workers
     from fitness.devices import resolve
 
-    common.check_workers(arguments.workers)
-    common.check_seed(arguments.seed)
+    check_workers(arguments.workers)
+    check_seed(arguments.seed)
     chosen = suite.read(arguments)
     folder = (arguments.out or Path("runs", arguments.suite)).resolve()
     _check_settings(arguments)
-    choice = resolve(arguments.gpus, lambda: common.find_gpus(arguments.target))
+    choice = resolve(arguments.gpus, lambda: evaluators.find_gpus(arguments.target))
     processes = _processes(arguments, choice.gpus)
     if not arguments.helper:
         common.say(choice.line)
     common.one_thread_each()
-    device, workers = choice.device, common.workers(arguments.workers)
+    device, workers = choice.device, evaluators.workers(arguments.workers)
     if device != "gpu" and not arguments.budget:
         raise ConfigError("--budget 0: expected a GPU, for it measures PyTorch there, got none; set a budget")
     _check_same_files(arguments, folder)
@@ -122,7 +123,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _processes(arguments: argparse.Namespace, gpus: int) -> int:
     """How many processes search; each drives one GPU, or none."""
-    default = gpus * max(1, common.workers(None) // CORES_A_PROCESS // gpus) if gpus else 1
+    default = gpus * max(1, evaluators.workers(None) // CORES_A_PROCESS // gpus) if gpus else 1
     wanted: int = default if arguments.processes is None else arguments.processes
     if wanted < max(gpus, 1):
         raise ConfigError(f"--processes: expected at least {max(gpus, 1)}, one a GPU, got {wanted}; leave it out")
@@ -148,19 +149,17 @@ def _searched(
         workers,
         counter(campaign.folder, (_cell(arguments, source) for source in chosen), done),
         lambda: _able(campaign.folder, chosen),
-        lambda: common.open_workshop(arguments.target, campaign.device, LIMITS),
+        lambda: evaluators.open_factory(arguments.target, campaign.device, LIMITS),
         _write_best if arguments.best else None,
     )
     return common.EXIT_INTERRUPTED if interrupted else common.EXIT_NOT_OK if failed else 0
 
 
 def _write_best(store: Store, evaluator: Profiler) -> None:
-    from evo.cli.search import certified
-    from evo.storage.result import write_result
+    from evo.search.assemble import conclude
+    from evo.search.listener import Terminal
 
-    seed = store.trial(0)
-    assert isinstance(seed, Trial)  # of a search that came to its end
-    write_result(store.folder, store.info, seed, certified(store, evaluator, ""))
+    conclude(store, evaluator, "", Terminal())
 
 
 def _able(folder: Path, chosen: Sequence[SuiteFile]) -> int:
@@ -360,7 +359,7 @@ def _parquet(folder: Path, kernels: list[SuiteKernel]) -> str:
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:
-        return f"; for kernels.parquet: {how_to_install('analysis')}"
+        return f"; for kernels.parquet: {how_to_install()}"
     from analysis.suite_kernels import FILE, write_kernels
 
     write_kernels(folder / FILE, kernels)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,22 +31,18 @@ def add(commands: Any) -> None:
 
 
 def _certify(arguments: argparse.Namespace) -> int:
-    from evo.core.records import Candidate, Verdict
+    from evo import api
+    from evo.core.records import Verdict
     from fitness.frontend.target import get_target
 
-    common.check_seed(arguments.seed)
+    api.check_seed(arguments.seed)
     get_target(arguments.target)
-    candidate = Candidate(common.read_kernel(arguments.kernel))
-    task = common.load_task(arguments.task)
-    devices = common.find_devices(arguments.gpus, arguments.ray_address, arguments.target)
-    devices.say(sys.stderr)  # standard output is for the results
+    source = common.read_kernel(arguments.kernel)
     certificate = None
-    with closing(devices.open(task, arguments.target)) as evaluator:
-        evaluator.prepare()
-        evaluation = evaluator.evaluate(candidate, seed=arguments.seed, known={})
+    with common.open_evaluator(arguments) as evaluator:
+        evaluation = evaluator.evaluate(source)
         if evaluation.verdict is Verdict.OK:
-            source = evaluation.frozen_source or candidate.source
-            certificate = evaluator.certify(source, seed=arguments.seed)
+            certificate = evaluator.certify(source, evaluation)
     common.say(_json(arguments.kernel, evaluation, certificate) if arguments.json else _words(evaluation, certificate))
     return 0 if certificate is not None and certificate.verdict is Verdict.OK else common.EXIT_NOT_OK
 

@@ -259,7 +259,7 @@ def _ray(address: str | None) -> list[Check]:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return [Check("Ray", MISSING, "needed for several GPUs only", how_to_install("cluster"))]
+        return [Check("Ray", MISSING, "needed for several GPUs", how_to_install())]
     installed = Check("Ray", OK, version)
     return [installed] if address is None else [installed, _cluster(address)]
 

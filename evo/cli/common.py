@@ -1,29 +1,19 @@
-"""What commands share: tasks, evaluators and scores put together, arguments, output."""
+"""What commands share: arguments, output and exit codes."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError, how_to_install
+from evo.search.listener import Listener
 
 if TYPE_CHECKING:
-    from evo.core.settings import RunConfig
-    from evo.search.engine import Score
-    from evo.search.profiling import Profiler
-    from fitness.cluster.pool import Cluster, ClusterEvaluatorFactory
-    from fitness.cuda.gpus import Gpus
-    from fitness.devices import Choice
-    from fitness.evaluator_factory import EvaluatorFactory
-    from fitness.sandbox.jobs import Limits
-    from fitness.tasks.task import Task
+    from evo.api import Evaluator
 
 EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -59,131 +49,26 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_task(name_or_folder: str, expected: str = "") -> Task:
-    """The task; prints a warning if it changed since it was frozen.  expected: its hash, see `fitness.tasks.task`."""
-    from fitness.tasks.task import changed_since_frozen
-    from fitness.tasks.task import load_task as load
+def open_evaluator(arguments: argparse.Namespace, *, workers: int | None = None) -> Evaluator:
+    """The evaluator that TASK, --seed and the options of `add_devices` ask for; what evaluates is said on stderr."""
+    from evo.api import Evaluator
 
-    task = load(name_or_folder, expected=expected)
-    if warning := changed_since_frozen(task.folder):
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
-    return task
-
-
-def find_gpus(target: str) -> Gpus:
-    from fitness.cuda.gpus import find_gpus as find
-    from fitness.frontend.target import get_target
-
-    return find(get_target(target))
-
-
-def open_workshop(target: str, device: str, limits: Limits | None = None) -> EvaluatorFactory:
-    """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`.
-
-    `limits`: of recording and compiling, where kernels need more than the usual.
-    """
-    from fitness.evaluator_factory import EvaluatorFactory
-    from fitness.frontend.target import get_target
-
-    return EvaluatorFactory(get_target(target), measured=device == "gpu", limits=limits)
-
-
-def open_evaluator(task: Task, target: str, device: str) -> Profiler:
-    """`device`: "gpu" measures on the first GPU, "cpu" estimates."""
-    from fitness.cpu_backend import CpuEvaluator
-    from fitness.frontend.target import get_target
-    from fitness.gpu_backend import GpuEvaluator
-
-    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target))
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What evaluates: this process, on one GPU or none, or the workers of a Ray cluster."""
-
-    choice: Choice
-    cluster: Cluster | None
-
-    def workers(self, wanted: int | None) -> int:
-        """`wanted`, or as many evaluations at once as keep everything busy."""
-        if wanted is not None or self.cluster is None:
-            return workers(wanted)
-        return self.cluster.workers(self.choice.gpus)
-
-    def say(self, file: TextIO | None = None) -> None:
-        print(self.choice.line, file=file, flush=True)
-        if self.cluster is not None:
-            print(f"evaluating through Ray on {self.cluster}", file=file, flush=True)
-
-    def open(self, task: Task, target: str) -> Profiler:
-        from fitness.tasks.advice import slow_case
-
-        if self.choice.device == "cpu" and (slow := slow_case(task)):
-            print(f"warning: {slow}", file=sys.stderr, flush=True)
-        if self.cluster is None:
-            return open_evaluator(task, target, self.choice.device)
-        return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
-
-    def open_workshop(self, target: str) -> EvaluatorFactory | ClusterEvaluatorFactory:
-        """Opens evaluators of several tasks that are used at the same time."""
-        if self.cluster is None:
-            return open_workshop(target, self.choice.device)
-        return open_cluster_workshop(self.cluster, target, self.choice.gpus)
-
-
-def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
-    """What to evaluate with; `gpus` and `address` as given on the command line, `before`: of a run that goes on.
-
-    Raises ConfigError where it cannot be had.
-    """
-    from fitness.devices import check_address, resolve
-
-    address = address or (before.ray_address if before else None)
-    check_address(address)
-    cluster = join(address) if address else None
-    unasked = (before.gpus if before else None) or ("all" if cluster else "1")
-    choice = resolve(
-        gpus,
-        partial(_cluster_gpus, cluster, target) if cluster else partial(find_gpus, target),
-        unasked=unasked,
-        started=before.device if before else "",
+    return Evaluator(
+        arguments.task,
+        gpus=arguments.gpus,
+        target=arguments.target,
+        workers=workers,
+        ray_address=arguments.ray_address,
+        seed=arguments.seed,
+        progress=Aside(),
     )
-    return Devices(choice, join("local") if choice.gpus > 1 and cluster is None else cluster)
 
 
-def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int) -> Profiler:
-    """Measures on that many GPUs of the cluster; with 0 estimates on its CPUs."""
-    from evo.core.versions import versions
-    from fitness.cluster.pool import ClusterEvaluator
-    from fitness.frontend.target import get_target
+class Aside(Listener):
+    """Says what it hears on stderr: standard output is for results."""
 
-    return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
-
-
-def open_cluster_workshop(cluster: Cluster, target: str, gpus: int) -> ClusterEvaluatorFactory:
-    from evo.core.versions import versions
-    from fitness.cluster.pool import ClusterEvaluatorFactory
-    from fitness.frontend.target import get_target
-
-    return ClusterEvaluatorFactory(cluster, get_target(target), gpus=gpus, versions=versions)
-
-
-def join(address: str) -> Cluster:
-    from fitness.cluster.pool import Cluster
-
-    return Cluster(address)
-
-
-def _cluster_gpus(cluster: Cluster, target: str) -> Gpus:
-    from fitness.frontend.target import get_target
-
-    return cluster.find_gpus(get_target(target))
-
-
-def scorer() -> Score:
-    from fitness.score import score
-
-    return score
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def one_thread_each() -> None:
@@ -191,15 +76,6 @@ def one_thread_each() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def workers(wanted: int | None) -> int:
-    return len(os.sched_getaffinity(0)) if wanted is None else wanted
-
-
-def check_workers(wanted: int | None) -> None:
-    if wanted is not None and wanted < 1:
-        raise ConfigError(f"workers: expected at least 1, got {wanted}; set --workers")
 
 
 @contextmanager
@@ -210,15 +86,7 @@ def pyarrow_for(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
-        raise ConfigError(f"expected pyarrow to be installed, for {what}; {how_to_install('analysis')}") from error
-
-
-def check_seed(seed: int) -> None:
-    from evo.core.settings import SEEDS
-
-    low, high = SEEDS
-    if not low <= seed <= high:
-        raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed}; set --seed")
+        raise ConfigError(f"expected pyarrow to be installed, for {what}; {how_to_install()}") from error
 
 
 def say(text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,23 +44,23 @@ class _TryRun:
         self.kind: str | None = None
 
     def __call__(self) -> str:
-        devices = common.find_devices(self._gpus, self._address, self._target)
-        with closing(devices.open(common.load_task(TASK), self._target)) as evaluator:
-            evaluator.prepare()
-        self.kind = "measured" if devices.choice.gpus else "estimated"
-        through = f" through Ray on {devices.cluster}" if devices.cluster else ""
-        return f"{devices.choice.line}{through}; tried on the seed of {TASK}"
+        from evo.api import Evaluator
+
+        with Evaluator(TASK, gpus=self._gpus, target=self._target, ray_address=self._address) as evaluator:
+            self.kind = "measured" if evaluator.measured else "estimated"
+            return f"{evaluator.description}; tried on the seed of {TASK}"
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from evo.cli.checks import OK, Machine, examine
     from evo.llm.models import read_models
+    from evo.search.evaluators import find_gpus
     from fitness.frontend.target import get_target
 
     get_target(arguments.target)
     try_run = _TryRun(arguments.target, arguments.gpus, arguments.ray_address)
     models = read_models(arguments.model, arguments.models)
-    checks = examine(Machine(lambda: common.find_gpus(arguments.target), try_run, arguments.ray_address, models))
+    checks = examine(Machine(lambda: find_gpus(arguments.target), try_run, arguments.ray_address, models))
     seen = list(checks) if arguments.json else _print(checks)
     works = all(check.state == OK for check in seen if check.needed)
     if arguments.json:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +11,6 @@ from evo.cli import common
 
 if TYPE_CHECKING:
     from evo.core.records import Evaluation
-    from evo.search.engine import Score
 
 
 def add(commands: Any) -> None:
@@ -35,34 +31,26 @@ def add(commands: Any) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from evo.core.records import Candidate, Verdict
+    from evo import api
+    from evo.core.records import Verdict
     from fitness.frontend.target import get_target
 
-    common.check_workers(arguments.workers)
-    common.check_seed(arguments.seed)
+    api.check_workers(arguments.workers)
+    api.check_seed(arguments.seed)
     get_target(arguments.target)
-    candidates = [Candidate(common.read_kernel(path)) for path in arguments.kernels]
-    score = common.scorer()
+    sources = [common.read_kernel(path) for path in arguments.kernels]
     ok = True
-    task = common.load_task(arguments.task)
-    devices = common.find_devices(arguments.gpus, arguments.ray_address, arguments.target)
-    devices.say(sys.stderr)  # standard output is for the results
-    with closing(devices.open(task, arguments.target)) as evaluator:
-        evaluator.prepare()
-        pool = ThreadPoolExecutor(devices.workers(arguments.workers))
-        try:
-            results = pool.map(lambda c: evaluator.evaluate(c, seed=arguments.seed, known={}), candidates)
-            for path, evaluation in zip(arguments.kernels, results, strict=True):
-                ok &= evaluation.verdict is Verdict.OK
-                facts = _facts(path, evaluation, score)
-                common.say(json.dumps(facts) if arguments.json else _in_words(facts))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with common.open_evaluator(arguments, workers=arguments.workers) as evaluator:
+        evaluations = evaluator.evaluate_many(sources)
+        for path, evaluation in zip(arguments.kernels, evaluations, strict=True):
+            ok &= evaluation.verdict is Verdict.OK
+            facts = _facts(path, evaluation)
+            common.say(json.dumps(facts) if arguments.json else _in_words(facts))
     return 0 if ok else common.EXIT_NOT_OK
 
 
-def _facts(path: Path, evaluation: Evaluation, score: Score) -> dict[str, Any]:
-    fitness = score(evaluation)
+def _facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:
+    fitness = evaluation.fitness
     return {
         "kernel": str(path),
         "verdict": evaluation.verdict.value,

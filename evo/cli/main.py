@@ -7,7 +7,9 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from evo import __version__
 from evo.cli import (
@@ -29,7 +31,8 @@ from evo.cli import (
     watch,
 )
 from evo.cli.common import EXIT_INTERRUPTED, EXIT_MISUSE, EXIT_NOT_OK
-from evo.core.errors import EvoError
+from evo.core.errors import EvoError, EvoWarning
+from evo.core.text import did_you_mean
 
 COMMANDS = (
     run,
@@ -55,9 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code: 0 done, 1 a kernel is not ok, 2 misuse, 130 interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows what it can
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    _check_command(parser, sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     try:
-        code: int = arguments.command(arguments)
+        with _warnings_in_words():
+            code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code
     except EvoError as error:
@@ -73,6 +79,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evo: {error}; check the disk, its permissions and where the output goes", file=sys.stderr)
         _drop_output()
         return EXIT_MISUSE
+
+
+@contextlib.contextmanager
+def _warnings_in_words() -> Iterator[None]:
+    """Prints each of evo's own warnings as one line, without the place in its source."""
+
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        if issubclass(category, EvoWarning):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvoWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Leaves with a message for an unknown command, which names one that resembles it."""
+    names = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+    if argv and not argv[0].startswith("-") and argv[0] not in names:
+        hint = did_you_mean(argv[0], names)
+        parser.error(f"argument COMMAND: invalid choice: {argv[0]!r} (choose from {', '.join(names)}){hint}")
 
 
 def _drop_output() -> None:

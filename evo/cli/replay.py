@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from evo.cli import common, models
-from evo.core.errors import StoreError
-from evo.core.records import OperatorRef
+from evo.cli import common
 from evo.storage.folders import run_folder
-
-if TYPE_CHECKING:
-    from evo.storage.store import RunInfo
-    from fitness.tasks.task import Task
 
 
 def add(commands: Any) -> None:
@@ -26,28 +19,10 @@ def add(commands: Any) -> None:
     replay.set_defaults(command=_replay)
 
 
-def _task(info: RunInfo, folder: Path) -> Task:
-    """That of the run.  Raises StoreError, and executes nothing, where it was changed."""
-    from fitness.tasks.task import ChangedTaskError
-
-    try:
-        return common.load_task(info.config.task, info.task_hash)
-    except ChangedTaskError:
-        raise StoreError(f"cannot replay {folder}: task {info.config.task} has changed since; restore it") from None
-
-
 def _replay(arguments: argparse.Namespace) -> int:
-    from evo.search.replay import Redoing
-    from evo.storage.store import RunReader
-    from operators.registry import LLM_OPERATORS, get_operators
+    from evo import api
 
-    with RunReader(arguments.folder) as run:
-        config = run.info.config
-        task = _task(run.info, arguments.folder)
-        rules = [name for name in config.operators if not OperatorRef.parse(name).asks]
-        operators = {o.name: o for o in get_operators(rules)} if rules else {}
-        context = models.prompt_context(run.info, task)
-        redone = list(Redoing(run, operators, LLM_OPERATORS, context).decisions())
+    redone = api.replay(arguments.folder)
     differences = [r for r in redone if not r.same]
     for r in differences:
         common.say(r.difference())

@@ -42,11 +42,12 @@ def _report(arguments: argparse.Namespace) -> int:
 def _bounds(info: RunInfo) -> Bounds:
     """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
     from analysis.report import Bounds
+    from evo.api import load_task
     from fitness.frontend.target import get_target
     from fitness.tasks.task import ChangedTaskError
 
     try:
-        task = common.load_task(info.config.task, info.task_hash)
+        task = load_task(info.config.task, expected=info.task_hash)
     except ChangedTaskError:
         return Bounds(problem="the task was changed since the run started")
     except EvoError as error:

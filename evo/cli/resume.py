@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from evo.cli import common, models
-from evo.cli.search import conclude, search
-from evo.cli.split import check_devices, comparable_versions, find_devices, prepare, with_budget
-from evo.core.text import quoted
+from evo.cli.search import CommandLine, show_end
 from evo.storage.folders import run_folder
-
-if TYPE_CHECKING:
-    from evo.core.settings import RunConfig
-    from evo.storage.store import Store
 
 
 def add(commands: Any) -> None:
@@ -46,51 +37,10 @@ def add(commands: Any) -> None:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from evo.search.strategies import strategy_of
-    from evo.search.termination import is_over
-    from evo.storage.store import RunReader, Store
+    from evo import api
 
-    with RunReader(arguments.folder) as run:
-        info = run.info
-    models.check_limited(
-        info.config.models, arguments.max_tokens, arguments.max_usd, fix="leave it out, or start another run with one"
-    )
-    task = common.load_task(info.config.task)
-    versions = comparable_versions(info)
-    with Store.open(arguments.folder, task_hash=task.hash, versions=versions) as store:
-        config = _config(arguments, store)
-        spent = store.spent()
-        if is_over(store, config) and not store.pending():
-            check_devices(store, config, arguments)
-            store.set_config(config)
-            option = "--budget N" if spent >= config.budget else "--gpu-seconds X"
-            common.say(
-                f"all {spent} candidates are evaluated; `evo resume {quoted(arguments.folder)} {option}` goes further"
-            )
-            return conclude(store)
-        models.check(config.models)
-        devices, config = find_devices(store, config, arguments)
-        config = dataclasses.replace(config, workers=_workers(arguments, devices, config.workers))
-        strategy_of(config)  # raises ConfigError if it cannot work with these workers
-        common.say(f"resuming {arguments.folder} at {spent} of {config.budget} candidates")
-        devices.say()
-        with closing(devices.open(task, config.target)) as evaluator:
-            return search(store, task, prepare(store, config, versions, evaluator), evaluator)
-
-
-def _config(arguments: argparse.Namespace, store: Store) -> RunConfig:
-    """The settings of the run as they are asked for, its devices aside; nothing is stored."""
-    config = with_budget(store, store.info.config, arguments.budget)
-    names = ("max_tokens", "max_usd", "gpu_seconds")
-    limits = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    config = dataclasses.replace(config, models=models.moved(config.models, arguments.model), **limits)
-    if store.info.environment:
-        config.check_gpu_seconds(config.device)
-    return config
-
-
-def _workers(arguments: argparse.Namespace, devices: common.Devices, before: int) -> int:
-    """A run with one worker is repeatable and stays so unless asked otherwise."""
-    if arguments.workers is None and (before == 1 or (arguments.gpus is None and arguments.ray_address is None)):
-        return before
-    return devices.workers(arguments.workers)
+    names = ("budget", "gpu_seconds", "max_tokens", "max_usd", "gpus", "ray_address", "workers")
+    settings = {name: getattr(arguments, name) for name in names}
+    progress = CommandLine()
+    result = api.resume(arguments.folder, models=arguments.model, progress=progress, **settings)
+    return show_end(result, searched=progress.searched)

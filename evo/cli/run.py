@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.cli import common, models, split
-from evo.cli.search import search
-from evo.core.errors import ConfigError
+from evo.cli.search import CommandLine, show_end
 
 if TYPE_CHECKING:
-    from evo.core.settings import RunConfig
+    from evo.api import Settings
 
 DEFAULT_TASK = "softmax"
 DEFAULT_BUDGET = 32
-RUNS = Path("runs")  # run folders that were not named are made in it
+# Settings of `evo.search` by the names of their options.
+_SETTINGS = {
+    **{name: name for name in ("budget", "seed", "strategy", "operators", "islands", "workers", "target", "gpus")},
+    **{name: name for name in ("ray_address", "gpu_seconds", "screen_budget")},
+    **{name: name for name in ("llm_concurrency", "max_tokens", "max_usd", "guidance")},
+    "model": "models",
+    "models": "models_file",
+}
 
 
 def add(commands: Any) -> None:
@@ -58,91 +61,29 @@ def add(commands: Any) -> None:
     )
     models.add_options(run)
     split.add_options(run)
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, default_of=run.get_default)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from evo.core.versions import versions
-    from evo.search.strategies import strategy_of
-    from evo.storage.store import RunInfo, Store, check_makeable, check_vacant
+    from evo import api
 
-    config = _config(arguments)
+    settings = _settings(arguments)
     if arguments.propose_only is not None:
-        return split.propose(arguments, config)
+        return split.propose(arguments, settings)
     if arguments.evaluate_only:
-        return split.evaluate(arguments, config)
-    models.check_unused(arguments, config.models)
-    if arguments.run_dir is not None:
-        check_vacant(arguments.run_dir)
-    check_makeable(arguments.run_dir or RUNS)
-    task = common.load_task(config.task)
-    devices = common.find_devices(arguments.gpus, arguments.ray_address, config.target)
-    devices.say()
-    config = replace(config.with_device(devices.choice.device), workers=devices.workers(arguments.workers))
-    if arguments.screen_budget is not None:
-        config = replace(config, screen_budget=arguments.screen_budget)
-    strategy_of(config)  # raises ConfigError if it cannot work with these workers
-    common.say(f"preparing {task.name}: evaluating its seed kernel")
-    with closing(devices.open(task, config.target)) as evaluator:
-        first = evaluator.prepare()
-        folder = arguments.run_dir or _new_folder(task.name)
-        info = RunInfo(config, task.hash, versions(), evaluator.environment)
-        with Store.create(folder, info) as store:
-            return search(store, task, first, evaluator)
-
-
-def _config(arguments: argparse.Namespace) -> RunConfig:
-    from evo.core.settings import REDRAFTS, RunConfig
-    from evo.search.strategies import STRATEGIES, strategy_of
-    from fitness.devices import check_address, check_gpus
-    from fitness.frontend.target import get_target
-    from fitness.tasks.task import task_names
-    from operators.registry import check_beginning
-
-    if arguments.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
-    strategy = STRATEGIES[arguments.strategy]
-    names: Sequence[str] = strategy.operators
-    if arguments.operators is not None:
-        names = [n.strip() for n in arguments.operators.split(",")]
-    workers = common.workers(1 if strategy.path and arguments.workers is None else arguments.workers)
-    get_target(arguments.target)
-    check_gpus(arguments.gpus)
-    check_address(arguments.ray_address)
+        return split.evaluate(arguments, settings)
     task = DEFAULT_TASK if arguments.task is None else arguments.task
-    if not task:  # a path that is empty is the folder one is in
-        raise ConfigError(f"TASK: expected a built-in task or a task folder, got ''; leave it out for {DEFAULT_TASK}")
-    config = RunConfig(
-        task=task if task in task_names() else str(Path(task).resolve()),
-        budget=arguments.budget,
-        seed=arguments.seed,
-        strategy=arguments.strategy,
-        islands=arguments.islands,
-        workers=workers,
-        target=arguments.target,
-        **models.settings(arguments, names, workers),
-        gpus=arguments.gpus,
-        ray_address=arguments.ray_address,
-        gpu_seconds=arguments.gpu_seconds,
-        screen_budget=RunConfig.screen_budget if arguments.screen_budget is None else arguments.screen_budget,
-        redrafts=REDRAFTS,
-        frozen_parents=True,
-        surrogate=True,
-    )
-    strategy_of(config)  # raises ConfigError if it cannot work with these settings
-    check_beginning(config.operators)
-    return config
+    return show_end(api.search(task, run_dir=arguments.run_dir, progress=CommandLine(), **settings))
 
 
-def _new_folder(task: str) -> Path:
-    """runs/TASK-NNN with the first free number, made now so that two runs started at once do not meet."""
-    number = 1
-    while True:
-        folder = RUNS / f"{task}-{number:03}"
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise ConfigError(f"expected to make {folder}, got: {error}; name another folder by --run-dir") from error
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """The settings that were given: a run that exists has all others already."""
+    given: Any = {
+        setting: getattr(arguments, option)
+        for option, setting in _SETTINGS.items()
+        if getattr(arguments, option) != arguments.default_of(option)
+    }
+    if "operators" in given:
+        given["operators"] = [name.strip() for name in given["operators"].split(",")]
+    settings: Settings = given
+    return settings

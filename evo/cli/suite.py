@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from evo.cli import common
 from evo.core.errors import ConfigError, StoreError
 from evo.core.text import counted
+from evo.search import evaluators
 
 if TYPE_CHECKING:
     from analysis.suite import SuiteKernel
@@ -116,15 +117,16 @@ def _sources(suite: str) -> Callable[[Path], Sequence[SuiteFile]]:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from evo.api import check_workers
     from fitness.devices import choose
     from fitness.frontend.target import get_target
 
-    common.check_workers(arguments.workers)
-    workers = common.workers(arguments.workers)
+    check_workers(arguments.workers)
+    workers = evaluators.workers(arguments.workers)
     common.one_thread_each()
     target = get_target(arguments.target)
     files = read(arguments)
-    device, _ = choose(arguments.gpus, lambda: common.find_gpus(arguments.target))
+    device, _ = choose(arguments.gpus, lambda: evaluators.find_gpus(arguments.target))
     where = "verifying on the GPU" if device == "gpu" else "verifying by Triton's interpreter, no GPU is used"
     print(f"{counted(len(files), 'file')} for {target.name}, {where}", file=sys.stderr, flush=True)
     found = []

@@ -43,14 +43,15 @@ def make(arguments: argparse.Namespace, kernel: str) -> int:
     from evo.llm.budget import ModelBudget
     from evo.llm.dialogue import Dialogue
     from evo.llm.task_drafts import draft, first_prompt
+    from evo.search.evaluators import find_devices
     from fitness.frontend.target import get_target
 
     folder: Path = arguments.folder
     model = _model(arguments)
     get_target(arguments.target)
     first_prompt(kernel)  # raises where there is nothing to ask about, before anything is started
-    devices = common.find_devices(arguments.gpus, None, arguments.target)
-    devices.say(sys.stderr)
+    devices = find_devices(arguments.gpus, None, arguments.target)
+    print(devices.choice.line, file=sys.stderr, flush=True)
     write(folder, {})
     limits = ModelBudget(arguments.max_tokens, arguments.max_usd)
     common.say(f"asking {model.name} ({model.endpoint}) for a task of {arguments.kernel}")
@@ -97,9 +98,8 @@ def _model(arguments: argparse.Namespace) -> Model:
 
 @contextmanager
 def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[DraftChecker]:
-    from fitness.cpu_backend import CpuEvaluator
+    from evo.search import evaluators
     from fitness.frontend.target import get_target
-    from fitness.gpu_backend import GpuEvaluator
     from fitness.sandbox.zygote import JOBS, Zygote
     from fitness.validation.draft import REHEARSAL, DraftChecker
 
@@ -107,7 +107,7 @@ def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[DraftC
     with Zygote(target_name, (*JOBS, REHEARSAL)) as zygote:
 
         def open_evaluator(task: Task) -> Evaluator:
-            return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, target, zygote=zygote)
+            return evaluators.open_evaluator(task, target_name, device, zygote)
 
         missing = [f"{name}: {state}" for name, state in zygote.layers.items() if state != "active"]
         if missing:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.cli import common, models, task_by_model
+from evo.cli import common, task_by_model
 from evo.core.errors import ConfigError
 from evo.core.text import quoted
 
@@ -51,17 +51,19 @@ def add(commands: Any) -> None:
 
 
 def _tasks(arguments: argparse.Namespace) -> int:
+    from evo.api import load_task
     from fitness.tasks.task import task_names, task_title
 
     for name in task_names():
         common.say(f"{name}: {task_title(name)}")
-        for case in common.load_task(name).cases:
+        for case in load_task(name).cases:
             axes = ", ".join(f"{axis}={size}" for axis, size in case.axes.items())
             common.say(f"    {case.name} ({case.role}): {axes}, {case.dtype}")
     return 0
 
 
 def _new_task(arguments: argparse.Namespace) -> int:
+    from evo.api import check_limited
     from fitness.tasks.scaffold import parse_kernel
 
     source = common.read_kernel(arguments.kernel)
@@ -72,7 +74,7 @@ def _new_task(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"expected a new folder, but {folder} has {' and '.join(taken)}; choose another")
     if arguments.model is not None:
         return task_by_model.make(arguments, source)
-    models.check_limited((), arguments.max_tokens, arguments.max_usd)
+    check_limited((), arguments.max_tokens, arguments.max_usd)
     from fitness.tasks.scaffold import entries, task_skeleton
     from fitness.tasks.task import task_names
 
@@ -86,12 +88,13 @@ def _new_task(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from evo.api import load_task
     from fitness.frontend.target import get_target
     from fitness.sandbox.zygote import Zygote
     from fitness.tasks.task import task_names
 
     target = get_target(arguments.target)
-    tasks = [common.load_task(name) for name in arguments.tasks or task_names()]
+    tasks = [load_task(name) for name in arguments.tasks or task_names()]
     common.one_thread_each()
     good = True
     with Zygote(target.name) as zygote:

@@ -10,9 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from evo.cli.progress import Progress
 from evo.core.records import Trial
 from evo.core.text import quoted
+from evo.search.progress import Progress
 from evo.search.termination import ended
 from evo.storage.result import speedup_text
 from evo.storage.store import RunReader, is_written

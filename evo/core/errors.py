@@ -10,6 +10,10 @@ class EvoError(Exception):
     """
 
 
+class EvoWarning(UserWarning):
+    """Something a user should know of, although evo goes on."""
+
+
 class TaskError(EvoError):
     """The task (not the candidate) is at fault: missing name, failing reference, wrong seed kernel."""
 
@@ -23,5 +27,5 @@ class ConfigError(EvoError):
 
 
 def how_to_install(extra: str = "") -> str:
-    """The command that adds a part of evo which is not always needed; without one, that installs it anew."""
+    """The command that installs evo with all it needs, or with an extra: "gpu", "figures" or "dev"."""
     return f'.venv/bin/pip install -e ".{f"[{extra}]" if extra else ""}" in the folder of evo'

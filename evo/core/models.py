@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ from urllib.parse import urlsplit
 from evo.core.errors import ConfigError
 
 _PATHS = ("mailbox:", "replay:")
+CALLABLE = "callable"
+# Takes the messages of a prompt, {"role": ..., "content": ...} each.  Returns the answer: a text, or an object with
+# `text`, `tokens_in` and `tokens_out`.
+Answerer = Callable[[list[dict[str, str]]], Any]
 _URLS = ("http://", "https://")
 MODEL_FORMS = "NAME@BASE_URL, NAME@mailbox:DIR or NAME@replay:PATH"
 
@@ -50,10 +56,28 @@ class Model:
         if (self.usd_in is None) != (self.usd_out is None):
             raise ConfigError(f"model {self.name}: expected both usd_in and usd_out, or neither; add the other")
 
+    @classmethod
+    def from_callable(cls, name: str, function: Answerer, **settings: Any) -> CallableModel:
+        """A model that is a Python function: `function(messages)` returns the answer.
+
+        function: called with a list of {"role": "system" or "user", "content": TEXT}, in a thread of its own, once at a
+        time unless `concurrency` is larger.  It returns a text, or an object with `text`, `tokens_in` and `tokens_out`
+        (optional: `usd`, `finish`, `reasoning`).  An exception counts as a failed question.
+        settings: other fields of Model, e.g. `concurrency=4`, `timeout_s=60`, `answer="edits"`, `usd_in` and `usd_out`.
+        Raises ConfigError if `function` cannot be called, or a setting is wrong.
+        """
+        if not callable(function):
+            raise ConfigError(f"model {name}: expected a function that takes messages, got {function!r:.100}")
+        about = getattr(function, "__qualname__", type(function).__qualname__)
+        settings = {"concurrency": 1, "attempts": 1, **settings}
+        check_settings(name, settings, "endpoint")
+        return CallableModel(cls(name, f"{CALLABLE}:{about}", **settings), function)
+
     @property
     def provider(self) -> str:
-        """ "openai", "mailbox" or "replay"."""
-        return next((p[:-1] for p in _PATHS if self.endpoint.startswith(p)), "openai")
+        """ "openai", "mailbox", "replay" or "callable"."""
+        prefixes = (*_PATHS, f"{CALLABLE}:")
+        return next((p[:-1] for p in prefixes if self.endpoint.startswith(p)), "openai")
 
     @property
     def path(self) -> Path:
@@ -73,6 +97,22 @@ class Model:
 
 
 @dataclass(frozen=True)
+class CallableModel:
+    """A model with the function that answers for it; made by `Model.from_callable`."""
+
+    model: Model
+    function: Answerer
+
+
+def check_settings(name: str, settings: Mapping[str, Any], *without: str) -> None:
+    """Raises ConfigError for settings that are no fields of Model, its name and `without` aside."""
+    fields = [f.name for f in dataclasses.fields(Model) if f.name not in ("name", *without)]
+    unknown = sorted(set(settings) - set(fields))
+    if unknown:
+        raise ConfigError(f"model {name}: expected settings among {', '.join(fields)}; got {', '.join(unknown)}")
+
+
+@dataclass(frozen=True)
 class Bill:
     """Tokens and dollars of one request.  Dollars are None where the price is unknown."""
 
@@ -82,7 +122,7 @@ class Bill:
 
 
 def _check_endpoint(model: Model) -> None:
-    if model.endpoint.startswith(_PATHS) and str(model.path) != ".":
+    if model.provider == CALLABLE or (model.endpoint.startswith(_PATHS) and str(model.path) != "."):
         return
     parts = urlsplit(model.endpoint)
     if not model.endpoint.startswith(_URLS) or not parts.hostname:

@@ -114,7 +114,7 @@ class RunConfig:
             )
         for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
             check_limit(name, limit)
-        priceless = [m.name for m in self.models if m.provider == "openai" and m.usd_in is None]
+        priceless = [m.name for m in self.models if m.provider in ("openai", "callable") and m.usd_in is None]
         if self.max_usd is not None and priceless:
             raise ConfigError(
                 f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 _DOUBTFUL = re.compile("[^\t\n -~]")  # the rest is seen as itself
@@ -40,6 +42,12 @@ def storable(text: str) -> str:
 def quoted(path: Path | str) -> str:
     """A path as a shell reads it, for commands that are printed to be copied."""
     return shlex.quote(str(path))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean softmax?" for an unknown name that resembles a known one, else ""."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -2,22 +2,45 @@
 
 A model is given as `NAME@ENDPOINT` or as the name of a table in a TOML file; an endpoint is the base URL of a server
 that speaks OpenAI's protocol, `mailbox:DIR` or `replay:PATH`.  Keys are no part of it: they stay in the environment.
+From Python a function may be a model (`Model.from_callable`): a run stores its name, never the function.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from evo.core.errors import ConfigError
-from evo.core.models import MODEL_FORMS, Model
+from evo.core.models import MODEL_FORMS, Answerer, CallableModel, Model, check_settings
 from evo.llm.replay import recorded_models
 
 
-def read_models(specs: Sequence[str], file: Path | None) -> tuple[Model, ...]:
+def split_models(models: Iterable[str | Model | CallableModel]) -> tuple[list[str | Model], dict[str, Answerer]]:
+    """The models as a run stores them, and the functions of those that are functions, by name.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(models, str | Model | CallableModel):
+        raise ConfigError(f"models: expected a list of models, got {models!r:.100}; write [...] around it")
+    stored: list[str | Model] = []
+    functions: dict[str, Answerer] = {}
+    for model in models:
+        if isinstance(model, CallableModel):
+            functions[model.model.name] = model.function
+            stored.append(model.model)
+        elif isinstance(model, str | Model):
+            stored.append(model)
+        else:
+            raise ConfigError(
+                f"models: expected {MODEL_FORMS}, Model(...) or Model.from_callable(NAME, FUNCTION), got {model!r:.100}"
+            )
+    return stored, functions
+
+
+def read_models(specs: Sequence[str | Model], file: Path | None) -> tuple[Model, ...]:
     """The models of `--model`, with their settings in `file`; sorted by name, so that their order decides nothing."""
     tables = _read_tables(file) if file is not None else {}
     models = [model for spec in specs for model in _read_spec(spec, tables)]
@@ -28,7 +51,9 @@ def read_models(specs: Sequence[str], file: Path | None) -> tuple[Model, ...]:
     return tuple(sorted(models, key=lambda m: m.name))
 
 
-def _read_spec(spec: str, tables: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+def _read_spec(spec: str | Model, tables: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+    if isinstance(spec, Model):
+        return [_absolute(spec)]
     if spec.startswith("replay:"):
         return recorded_models(Path(spec.partition(":")[2]).resolve())
     name, at, endpoint = ("mailbox", "@", spec) if spec.startswith("mailbox:") else spec.partition("@")
@@ -38,15 +63,13 @@ def _read_spec(spec: str, tables: Mapping[str, Mapping[str, Any]]) -> list[Model
     if "endpoint" not in settings:
         known = f"; tables in the file: {', '.join(tables) or 'none'}" if tables else ""
         raise ConfigError(f"--model: expected {MODEL_FORMS}, got {spec!r}{known}; add the endpoint, or --models FILE")
-    unknown = sorted(set(settings) - {f.name for f in dataclasses.fields(Model)} | set(settings) & {"name"})
-    if unknown:
-        fields = ", ".join(f.name for f in dataclasses.fields(Model) if f.name != "name")
-        raise ConfigError(f"model {name}: expected settings among {fields}; got {', '.join(unknown)}")
-    model = Model(name=name, **settings)
-    return [model if model.provider == "openai" else _absolute(model)]
+    check_settings(name, settings)
+    return [_absolute(Model(name=name, **settings))]
 
 
 def _absolute(model: Model) -> Model:
+    if model.provider not in ("mailbox", "replay"):
+        return model
     return dataclasses.replace(model, endpoint=f"{model.provider}:{model.path.resolve()}")
 
 

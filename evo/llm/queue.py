@@ -15,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from evo.core.models import Bill, Model
+from evo.core.models import Answerer, Bill, Model
 from evo.core.records import StopReason
 from evo.core.text import storable
 from evo.llm.base import Failed, LlmError, Provider, Request
@@ -275,6 +276,8 @@ def open_lane(
     limits: ModelBudget,
     slots: int,
     tell: Tell = lambda model, error: None,
+    functions: Mapping[str, Answerer] = MappingProxyType({}),
 ) -> ModelQueue:
-    """A lane with a provider for each model; keys come from `environment`."""
-    return ModelQueue(folder, models, {m.name: open_provider(m, environment) for m in models}, limits, slots, tell)
+    """A queue with a provider for each model; keys come from `environment`, `functions` answer by a model's name."""
+    providers = {m.name: open_provider(m, environment, functions.get(m.name)) for m in models}
+    return ModelQueue(folder, models, providers, limits, slots, tell)

@@ -14,6 +14,7 @@ from typing import Protocol
 from evo.core.errors import ConfigError
 from evo.core.records import OperatorRef, Trial
 from evo.core.settings import RunConfig
+from evo.core.text import did_you_mean
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
 from evo.search.archive import Archive, Elite
@@ -253,7 +254,8 @@ def strategy_of(config: RunConfig) -> type[Strategy]:
     Raises ConfigError if there is none of that name, or if it cannot work with the models and workers of `config`.
     """
     if config.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {config.strategy!r}")
+        hint = did_you_mean(config.strategy, STRATEGIES)
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {config.strategy!r}{hint}")
     strategy = STRATEGIES[config.strategy]
     if strategy.asks and not config.models:
         raise ConfigError(f"strategy {config.strategy}: expected a model to ask, got none; name one by --model")

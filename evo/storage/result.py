@@ -38,8 +38,8 @@ def _lines(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a run found: its best trial, the certificate of that, and faster trials that theirs refused."""
+class Conclusion:
+    """How a run ended: its best trial, the certificate of that, and faster trials that theirs refused."""
 
     best: Trial
     certificate: Certificate
@@ -55,7 +55,7 @@ class Result:
         return self.best.proposal.candidate.source if self.best.index == 0 else best_source(self.best)
 
 
-def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -> None:
+def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusion) -> None:
     """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder."""
     folder = run_folder / BEST
     texts = {
@@ -72,7 +72,7 @@ def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -
         raise StoreError(f"expected to write {folder}, got: {error}; check the disk and its permissions") from error
 
 
-def read_result(run: RunReader) -> Result | None:
+def read_result(run: RunReader) -> Conclusion | None:
     """What `write_result` wrote, None if it has not yet.  Raises StoreError for files that it did not write."""
     path = run.folder / BEST / EVIDENCE
     try:
@@ -86,10 +86,10 @@ def read_result(run: RunReader) -> Result | None:
         raise StoreError(f"expected what evo wrote in {path}, got: {error!r}; delete the file") from error
     if not isinstance(best, Trial):
         raise StoreError(f"expected what evo wrote in {path}, but trial {best.index} is not finished; delete the file")
-    return Result(best, certificate, refused)
+    return Conclusion(best, certificate, refused)
 
 
-def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
+def _evidence(info: RunInfo, result: Conclusion) -> dict[str, object]:
     """All there is to believe a speedup, or not to."""
     best = result.best
     evaluation = dataclasses.asdict(best.evaluation)

@@ -49,9 +49,7 @@ try:
     from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
-    raise ConfigError(
-        f"several GPUs and --ray-address need Ray, which is not installed; {how_to_install('cluster')}"
-    ) from error
+    raise ConfigError(f"several GPUs and --ray-address need Ray, which is not installed; {how_to_install()}") from error
 
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work
 CALL_S = 900.0  # a judge may replace its GPU process twice within one call; a node that is silent for longer is lost

@@ -287,7 +287,7 @@ class _Process:
     def __init__(self, arguments: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
-        command = [sys.executable, "-m", "fitness.gpu.runner_process", str(theirs.fileno()), *arguments]
+        command = [sys.executable, "-P", "-m", "fitness.gpu.runner_process", str(theirs.fileno()), *arguments]
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
         self._process = subprocess.Popen(

@@ -89,7 +89,7 @@ def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, dev
 def command_line(tool: str, log: Path, arguments: Sequence[str]) -> list[str]:
     """Clocks are left alone: times are then those of the runner, and fixing clocks needs rights of its own."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
-    replay = [sys.executable, "-m", "fitness.profile.ncu_replay", *arguments]
+    replay = [sys.executable, "-P", "-m", "fitness.profile.ncu_replay", *arguments]
     options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
     return [tool, *options, "--profile-from-start", "off", "--kernel-name-base", "function", *sections, *replay]
 

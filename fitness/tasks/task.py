@@ -62,6 +62,7 @@ from typing import TYPE_CHECKING, Any
 from evo.core import syntax
 from evo.core.errors import TaskError
 from evo.core.records import Case
+from evo.core.text import did_you_mean
 from fitness.frontend.plan import ITEMSIZE
 from fitness.tasks.scaffold import is_kernel, launchers, parse_kernel
 from fitness.tasks.user_code import blamed, execute
@@ -83,17 +84,23 @@ _VALUES = ("tolerance", "min_own_share", "certify", "writes")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A loaded and validated task.  `hash` covers the text of task.py and kernel.py."""
+    """What a kernel has to compute.  One from `load_task` is validated and has a folder and a hash.
 
-    name: str
-    folder: Path
-    entry: str
-    cases: tuple[Case, ...]
-    inputs: Callable[[Case, torch.Generator], tuple[Any, ...]] = field(repr=False)
-    reference: Callable[..., Any] | None = field(repr=False)  # None: the seed kernel
-    seed_source: str = field(repr=False)
-    hash: str
-    writes: tuple[str, ...] = ()
+    A task made in Python has neither; whoever uses it loads it first, which writes its functions to a folder
+    (`fitness.tasks.from_python`).  So each function must be a `def` whose source can be read, at the top level of a
+    file or a notebook cell.  It may use modules and names of installed packages, other such functions, and plain
+    constants (numbers, texts, dtypes, tuples, lists, dicts); no lambda, and nothing of a function around it.
+    """
+
+    entry: str  # the host function in `seed_source` that is called
+    cases: Sequence[Case]  # sizes; at least one of role "tune"
+    inputs: Callable[[Case, torch.Generator], tuple[Any, ...]] = field(repr=False)  # arguments of the entry for a case
+    reference: Callable[..., Any] | None = field(repr=False)  # the right result for inputs; None: the seed kernel's
+    seed_source: str = field(repr=False)  # the text of kernel.py
+    name: str = ""  # "": the entry's
+    folder: Path = Path()  # of task.py and kernel.py, once loaded
+    hash: str = ""  # of the text of both; "": not loaded
+    writes: Sequence[str] = ()
     flops: Callable[[Case], float] | None = field(default=None, repr=False)
     bytes: Callable[[Case], float] | None = field(default=None, repr=False)
     tolerance: float | None = None
@@ -101,9 +108,12 @@ class Task:
     deterministic: bool = True
     allow_delegation: bool = False
     min_own_share: float = MIN_OWN_SHARE
-    certify: tuple[Case, ...] = ()
+    certify: Sequence[Case] = ()
     lenient: bool = False
     baseline: Callable[..., tuple[Callable[..., Any], Sequence[Any]]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.entry)
 
     @functools.cached_property
     def written(self) -> tuple[int, ...]:
@@ -143,7 +153,7 @@ def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False, ex
     """
     folder = _find(name_or_folder)
     task_source, seed_source = _read(folder / "task.py"), _read(folder / "kernel.py")
-    found = _hash(task_source, seed_source)
+    found = hash_texts(task_source, seed_source)
     if expected and found != expected:
         raise ChangedTaskError(
             f"task {folder} was changed: expected the files of hash {expected}, got {found}; restore it"
@@ -182,6 +192,7 @@ def _find(name_or_folder: str | os.PathLike[str]) -> Path:
         raise TaskError(
             f"no task {name!r}: expected a folder with task.py and kernel.py, or one of the built-in tasks "
             f"({', '.join(task_names())}); `evo tasks new DIR KERNEL.py` makes a folder from a kernel"
+            f"{did_you_mean(name, task_names())}"
         )
     return folder
 
@@ -197,7 +208,8 @@ def _read(path: Path) -> str:
         raise TaskError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
-def _hash(*texts: str) -> str:
+def hash_texts(*texts: str) -> str:
+    """64 hex digits of texts in their order: the hash of a task, of its task.py and kernel.py."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode()

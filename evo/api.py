@@ -1,0 +1,881 @@
+"""evo as a library, and the one place that puts task, evaluator, operators, models and engine together.
+
+    result = evo.search("softmax", budget=64)
+    with evo.Evaluator("softmax") as evaluator:
+        evaluation = evaluator.evaluate(source)
+
+The commands of `evo` call these functions too, so settings, checks and errors are the same.  Errors that a user can act
+on are EvoErrors: TaskError, ConfigError, StoreError, LlmError.  Ctrl-C during a search raises KeyboardInterrupt; what
+is finished is stored, and `resume` goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+from evo.core import versions
+from evo.core.errors import ConfigError, EvoWarning, StoreError
+from evo.core.models import Answerer, CallableModel, Model
+from evo.core.records import (
+    GPU_FACTS,
+    Candidate,
+    Case,
+    Certificate,
+    Evaluation,
+    OperatorRef,
+    StopReason,
+    Trial,
+    Verdict,
+)
+from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_type
+from evo.core.text import counted, did_you_mean, quoted
+from evo.llm.models import read_models, split_models
+from evo.search import assemble, evaluators
+from evo.search.budget import gpu_seconds as gpu_seconds_of
+from evo.search.engine import EngineOutcome
+from evo.search.evaluators import Devices, find_devices
+from evo.search.listener import Listener, Stop, listener_of, never
+from evo.search.profiling import Profiler
+from evo.search.replay import DecisionReplay, Redoing
+from evo.search.strategies import STRATEGIES, strategy_of
+from evo.search.termination import ended, is_over
+from evo.storage.folders import FILE
+from evo.storage.queries import RunInfo, RunReader
+from evo.storage.result import Conclusion, read_result
+from evo.storage.store import Store, check_makeable, check_vacant
+from fitness.tasks.task import ChangedTaskError, Task
+
+__all__ = [
+    "BestKernel",
+    "Case",
+    "Evaluation",
+    "Evaluator",
+    "Model",
+    "Result",
+    "Spending",
+    "Task",
+    "Verdict",
+    "evaluate_pending",
+    "load_task",
+    "propose",
+    "replay",
+    "resume",
+    "search",
+]
+
+RUNS = Path("runs")  # run folders that were not named are made in it
+# Questions in flight if several workers evaluate.
+DEFAULT_CONCURRENCY = 8
+INTERRUPTED = "the run was interrupted"
+NO_EVALUATOR = "no evaluator was at hand, `evo certify TASK best/kernel.py` opens one"
+
+AnyTask = str | os.PathLike[str] | Task
+AnyModel = str | Model | CallableModel
+
+
+class Settings(TypedDict, total=False):
+    """Settings of a run, with the names and meanings that `search` has."""
+
+    budget: int
+    seed: int
+    strategy: str
+    operators: Sequence[str] | None
+    islands: int
+    workers: int | None
+    target: str
+    gpus: int | str | None
+    ray_address: str | None
+    gpu_seconds: float | None
+    screen_budget: int | None
+    models: Sequence[AnyModel]
+    models_file: str | os.PathLike[str] | None
+    llm_concurrency: int | None
+    max_tokens: int | None
+    max_usd: float | None
+    guidance: str | None
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def load_task(task: AnyTask, *, expected: str = "") -> Task:
+    """The task, validated: its reference was run on the CPU inputs of every case.
+
+    task: the name of a built-in task, a task folder, or a Task made in Python, which is written to a folder
+    (`Task` says what that asks of its functions).
+    expected: the hash that its files must have; else ChangedTaskError is raised, and nothing is executed.
+    Warns if the task was changed since it was frozen.  Raises TaskError saying what is wrong with it.
+    """
+    from fitness.tasks.from_python import load_written
+    from fitness.tasks.task import changed_since_frozen
+    from fitness.tasks.task import load_task as load
+
+    if isinstance(task, Task):
+        return task if task.hash else load_written(task)
+    found = load(task, expected=expected)
+    if warning := changed_since_frozen(found.folder):
+        warnings.warn(warning, EvoWarning, stacklevel=2)
+    return found
+
+
+def _stored_name(task: AnyTask) -> str:
+    """How a run stores its task: the name of a built-in one, or the absolute path of a folder.  Loads nothing."""
+    from fitness.tasks.task import BUILTIN_TASKS, task_names
+
+    if isinstance(task, Task):
+        return task.name if task.folder.parent == BUILTIN_TASKS else str(task.folder)
+    name = os.fspath(task)
+    if not name:  # a path that is empty is the folder one is in
+        raise ConfigError("TASK: expected a built-in task or a task folder, got ''; leave it out for softmax")
+    return name if name in task_names() else str(Path(name).resolve())
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Settings as they were asked for: checked, before it is known what evaluates."""
+
+    config: RunConfig
+    functions: Mapping[str, Answerer]
+    workers: int | None
+    screen_budget: int | None
+
+
+def configure(task: AnyTask, **settings: Unpack[Settings]) -> RunConfig:
+    """The settings of a run as they would be stored, but for what depends on the machine.  Raises ConfigError."""
+    return _wanted(task, settings).config
+
+
+def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
+    from fitness.devices import check_address, check_gpus
+    from fitness.frontend.target import get_target
+    from operators.registry import check_beginning
+
+    strategy = settings.get("strategy", RunConfig.strategy)
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        hint = did_you_mean(str(strategy), STRATEGIES)
+        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}{hint}")
+    given_workers, screen_budget = _workers(strategy, settings.get("workers")), settings.get("screen_budget")
+    workers = evaluators.workers(given_workers)
+    target, gpus = settings.get("target", RunConfig.target), _as_text(settings.get("gpus"))
+    get_target(target)
+    check_gpus(gpus)
+    check_address(settings.get("ray_address"))
+    stored, functions = split_models(settings.get("models", ()))
+    file = settings.get("models_file")
+    models = read_models(stored, None if file is None else Path(file))
+    operators = _operators(settings.get("operators"), strategy, models)
+    assemble.check_models(models, functions)
+    slots = settings.get("llm_concurrency")
+    config = RunConfig(
+        task=_stored_name(task),
+        budget=settings.get("budget", RunConfig.budget),
+        seed=settings.get("seed", RunConfig.seed),
+        strategy=strategy,
+        islands=settings.get("islands", RunConfig.islands),
+        workers=workers,
+        target=target,
+        operators=operators,
+        models=models,
+        llm_slots=slots if slots is not None else 1 if workers == 1 or not models else DEFAULT_CONCURRENCY,
+        max_tokens=settings.get("max_tokens"),
+        max_usd=settings.get("max_usd"),
+        guidance=settings.get("guidance") or GUIDANCE[0],
+        triton=assemble.triton_version() if models else "",
+        gpus=gpus,
+        ray_address=settings.get("ray_address"),
+        gpu_seconds=settings.get("gpu_seconds"),
+        screen_budget=RunConfig.screen_budget if screen_budget is None else screen_budget,
+        redrafts=REDRAFTS,
+        frozen_parents=True,
+        surrogate=True,
+    )
+    strategy_of(config)  # raises ConfigError if it cannot work with these settings
+    check_beginning(config.operators)
+    return _Wanted(config, functions, given_workers, screen_budget)
+
+
+def _as_text(gpus: int | str | None) -> str | None:
+    """Numbers of GPUs as --gpus takes them."""
+    return None if gpus is None else str(gpus)
+
+
+def _workers(strategy: str, given: int | None) -> int | None:
+    """One for strategies that are a single path, unless another number was given."""
+    return 1 if STRATEGIES[strategy].path and given is None else given
+
+
+def _operators(given: Sequence[str] | None, strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
+    """Names of operators, those that ask a model once for each: the given ones, or the strategy's."""
+    from operators.registry import LLM_OPERATORS, get_operators
+
+    if isinstance(given, str):
+        raise ConfigError(f"operators: expected a list of names, got {given!r}; write [{given!r}]")
+    if STRATEGIES[strategy].asks and not models:
+        raise ConfigError(
+            f"--strategy {strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
+            f"another strategy"
+        )
+    names = assemble.default_operators(strategy, models) if given is None else tuple(given)
+    check_type("operators", "operators", names)
+    get_operators([OperatorRef.parse(n).name for n in names], model=bool(models))
+    no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and ref.name not in LLM_OPERATORS]
+    if no_asker:
+        raise ConfigError(
+            f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
+        )
+    operators = assemble.expand(names, models)
+    if models and not any(OperatorRef.parse(o).asks for o in operators):
+        raise ConfigError(
+            f"--model: expected an operator that asks it, got {', '.join(names)}; "
+            f"add one of {', '.join(LLM_OPERATORS)} to --operators, or leave that out"
+        )
+    return operators
+
+
+def _check_unused(config: RunConfig, settings: Settings) -> None:
+    """Raises ConfigError for settings about models if there are none."""
+    check_limited(config.models, settings.get("max_tokens"), settings.get("max_usd"))
+    if settings.get("guidance") is not None and not config.models:
+        raise ConfigError(
+            "--guidance: expected a model that it tells of profiles, got none; add --model, or leave it out"
+        )
+
+
+def check_limited(
+    models: Sequence[Model], max_tokens: int | None, max_usd: float | None, fix: str = "add --model, or leave it out"
+) -> None:
+    """Raises ConfigError for limits on models if there are none."""
+    for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
+        if limit is not None and not models:
+            raise ConfigError(f"{name}: expected a model whose answers it limits, got none; {fix}")
+
+
+def check_workers(wanted: int | None) -> None:
+    """Raises ConfigError for a number of workers below 1."""
+    if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
+        raise ConfigError(f"workers: expected at least 1, got {wanted!r}; set --workers")
+
+
+def check_seed(seed: int) -> None:
+    """Raises ConfigError for a seed that a store cannot hold."""
+    low, high = SEEDS
+    if not isinstance(seed, int) or not low <= seed <= high:
+        raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed!r}; set --seed")
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BestKernel:
+    """The kernel that a run found, beside the seed kernel of its task."""
+
+    speedup: float
+    ci95: tuple[float, float]  # 95% interval of the speedup
+    estimated: bool  # whether a model of the target computed it, and no GPU measured it
+    verdict: Verdict
+    source: str  # with the chosen autotune configuration, if there was one to choose
+    trial: int  # its number; 0 is the seed itself: nothing was faster
+    patch: str  # unified diff from the seed; "" for the seed
+    per_case: Mapping[str, float]  # speedup of each tune case
+
+    def __str__(self) -> str:
+        """E.g. "3.42x [3.01, 3.88] estimated"; the last word if no GPU measured it."""
+        low, high = self.ci95
+        return f"{self.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if self.estimated else ''}"
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run has cost.  Tokens and dollars are None if nobody counted them."""
+
+    candidates: int  # evaluated, without the seed
+    gpu_seconds: float
+    tokens: int | None
+    usd: float | None
+
+
+class Result:
+    """A run, read from its folder: also while it goes on, and by programs that did not make it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Use `Result.open` for an earlier run.  Raises StoreError if `run_dir` holds no run."""
+        self.run_dir = run_dir
+        with RunReader(run_dir) as run:
+            self.config: RunConfig = run.info.config  # its settings, among them the random seed
+            self.stop_reason: str = ended(run)  # e.g. "budget spent", "interrupted"; "" while it goes on
+            self.pending: int = len(run.pending())  # candidates that are proposed and not evaluated
+            seed = run.trial(0) if run.best() is not None else None
+            # The seed kernel's; None until it is evaluated.
+            self.seed: Trial | None = seed if isinstance(seed, Trial) else None
+            written = read_result(run) if self.seed else None
+            # Of the best kernel, or why nothing was certified; None while the run goes on.
+            self.certificate: Certificate | None = written.certificate if written else None
+            self.best: BestKernel | None = _best(run, self.seed, written)  # None until the seed is evaluated
+            self.spent: Spending = _spending(run)
+
+    @classmethod
+    def open(cls, run_dir: str | os.PathLike[str]) -> Result:
+        """The run in a folder; its database or its `best` folder stand for it too."""
+        from evo.storage.folders import run_folder
+
+        return cls(run_folder(os.fspath(run_dir)))
+
+    @property
+    def trials(self) -> Iterator[Trial]:
+        """Finished trials in the order they were finished, the seed among them; read as they are asked for."""
+        with RunReader(self.run_dir) as run:
+            yield from run.trials()
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.run_dir}: {self.best or 'no seed yet'}, {self.stop_reason or 'not ended'}>"
+
+
+def _best(run: RunReader, seed: Trial | None, written: Conclusion | None) -> BestKernel | None:
+    """What is in best/; before that is written, the fastest trial."""
+    fastest = written.best if written else run.best()
+    if seed is None or fastest is None or fastest.fitness is None:
+        return None
+    found = written or Conclusion(fastest, Certificate("", Verdict.INFRASTRUCTURE, "not yet"))
+    fitness = fastest.fitness
+    return BestKernel(
+        speedup=fitness.speedup,
+        ci95=fitness.ci95,
+        estimated=fitness.estimated,
+        verdict=fastest.evaluation.verdict,
+        source=found.source,
+        trial=fastest.index,
+        patch=found.patch(seed),
+        per_case=fitness.per_case,
+    )
+
+
+def _spending(run: RunReader) -> Spending:
+    models = run.models()
+    tokens = [m.tokens_in + m.tokens_out for m in models if m.tokens_in is not None and m.tokens_out is not None]
+    usd = [m.usd for m in models if m.usd is not None]
+    measured = run.info.config.device == "gpu"
+    return Spending(
+        candidates=run.spent(),
+        gpu_seconds=sum(gpu_seconds_of(trial.evaluation) for trial in run.trials()) if measured else 0.0,
+        tokens=sum(tokens) if len(tokens) == len(models) else None,
+        usd=sum(usd) if len(usd) == len(models) else None,
+    )
+
+
+# --- searches --------------------------------------------------------------------------------------------------------
+
+
+def search(
+    task: AnyTask,
+    *,
+    budget: int = RunConfig.budget,
+    seed: int = RunConfig.seed,
+    strategy: str = RunConfig.strategy,
+    operators: Sequence[str] | None = None,
+    models: Sequence[AnyModel] = (),
+    gpus: int | str | None = None,
+    target: str = RunConfig.target,
+    workers: int | None = None,
+    islands: int = RunConfig.islands,
+    gpu_seconds: float | None = None,
+    screen_budget: int | None = None,
+    models_file: str | os.PathLike[str] | None = None,
+    llm_concurrency: int | None = None,
+    max_tokens: int | None = None,
+    max_usd: float | None = None,
+    guidance: str | None = None,
+    ray_address: str | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Listener = False,
+    stop: Stop = never,
+) -> Result:
+    """Searches for a faster kernel and returns what was found; `evo run` does the same.
+
+    task: the name of a built-in task, a task folder, or a Task.
+    budget: candidates to evaluate, the seed aside.  gpu_seconds: the run ends when a GPU measured for so long, too.
+    seed: of all randomness.  With one worker and without a GPU the same seed gives the same run.
+    strategy: evolve, random or hillclimb; best-of-n and tritonforge ask models.
+    operators: their names; None: the strategy's.
+    models: "NAME@BASE_URL", "NAME@mailbox:DIR", "replay:RUN", Model(...), or Model.from_callable(NAME, FUNCTION).
+    models_file: a TOML file with settings of models.  llm_concurrency: questions in flight.
+    max_tokens, max_usd: hard limits on what models cost.  guidance: what prompts say of profiles: digest, raw, none.
+    gpus: how many GPUs measure, or "all", or "none" for estimates; None: the first GPU, if it is a target.
+    target: what to compile for, "sm_90" or "h100".  ray_address: of a Ray cluster that evaluates.
+    workers: evaluations at once; None: as the CPUs and GPUs take.  islands: populations in a ring.
+    screen_budget: most estimates that an operator may choose a draft by.
+    run_dir: where to store the run; None: runs/TASK-NUMBER.
+    progress: True prints how the search goes on; or a Listener that hears it.
+    stop: called between steps; True ends the search as soon as what is being evaluated is done.
+
+    Raises ConfigError for a wrong setting, TaskError if the task or its seed kernel is at fault, StoreError if the run
+    cannot be stored, LlmError if a model cannot be asked.
+    """
+    task = load_task(task) if isinstance(task, Task) else task
+    settings = Settings(
+        budget=budget,
+        seed=seed,
+        strategy=strategy,
+        operators=operators,
+        models=models,
+        gpus=gpus,
+        target=target,
+        workers=workers,
+        islands=islands,
+        gpu_seconds=gpu_seconds,
+        screen_budget=screen_budget,
+        models_file=models_file,
+        llm_concurrency=llm_concurrency,
+        max_tokens=max_tokens,
+        max_usd=max_usd,
+        guidance=guidance,
+        ray_address=ray_address,
+    )
+    wanted = _wanted(task, settings)
+    _check_unused(wanted.config, settings)
+    listener, folder = listener_of(progress), None if run_dir is None else Path(run_dir)
+    if folder is not None:
+        check_vacant(folder)
+    check_makeable(folder or RUNS)
+    task = load_task(task)
+    devices = find_devices(wanted.config.gpus, ray_address, target)
+    _say_devices(devices, listener)
+    config = _with_devices(wanted, devices)
+    strategy_of(config)  # raises ConfigError if it cannot work with these workers
+    listener.say(f"preparing {task.name}: evaluating its seed kernel")
+    with closing(devices.open(task, target)) as evaluator:
+        first = evaluator.prepare()
+        folder = folder or _new_folder(task.name)
+        info = RunInfo(config, task.hash, versions.versions(), evaluator.environment)
+        with Store.create(folder, info) as store:
+            _search(store, task, first, evaluator, listener, stop, wanted.functions)
+    return Result(folder)
+
+
+def _with_devices(wanted: _Wanted, devices: Devices) -> RunConfig:
+    config = dataclasses.replace(
+        wanted.config.with_device(devices.choice.device), workers=devices.workers(wanted.workers)
+    )
+    if wanted.screen_budget is not None:
+        config = dataclasses.replace(config, screen_budget=wanted.screen_budget)
+    return config
+
+
+def _say_devices(devices: Devices, listener: Listener) -> None:
+    for line in devices.lines:
+        listener.say(line)
+
+
+def _new_folder(task: str) -> Path:
+    """runs/TASK-NNN with the first free number, made now so that two runs started at once do not meet."""
+    number = 1
+    while True:
+        folder = RUNS / f"{task}-{number:03}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise ConfigError(f"expected to make {folder}, got: {error}; name another folder by --run-dir") from error
+
+
+def _search(
+    store: Store,
+    task: Task,
+    first: Evaluation,
+    evaluator: Profiler,
+    listener: Listener,
+    stop: Stop,
+    functions: Mapping[str, Answerer],
+    proposals: int | None = None,
+) -> None:
+    """Runs the engine, certifies the best kernel and writes it."""
+    outcome = assemble.run_engine(
+        store, task, first, evaluator, listener, stop=stop, proposals=proposals, functions=functions
+    )
+    listener.say(f"ended: {outcome.text}, {counted(outcome.spent, 'candidate')} evaluated")
+    _say_failures(store, listener)
+    interrupted = outcome.reason is StopReason.INTERRUPTED
+    assemble.conclude(store, None if interrupted else evaluator, INTERRUPTED if interrupted else NO_EVALUATOR, listener)
+
+
+def _say_failures(store: Store, listener: Listener) -> None:
+    """Why each model that gave no answer to some question gave none at first."""
+    for name, error in store.first_failures().items():
+        listener.say(f"first failure of model {name}: {error}")
+
+
+def resume(
+    run_dir: str | os.PathLike[str],
+    budget: int | None = None,
+    *,
+    gpu_seconds: float | None = None,
+    models: Sequence[AnyModel] = (),
+    max_tokens: int | None = None,
+    max_usd: float | None = None,
+    gpus: int | str | None = None,
+    ray_address: str | None = None,
+    workers: int | None = None,
+    progress: bool | Listener = False,
+    stop: Stop = never,
+) -> Result:
+    """Goes on with a run that was stopped, or goes further with one that is over; `evo resume` does the same.
+
+    budget, gpu_seconds, max_tokens, max_usd: other limits, in total; None: as before.
+    models: where models of the run are to be asked now; a model that is a Python function must be given again.
+    gpus, ray_address, workers: None: as before.  progress, stop: as for `search`.
+    Raises StoreError if the task or a version is another one than the run was started with; else as `search`.
+    """
+    listener = listener_of(progress)
+    folder, gpus = Path(run_dir), _as_text(gpus)
+    stored, functions = split_models(models)
+    with RunReader(folder) as run:
+        info = run.info
+    check_limited(info.config.models, max_tokens, max_usd, fix="leave it out, or start another run with one")
+    task = load_task(info.config.task)
+    going = _comparable_versions(info)
+    with Store.open(folder, task_hash=task.hash, versions=going) as store:
+        config = _with_budget(store, store.info.config, budget)
+        limits = {"max_tokens": max_tokens, "max_usd": max_usd, "gpu_seconds": gpu_seconds}
+        given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        config = dataclasses.replace(config, models=assemble.moved(config.models, stored), **given)
+        if store.info.environment:
+            config.check_gpu_seconds(config.device)
+        spent = store.spent()
+        if is_over(store, config) and not store.pending():
+            _check_devices(store, config, gpus, ray_address, workers)
+            store.set_config(config)
+            option = "--budget N" if spent >= config.budget else "--gpu-seconds X"
+            listener.say(f"all {spent} candidates are evaluated; `evo resume {quoted(folder)} {option}` goes further")
+            _conclude_again(store, listener)
+        else:
+            assemble.check_models(config.models, functions)
+            devices, config = _find_devices(store, config, gpus, ray_address)
+            asked = workers is not None or gpus is not None or ray_address is not None
+            if workers is not None or (asked and config.workers != 1):  # with one worker it is repeatable, and stays so
+                config = dataclasses.replace(config, workers=devices.workers(workers))
+            strategy_of(config)  # raises ConfigError if it cannot work with these workers
+            listener.say(f"resuming {folder} at {spent} of {config.budget} candidates")
+            _say_devices(devices, listener)
+            with closing(devices.open(task, config.target)) as evaluator:
+                first = _prepare(store, config, going, evaluator)
+                _search(store, task, first, evaluator, listener, stop, functions)
+    return Result(folder)
+
+
+def _conclude_again(store: Store, listener: Listener) -> None:
+    """Writes best/ of a run that is over once more; what was certified before is kept."""
+    from evo.storage.result import write_result
+
+    seed, written = store.trial(0), read_result(store)
+    if written is None:
+        assemble.conclude(store, None, NO_EVALUATOR, listener)
+    elif isinstance(seed, Trial):
+        write_result(store.folder, store.info, seed, written)
+
+
+def _comparable_versions(info: RunInfo) -> dict[str, str]:
+    """What a run of `info` is compared with on this machine: all versions once it is evaluated, evo's own before."""
+    return versions.versions() if info.environment else {**info.versions, **versions.own_versions()}
+
+
+def _with_budget(store: Store, config: RunConfig, budget: int | None) -> RunConfig:
+    """`config` with another budget of candidates, None for the same.  Raises ConfigError if more is spent."""
+    spent = store.spent()
+    if budget is not None and budget < spent:
+        raise ConfigError(
+            f"budget: expected at least the {spent} candidates spent, got {budget}; give more than {spent} to go "
+            f"further, or leave it out"
+        )
+    return config if budget is None else config.with_budget(budget)
+
+
+def _find_devices(
+    store: Store, config: RunConfig, gpus: str | None, ray_address: str | None
+) -> tuple[Devices, RunConfig]:
+    """What the run is evaluated with from now on, and its settings then.
+
+    Whether it is measured or estimated is decided if nothing is evaluated yet, and stays.
+    """
+    given = {name: value for name, value in (("gpus", gpus), ("ray_address", ray_address)) if value is not None}
+    wanted = dataclasses.replace(config, **given)  # type: ignore[arg-type]  # both are texts
+    if store.info.environment:
+        wanted.check_gpu_seconds(wanted.device)
+        return find_devices(gpus, ray_address, config.target, config), wanted
+    devices = find_devices(wanted.gpus, wanted.ray_address, config.target)
+    return devices, wanted.with_device(devices.choice.device)
+
+
+def _check_devices(
+    store: Store, config: RunConfig, gpus: str | None, ray_address: str | None, workers: int | None
+) -> None:
+    """Raises ConfigError for devices that were asked for and cannot be had, if nothing is left to evaluate."""
+    if gpus is not None or ray_address is not None:
+        _find_devices(store, config, gpus, ray_address)
+    if workers is not None:
+        strategy_of(dataclasses.replace(config, workers=workers))
+
+
+def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Profiler) -> Evaluation:
+    """The evaluation of the seed.  Nothing can be refused any more: the run goes on with `config` and versions `going`.
+
+    The first evaluator of a run is noted in its store, but not its machine: prompts that were made before said what the
+    target's name stands for, and those of one run say the same.
+    """
+    first = evaluator.prepare()
+    store.goes_on(config, going)
+    if not store.info.environment:
+        environment = {name: value for name, value in evaluator.environment.items() if name != GPU_FACTS}
+        store.set_evaluator(versions.versions(), environment)
+    return first
+
+
+# --- the halves of a search ------------------------------------------------------------------------------------------
+
+# Settings of RunConfig that may differ each time, or are checked elsewhere.
+_FREE = ("task", "budget", "workers", "device", "gpus", "ray_address")
+DEFAULT_TASK = "softmax"
+
+
+def propose(
+    run_dir: str | os.PathLike[str],
+    count: int,
+    task: AnyTask | None = None,
+    *,
+    progress: bool | Listener = False,
+    stop: Stop = never,
+    **settings: Unpack[Settings],
+) -> EngineOutcome:
+    """Stores `count` candidates in `run_dir`, a run or not yet one, and evaluates none; `evo run --propose-only`.
+
+    task: None: the run's, or softmax for a new one; a folder, if that of the run has another path on this machine.
+    settings: as for `search`; for a run that exists, the same as before.
+    """
+    if count < 1:
+        raise ConfigError(f"--propose-only: expected a number from 1, got {count}")
+    listener, folder = listener_of(progress), Path(run_dir)
+    task = load_task(task) if isinstance(task, Task) else task
+    wanted = _wanted(DEFAULT_TASK if task is None else task, settings)
+    if (folder / FILE).exists():
+        loaded, store, config, going = _open_half(folder, task, wanted, settings, proposing=True)
+        assemble.check_models(config.models, wanted.functions)
+        store.goes_on(config, going)
+    else:
+        _check_unused(wanted.config, settings)
+        loaded = load_task(DEFAULT_TASK if task is None else task)
+        store = Store.create(folder, RunInfo(wanted.config, loaded.hash, versions.own_versions(), {}))
+    with store:
+        outcome = assemble.run_engine(
+            store, loaded, None, None, listener, stop=stop, proposals=count, functions=wanted.functions
+        )
+        pending = len(store.pending())
+        listener.say(f"ended: {outcome.text}; {outcome.proposed} candidates proposed, {pending} pending")
+        _say_failures(store, listener)
+        if pending:
+            listener.say(f"evaluate them: evo run --evaluate-only --run-dir {quoted(folder)}")
+    return outcome
+
+
+def evaluate_pending(
+    run_dir: str | os.PathLike[str],
+    task: AnyTask | None = None,
+    *,
+    progress: bool | Listener = False,
+    stop: Stop = never,
+    **settings: Unpack[Settings],
+) -> Result | None:
+    """Evaluates what is pending in `run_dir` and proposes nothing; `evo run --evaluate-only`.
+
+    task, settings: as for `propose`.  Returns None if nothing was pending.
+    """
+    listener, folder = listener_of(progress), Path(run_dir)
+    task = load_task(task) if isinstance(task, Task) else task
+    wanted = _wanted(DEFAULT_TASK if task is None else task, settings)
+    loaded, store, config, going = _open_half(folder, task, wanted, settings, proposing=False)
+    gpus, ray_address = wanted.config.gpus, wanted.config.ray_address
+    workers = _workers(config.strategy, settings.get("workers"))
+    with store:
+        if not store.pending():
+            _check_devices(store, config, gpus, ray_address, workers)
+            store.set_config(config)
+            listener.say(f"nothing is pending; propose more: evo run --propose-only N --run-dir {quoted(folder)}")
+            return None
+        devices, config = _find_devices(store, config, gpus, ray_address)
+        config = dataclasses.replace(config, workers=devices.workers(workers))
+        strategy_of(config)  # raises ConfigError if it cannot work with these workers
+        _say_devices(devices, listener)
+        with closing(devices.open(loaded, config.target)) as evaluator:
+            first = _prepare(store, config, going, evaluator)
+            _search(store, loaded, first, evaluator, listener, stop, {}, proposals=0)
+    return Result(folder)
+
+
+def _open_half(
+    folder: Path, task: AnyTask | None, wanted: _Wanted, settings: Settings, *, proposing: bool
+) -> tuple[Task, Store, RunConfig, Mapping[str, str]]:
+    """The task and the store of the run in `folder`, its settings and versions, to go on with half of it."""
+    with RunReader(folder) as run:
+        info = run.info
+    _check_same(folder, wanted.config, info.config, settings)
+    loaded = _task_of_half(folder, task, info)
+    going = _comparable_versions(info)
+    if proposing:
+        going = {**info.versions, **versions.own_versions()}
+    store = Store.open(folder, task_hash=loaded.hash, versions=going)
+    try:
+        return loaded, store, _with_budget(store, store.info.config, settings.get("budget")), going
+    except BaseException:
+        store.close()
+        raise
+
+
+def _check_same(folder: Path, wanted: RunConfig, stored: RunConfig, settings: Settings) -> None:
+    """Raises ConfigError for a setting that was given and is not that of the run."""
+    given = {*settings, *(("operators",) if settings.get("models") else ())}
+    for name in (field.name for field in dataclasses.fields(stored)):
+        old, new = getattr(stored, name), getattr(wanted, name)
+        if name in given and name not in _FREE and old != new:
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option}: the run in {folder} was started with {old}, got {new}; leave it out, or start another run"
+            )
+
+
+def _task_of_half(folder: Path, task: AnyTask | None, info: RunInfo) -> Task:
+    """The task of the run; from where `task` says, as a task's folder may have another path on another machine."""
+    stored = info.config.task
+    if task is None and Path(stored).is_absolute() and not Path(stored).is_dir():
+        raise ConfigError(
+            f"the run in {folder} is of the task in {stored}, which is not on this machine; name its folder as TASK"
+        )
+    loaded = load_task(stored if task is None else task)
+    if task is not None and loaded.hash != info.task_hash:
+        raise ConfigError(
+            f"TASK: the run in {folder} is of {stored}, and {task} is another task or was changed since; "
+            f"restore it, or start another run"
+        )
+    return loaded
+
+
+def replay(run_dir: str | os.PathLike[str]) -> list[DecisionReplay]:
+    """Makes the decisions of a run again, offline, from its store; each says whether it is the same.
+
+    Raises StoreError if there is no run, or its task has changed.
+    """
+    folder = Path(run_dir)
+    with RunReader(folder) as run:
+        info = run.info
+        try:
+            task = load_task(info.config.task, expected=info.task_hash)
+        except ChangedTaskError:
+            raise StoreError(f"cannot replay {folder}: task {info.config.task} has changed since; restore it") from None
+        operators, asking = assemble.find_operators(info.config)
+        return list(Redoing(run, operators, asking, assemble.prompt_context(info, task)).decisions())
+
+
+# --- evaluating without a search -------------------------------------------------------------------------------------
+
+
+class Evaluator:
+    """Evaluates kernels of one task as a search does; use it as a context manager, or call `close`.
+
+    Opening evaluates the seed kernel, which takes seconds.
+    """
+
+    def __init__(
+        self,
+        task: AnyTask,
+        *,
+        gpus: int | str | None = None,
+        target: str = RunConfig.target,
+        workers: int | None = None,
+        ray_address: str | None = None,
+        seed: int = 0,
+        progress: bool | Listener = False,
+    ) -> None:
+        """task, gpus, target, workers, ray_address: as for `search`.  seed: of the random inputs.
+
+        progress: True prints what evaluates; or a Listener that hears it.
+        Raises ConfigError for a wrong setting, TaskError if the task or its seed kernel is at fault.
+        """
+        from fitness.frontend.target import get_target
+
+        check_workers(workers)
+        check_seed(seed)
+        get_target(target)
+        self.task = load_task(task)
+        devices = find_devices(_as_text(gpus), ray_address, target)
+        _say_devices(devices, listener_of(progress))
+        self.description = "; ".join(devices.lines)  # what evaluates, in words
+        self.measured = devices.choice.gpus > 0  # whether a GPU measures; else times are estimated
+        self.workers = devices.workers(workers)
+        self._random_seed = seed
+        self._evaluator = devices.open(self.task, target)
+        try:
+            self.seed: Evaluation = self._evaluator.prepare()  # the evaluation of the seed kernel
+        except BaseException:
+            self._evaluator.close()
+            raise
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="evaluate")
+
+    def evaluate(self, source: str) -> Evaluation:
+        """The evaluation of a kernel, given as the text of its file: `verdict`, `speedup`, `message` and more."""
+        if not isinstance(source, str):
+            raise ConfigError(f"expected the source of a kernel as text, got {source!r:.100}; read its file")
+        return self._evaluator.evaluate(Candidate(source), seed=self._random_seed, known={})
+
+    def evaluate_many(self, sources: Iterable[str]) -> Iterator[Evaluation]:
+        """The evaluations of kernels in the order of `sources`, each as soon as it and all before it are ready.
+
+        `workers` are evaluated at once.  Sources are read as workers become free, so there may be any number of them.
+        """
+        running: deque[Future[Evaluation]] = deque()
+        try:
+            for source in sources:
+                running.append(self._pool.submit(self.evaluate, source))
+                if len(running) > self.workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def certify(self, source: str, evaluation: Evaluation | None = None) -> Certificate:
+        """Runs a kernel's own Python on the GPU, on inputs and sizes not used before, and under compute-sanitizer.
+
+        evaluation: that of `source`, if it is known; else it is evaluated first.  What is not ok is not run: the
+        certificate then has the verdict of the evaluation.  Without a GPU the verdict is INFRASTRUCTURE.
+        """
+        evaluation = evaluation or self.evaluate(source)
+        if evaluation.verdict is not Verdict.OK:
+            message = f"not run, for the kernel is not ok: at stage {evaluation.stage}: {evaluation.message}"
+            return Certificate(evaluation.candidate, evaluation.verdict, message)
+        return self._evaluator.certify(evaluation.frozen_source or source, seed=self._random_seed)
+
+    def close(self) -> None:
+        """Ends the processes that evaluate.  What still runs is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._evaluator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

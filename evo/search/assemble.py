@@ -1,0 +1,271 @@
+"""Puts a search together from the settings of its run: operators, models, engine, and the certificate at its end.
+
+Here names become operators: `find_operators` is the one place that looks them up for an engine or a replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from evo.core.errors import ConfigError, EvoError
+from evo.core.models import Answerer, Model
+from evo.core.records import GPU_FACTS, Candidate, Certificate, OperatorRef, Trial, Verdict
+from evo.core.text import quoted, short
+from evo.search.engine import Engine, EngineOutcome, Evaluator, Llm, Observer, Score
+from evo.search.listener import Listener, Stop, never
+from evo.search.profiling import Profiler, ProfilingEvaluator
+from evo.search.strategies import STRATEGIES, strategy_of
+from evo.storage.result import Conclusion, best_source, write_result
+
+if TYPE_CHECKING:
+    from evo.core.records import Evaluation
+    from evo.core.settings import RunConfig
+    from evo.storage.queries import RunInfo
+    from evo.storage.store import Store
+    from fitness.tasks.task import Task
+    from operators.base import Operator
+    from operators.llm.base import LlmContext, LlmOperator
+
+NO_FUNCTIONS: Mapping[str, Answerer] = MappingProxyType({})
+
+
+def scorer() -> Score:
+    """The function that makes a speedup of an evaluation."""
+    from evo.core.records import score
+
+    return score
+
+
+# --- operators and models of the settings ----------------------------------------------------------------------------
+
+
+def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
+    """Operators called `names`, those that ask once for each model.  Raises ConfigError for an unknown name."""
+    from operators.registry import LLM_OPERATORS, get_operators
+
+    get_operators([OperatorRef.parse(name).name for name in names], model=bool(models))
+    expanded: list[str] = []
+    for name in names:
+        expanded += [str(OperatorRef(name, m.name)) for m in models] if name in LLM_OPERATORS else [name]
+    return tuple(expanded)
+
+
+def default_operators(strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
+    """Names of the operators of a strategy, not expanded; with models also those that ask one."""
+    from operators.registry import DEFAULT_LLM_OPERATORS
+
+    kind = STRATEGIES[strategy]
+    return (*kind.operators, *(DEFAULT_LLM_OPERATORS if models and not kind.asks else ()))
+
+
+def find_operators(config: RunConfig) -> tuple[dict[str, Operator], dict[str, LlmOperator]]:
+    """The operators of a run by name: those that work by rules, and all that ask a model."""
+    from operators.registry import LLM_OPERATORS, get_operators
+
+    rules = [name for name in config.operators if not OperatorRef.parse(name).asks]
+    return {o.name: o for o in get_operators(rules)} if rules else {}, LLM_OPERATORS
+
+
+def triton_version() -> str:
+    """The version of Triton that prompts are written for."""
+    return metadata.version("triton")
+
+
+def check_models(models: Sequence[Model], functions: Mapping[str, Answerer] = NO_FUNCTIONS) -> None:
+    """Raises ConfigError if something is missing to ask one of them; called before anything is evaluated."""
+    from evo.llm.providers import open_provider
+
+    for model in models:
+        open_provider(model, os.environ, functions.get(model.name))
+
+
+def moved(
+    models: Sequence[Model], specs: Sequence[str | Model], functions: Mapping[str, Answerer] = NO_FUNCTIONS
+) -> tuple[Model, ...]:
+    """The models of a run, those of `specs` at their new endpoints.  Raises ConfigError for a model it has not."""
+    from dataclasses import replace
+
+    from evo.llm.models import read_models
+
+    endpoints = {m.name: m.endpoint for m in read_models(specs, None)}
+    unknown = sorted(set(endpoints) - {m.name for m in models})
+    if unknown:
+        known = ", ".join(m.name for m in models) or "none"
+        raise ConfigError(f"--model: expected models of the run ({known}), got {', '.join(unknown)}; start another run")
+    return tuple(replace(m, endpoint=endpoints.get(m.name, m.endpoint)) for m in models)
+
+
+def describe_models(config: RunConfig) -> list[str]:
+    """Lines that say who is asked, and what that may cost."""
+    lines = []
+    for model in config.models:
+        price = ""
+        if model.provider == "openai":
+            price = "price unknown: tokens are counted, dollars are not" if model.usd_in is None else (
+                f"${model.usd_in:g} and ${model.usd_out:g} a million tokens in and out"
+            )  # fmt: skip
+        lines.append(f"model {model.name}: {model.endpoint}{'; ' + price if price else ''}")
+    limits = [f"{config.max_tokens} tokens"] if config.max_tokens else []
+    limits += [f"${config.max_usd:g}"] if config.max_usd else []
+    uncounted = limits and any(model.provider == "mailbox" for model in config.models)
+    charged = "; answers of mailboxes are charged nothing" if uncounted else ""
+    return [*lines, f"limits: {' and '.join(limits) or 'none (--max-tokens, --max-usd)'}{charged}"]
+
+
+def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[str, Answerer] = NO_FUNCTIONS) -> Llm:
+    """The models' side of the run in `store`; `functions` answer for models that are Python functions."""
+    from evo.llm.budget import ModelBudget
+    from evo.llm.prompt_scheduler import PromptScheduler
+    from evo.llm.queue import open_lane
+
+    def say_failure(model: Model, error: str) -> None:
+        """While it is asked again, which may take minutes."""
+        hint = f"check it by `evo doctor --model {quoted(f'{model.name}@{model.endpoint}')}`"
+        listener.say(
+            f"model {model.name} gave no answer: {error}" if model.name in functions else
+            f"model {model.name} gave no answer, and is asked again: {error}; {hint}"
+        )  # fmt: skip
+
+    config = store.info.config
+    context = prompt_context(store.info, task)
+    remembers = strategy_of(config).remembers
+    _, operators = find_operators(config)
+    scheduler = PromptScheduler(
+        operators, config.models, config.guidance, store.trial, store.profiles, context, remembers
+    )
+    limits = ModelBudget(config.max_tokens, config.max_usd)
+    queue = open_lane(store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions)
+    return Llm(scheduler, queue)
+
+
+def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
+    """What all prompts of a run have in common.
+
+    All of it is from the store, nothing from this machine: a prompt is the same wherever the run is made again.
+    """
+    from fitness.briefing import hardware_facts, rules, task_facts
+    from fitness.frontend.target import from_spec
+    from operators.llm.base import LlmContext, TaskFacts
+
+    config = info.config
+
+    return functools.partial(
+        LlmContext,
+        task=TaskFacts(**task_facts(task)),
+        hardware=hardware_facts(from_spec(info.environment.get(GPU_FACTS, config.target))),
+        rules=rules(task),
+        triton=config.triton,
+    )
+
+
+# --- the engine ------------------------------------------------------------------------------------------------------
+
+
+def make_engine(
+    store: Store,
+    task: Task,
+    first: Evaluation | None,
+    evaluator: Profiler | None,
+    listener: Listener,
+    *,
+    observers: Sequence[Observer] = (),
+    stop: Stop = never,
+    proposals: int | None = None,
+    functions: Mapping[str, Answerer] = NO_FUNCTIONS,
+) -> tuple[Engine, Llm | None]:
+    """The engine of the run in `store`, with the models it asks, if it does.
+
+    first, evaluator, stop, proposals: as Engine takes them.
+    """
+    config = store.info.config
+    operators, _ = find_operators(config)
+    llm = open_llm(store, task, listener, functions) if config.models and proposals != 0 else None
+    score = scorer()
+    engine_evaluator: Evaluator | None = evaluator
+    watching: list[Observer] = []
+    if evaluator is not None and config.models and config.guidance != "none":
+        engine_evaluator = profiling = ProfilingEvaluator(evaluator, score, store.folder)
+        watching.append(profiling)
+    watching += observers
+    engine = Engine(
+        store, first, task.seed_source, engine_evaluator, score, operators, watching, stop, proposals, llm
+    )  # fmt: skip
+    return engine, llm
+
+
+def run_engine(
+    store: Store,
+    task: Task,
+    first: Evaluation | None,
+    evaluator: Profiler | None,
+    listener: Listener,
+    *,
+    stop: Stop = never,
+    proposals: int | None = None,
+    functions: Mapping[str, Answerer] = NO_FUNCTIONS,
+) -> EngineOutcome:
+    """Makes the engine of the run in `store` and runs it to its end, which `listener` watches."""
+    config = store.info.config
+    if config.models and proposals != 0:
+        for line in describe_models(config):
+            listener.say(line)
+    with listener.searching(store, evaluator) as (observers, also_stop):
+        engine, _ = make_engine(
+            store,
+            task,
+            first,
+            evaluator,
+            listener,
+            observers=observers,
+            stop=lambda: stop() or also_stop(),
+            proposals=proposals,
+            functions=functions,
+        )
+        return engine.run()
+
+
+# --- the end of a run ------------------------------------------------------------------------------------------------
+
+
+def conclude(store: Store, certifier: Evaluator | None, why_not: str, listener: Listener) -> Conclusion | None:
+    """Certifies the best kernel and writes it to best/; None if the seed was not evaluated yet.
+
+    Without a certifier the certificate says `why_not`.
+    """
+    seed = store.trial(0) if store.best() is not None else None
+    if not isinstance(seed, Trial):  # it is the first to finish
+        return None
+    conclusion = certified(store, certifier, why_not, listener)
+    write_result(store.folder, store.info, seed, conclusion)
+    return conclusion
+
+
+def certified(store: Store, evaluator: Evaluator | None, why_not: str, listener: Listener) -> Conclusion:
+    """The fastest trial that its certificate does not refuse; the seed if it refuses all others."""
+    refused: list[tuple[int, Certificate]] = []
+    for trial in store.ranked():
+        source = best_source(trial)
+        if evaluator is None:
+            return Conclusion(trial, Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why_not))
+        stands = trial.index == 0
+        try:
+            certificate = evaluator.certify(source, seed=store.info.config.seed)
+            stands |= certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE)
+        except EvoError as error:  # the GPU is gone: what was measured is written all the same
+            certificate = Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, short(str(error)))
+            stands = True
+        except Exception as error:  # a fault of evo's, or a trick that it does not know yet: neither may end the run
+            message = short(f"certifying it ended in {type(error).__name__}: {error}")
+            certificate = Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, message)
+        if stands:
+            return Conclusion(trial, certificate, tuple(refused))
+        text = f"trial {trial.index} is not certified: {certificate.verdict}: {certificate.message}"
+        listener.say(f"{text}; trying the next best")
+        store.event("refused", text)
+        refused.append((trial.index, certificate))
+    raise AssertionError("the seed was evaluated, so it is among the ranked")

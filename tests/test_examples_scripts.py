@@ -1,0 +1,44 @@
+"""The scripts in examples/, each in a process of its own, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def output_of(name: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    command = [sys.executable, str(ROOT / "examples" / name), str(folder / "runs")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_library_use(tmp_path: Path) -> None:
+    out = output_of("library_use.py", tmp_path)
+    right, wrong = (line for line in out.splitlines() if line.startswith("evaluated:"))
+    assert float(right.split()[2]) > 1 and right.split()[1] == "ok"
+    assert "evaluated: wrong None" in wrong and "output is wrong" in wrong
+    assert re.search(r"^best: \d+\.\d\dx \[.*\] estimated in trial \d$", out, re.MULTILINE)
+    assert "stopped: budget spent after 4 candidates" in out and "\n0 seed ok\n" in out
+    assert (tmp_path / "runs/run/best/kernel.py").exists()
+
+
+def test_callable_model(tmp_path: Path) -> None:
+    out = output_of("callable_model.py", tmp_path)
+    assert len(re.findall(r"^\d mutate@doubler (?:ok|duplicate) Larger blocks", out, re.MULTILINE)) == 4
+    (speedup, tokens) = re.findall(r"^best: ([\d.]+)x .* for (\d+) tokens$", out, re.MULTILINE)[0]
+    assert float(speedup) > 1 and int(tokens) > 0
+
+
+def test_ablation_script(tmp_path: Path) -> None:
+    lines = output_of("ablation_script.py", tmp_path).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["evolve", "random"]
+    for line in lines:
+        median, *speedups = map(float, re.findall(r"([\d.]+)x", line))
+        assert len(speedups) == 2 and min(speedups) - 0.01 <= median <= max(speedups) + 0.01
