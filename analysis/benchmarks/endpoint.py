@@ -22,7 +22,7 @@ from evo.llm.budget import ModelBudget
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.llm.queue import open_lane
 from evo.search.engine import Engine, EngineOutcome, Llm
-from evo.search.strategies import STRATEGIES
+from evo.search.strategies import find_strategy
 from evo.storage.store import Store
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, Message, Prompt, TaskFacts, Unreadable
@@ -184,7 +184,7 @@ def llm_of(
     limits = limits or ModelBudget(config.max_tokens, config.max_usd)
     lane = open_lane(store.folder, config.models, environment or {}, limits, config.llm_slots)
     by_name = {o.name: o for o in operators or (Ask(), Ask("mend", repairs=True), Ask("cross", 2))}
-    remembers = STRATEGIES[config.strategy].remembers
+    remembers = find_strategy(config.strategy).remembers
     asker = PromptScheduler(by_name, config.models, config.guidance, store.trial, lambda trials: {}, context, remembers)  # type: ignore[arg-type]
     return Llm(asker, lane)
 

@@ -23,7 +23,7 @@ from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
 from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
 from evo.llm.models import Model, read_models
-from evo.search.strategies import STRATEGIES
+from evo.search.strategies import find_strategy
 from evo.storage import folders
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Campaign:
     def _frozen(self, hashes: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, Any]:
         arms = {}
         for arm in self.spec.arms:
-            settings = dataclasses.asdict(self.spec.config("", arm, 0, self.device))
+            settings = _settings(self.spec.config("", arm, 0, self.device))
             arms[arm] = {k: v for k, v in settings.items() if k not in ("task", "seed")}
         frozen = {
             "arms": arms,
@@ -283,10 +283,17 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     Not where a task lies (its hash says what it is), nor which devices evaluate and at which addresses models answer:
     a cell may be gone on with on another machine.
     """
-    settings = dataclasses.asdict(config)
+    settings = _settings(config)
     for model in settings["models"]:
         del model["endpoint"]
     return {name: value for name, value in settings.items() if name not in ("task", "gpus", "ray_address")}
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """As JSON; of a plug-in what it is, not where it lies."""
+    settings = dataclasses.asdict(config)
+    settings["plugins"] = [{key: p[key] for key in ("kind", "name", "hash")} for p in settings["plugins"]]
+    return settings
 
 
 def _cells(tasks: Iterable[str], seeds: Sequence[int], arms: Sequence[str]) -> list[Cell]:
@@ -314,7 +321,7 @@ def _check_settings(settings: Mapping[str, Any], where: str, models: Sequence[Mo
             f"{where}.guidance: expected one of {', '.join(GUIDANCE)}, got {settings['guidance']!r}; set one of these"
         )
     strategy = settings.get("strategy")
-    if strategy in STRATEGIES and STRATEGIES[strategy].asks and not models:
+    if strategy is not None and find_strategy(strategy).asks and not models:
         raise ConfigError(
             f'{where}.strategy: expected a model for {strategy} to ask, got none; add models = ["NAME@BASE_URL"]'
         )
@@ -400,12 +407,10 @@ def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
     return read_models(_names(raw, "models"), file)
 
 
-def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
+def _operators_of(strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
     from evo.cli.models import DEFAULT_OPERATORS
 
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    kind = STRATEGIES[strategy]
+    kind = find_strategy(strategy)
     return expand([*kind.operators, *(DEFAULT_OPERATORS if models and not kind.asks else ())], models)
 
 
@@ -436,7 +441,19 @@ def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -
     free = {"hash"} if now["tasks"] else {"hash", "tasks"}  # they are added one by one
     changed = [key for key in now if then.get(key) != now[key] and key not in free]
     if changed:
+        before, after = _hashes(then), _hashes(now)
+        changed += [
+            f"{name} (hash {before.get(name, 'none')} then, {after.get(name, 'none')} now)"
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        ]
         raise _other(folder, ", ".join(changed))
+
+
+def _hashes(frozen: Mapping[str, Any]) -> dict[str, str]:
+    """Of the plug-ins of all arms, by kind and name."""
+    records = [record for arm in frozen["arms"].values() for record in arm.get("plugins", ())]
+    return {f"{record['kind']} {record['name']}": record["hash"] for record in records}
 
 
 def _other(folder: Path, changed: str) -> StoreError:

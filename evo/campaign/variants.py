@@ -14,12 +14,12 @@ Arm = Callable[[RunConfig], RunConfig]
 
 def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
     """Operators called `names`, those that ask once for each model.  Raises ConfigError where there is no such name."""
-    from operators.registry import LLM_OPERATORS, get_operators
+    from operators.registry import asks_model, get_operators
 
     get_operators([name.partition("@")[0] for name in names], model=bool(models))
     expanded: list[str] = []
     for name in names:
-        expanded += [f"{name}@{m.name}" for m in models] if name in LLM_OPERATORS else [name]
+        expanded += [f"{name}@{m.name}" for m in models] if "@" not in name and asks_model(name) else [name]
     return tuple(expanded)
 
 
@@ -28,15 +28,15 @@ def _keep(test: Callable[[str], bool]) -> Arm:
 
 
 def _single(name: str) -> bool:
-    from operators.registry import LLM_OPERATORS, OPERATORS
+    from operators.registry import find_operator
 
-    return (LLM_OPERATORS[name].arity if name in LLM_OPERATORS else OPERATORS[name].arity) < 2
+    return find_operator(name).arity < 2
 
 
 def _no_repair(config: RunConfig) -> RunConfig:
-    from operators.registry import LLM_OPERATORS
+    from operators.registry import find_operator
 
-    return _keep(lambda name: name not in LLM_OPERATORS or not LLM_OPERATORS[name].repairs)(config)
+    return _keep(lambda name: not getattr(find_operator(name), "repairs", False))(config)
 
 
 def _without_models(config: RunConfig) -> RunConfig:

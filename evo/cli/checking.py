@@ -20,7 +20,7 @@ from evo.core.errors import StoreError
 from evo.core.locks import try_lock
 
 if TYPE_CHECKING:
-    from evo.cli.suite import SuiteFile
+    from fitness.suites.base import SuiteFile
     from fitness.suites.check import CheckOutcome
 
 CHECKED = "checked.jsonl"  # how far each file came

@@ -30,6 +30,7 @@ from evo.cli import (
 )
 from evo.cli.common import EXIT_INTERRUPTED, EXIT_MISUSE, EXIT_NOT_OK
 from evo.core.errors import EvoError
+from evo.core.plugins import load_file
 
 COMMANDS = (
     run,
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows what it can
     arguments = _parser().parse_args(argv)
     try:
+        for path in getattr(arguments, "plugin", ()):
+            load_file(path)
         code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code

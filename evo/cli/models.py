@@ -55,32 +55,32 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
     """Fields of RunConfig: the models, and the operators called `names` with the models they ask."""
     from evo.core.settings import GUIDANCE
     from evo.llm.models import read_models
-    from evo.search.strategies import STRATEGIES
-    from operators.registry import LLM_OPERATORS, get_operators
+    from evo.search.strategies import find_strategy
+    from operators.registry import asking_names, asks_model, get_operators
 
+    strategy = find_strategy(arguments.strategy)
     models = read_models(arguments.model, arguments.models)
-    if models and arguments.operators is None and not STRATEGIES[arguments.strategy].asks:
+    if models and arguments.operators is None and not strategy.asks:
         names = [*names, *DEFAULT_OPERATORS]
-    if STRATEGIES[arguments.strategy].asks and not models:
+    if strategy.asks and not models:
         raise ConfigError(
             f"--strategy {arguments.strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
             f"another strategy"
         )
     check(models)
     get_operators([n.partition("@")[0] for n in names], model=bool(models))
-    no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
+    no_asker = [n for n in names if "@" in n and not asks_model(n.partition("@")[0])]
     if no_asker:
         raise ConfigError(
-            f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
+            f"--operators: expected NAME@MODEL with a name among {', '.join(asking_names())}, got {', '.join(no_asker)}"
         )
     operators: list[str] = []
     for name in names:
-        asks = name in LLM_OPERATORS
-        operators += [f"{name}@{m.name}" for m in models] if asks else [name]
+        operators += [f"{name}@{m.name}" for m in models] if "@" not in name and asks_model(name) else [name]
     if models and not any("@" in o for o in operators):
         raise ConfigError(
             f"--model: expected an operator that asks it, got {', '.join(names)}; "
-            f"add one of {', '.join(LLM_OPERATORS)} to --operators, or leave that out"
+            f"add one of {', '.join(asking_names())} to --operators, or leave that out"
         )
     slots = arguments.llm_concurrency
     return {
@@ -136,7 +136,7 @@ def describe(config: RunConfig) -> None:
     """Says who is asked, and what that may cost."""
     for model in config.models:
         price = ""
-        if model.provider == "openai":
+        if model.costs:
             price = "price unknown: tokens are counted, dollars are not" if model.usd_in is None else (
                 f"${model.usd_in:g} and ${model.usd_out:g} a million tokens in and out"
             )  # fmt: skip
@@ -156,15 +156,13 @@ def open_llm(store: Store, task: Task) -> Llm:
     from evo.llm.prompt_scheduler import PromptScheduler
     from evo.llm.queue import open_lane
     from evo.search.engine import Llm
-    from evo.search.strategies import STRATEGIES
-    from operators.registry import LLM_OPERATORS
+    from evo.search.strategies import find_strategy
+    from operators.registry import llm_operators
 
     config = store.info.config
     context = prompt_context(store.info, task)
-    remembers = STRATEGIES[config.strategy].remembers
-    asker = PromptScheduler(
-        LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers
-    )
+    asking, remembers = llm_operators(config.operators), find_strategy(config.strategy).remembers
+    asker = PromptScheduler(asking, config.models, config.guidance, store.trial, store.profiles, context, remembers)
     limits = ModelBudget(config.max_tokens, config.max_usd)
     return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots, _tell_failure))
 

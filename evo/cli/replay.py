@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
         description="Exit code 0: every question, proposal and reading of an answer is the same again; 1: not all are.",
     )
     replay.add_argument("folder", type=run_folder, metavar="DIR")
+    common.add_plugins(replay)
     replay.set_defaults(command=_replay)
 
 
@@ -36,17 +37,19 @@ def _task(info: RunInfo, folder: Path) -> Task:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    from evo.core.plugins import check_recorded
     from evo.search.replay import Redoing
     from evo.storage.store import RunReader
-    from operators.registry import LLM_OPERATORS, get_operators
+    from operators.registry import get_operators, llm_operators
 
     with RunReader(arguments.folder) as run:
         config = run.info.config
+        check_recorded(config.plugins, f"cannot replay {arguments.folder}")
         task = _task(run.info, arguments.folder)
         rules = [name for name in config.operators if "@" not in name]
         operators = {o.name: o for o in get_operators(rules)} if rules else {}
         context = models.prompt_context(run.info, task)
-        redone = list(Redoing(run, operators, LLM_OPERATORS, context).decisions())
+        redone = list(Redoing(run, operators, llm_operators(config.operators), context).decisions())
     differences = [r for r in redone if not r.same]
     for r in differences:
         common.say(r.difference())

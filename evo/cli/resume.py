@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
         metavar="W",
         help="evaluations at once (default: as before, or as --gpus and --ray-address, where given, take)",
     )
+    common.add_plugins(resume)
     resume.set_defaults(command=_resume)
 
 

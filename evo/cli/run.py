@@ -91,15 +91,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
     from evo.core.settings import REDRAFTS, RunConfig
-    from evo.search.strategies import STRATEGIES
+    from evo.search.strategies import find_strategy
     from fitness.devices import check_address, check_gpus
     from fitness.frontend.target import get_target
     from fitness.tasks.task import task_names
     from operators.registry import check_beginning
 
-    if arguments.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {arguments.strategy!r}")
-    strategy = STRATEGIES[arguments.strategy]
+    strategy = find_strategy(arguments.strategy)
     names: Sequence[str] = strategy.operators
     if arguments.operators is not None:
         names = [n.strip() for n in arguments.operators.split(",")]

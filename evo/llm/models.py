@@ -1,7 +1,8 @@
 """The language models of a run: names, endpoints, prices, settings.
 
 A model is given as `NAME@ENDPOINT` or as the name of a table in a TOML file; an endpoint is the base URL of a server
-that speaks OpenAI's protocol, `mailbox:DIR` or `replay:PATH`.  Keys are no part of it: they stay in the environment.
+that speaks OpenAI's protocol, `mailbox:DIR`, `replay:PATH`, or `PROVIDER:REST` for the provider of a plug-in.  Keys are
+no part of it: they stay in the environment.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from evo.core import plugins
 from evo.core.errors import ConfigError
 
 _PATHS = ("mailbox:", "replay:")
 _URLS = ("http://", "https://")
+_OF_PLUGIN = re.compile(r"(?!mailbox:|replay:|openai:|https?:)[A-Za-z0-9][\w.-]*:(?!//)")
 EXPECTED = "NAME@BASE_URL, NAME@mailbox:DIR or NAME@replay:PATH"
 
 
@@ -59,8 +62,13 @@ class Model:
 
     @property
     def provider(self) -> str:
-        """ "openai", "mailbox" or "replay"."""
-        return next((p[:-1] for p in _PATHS if self.endpoint.startswith(p)), "openai")
+        """ "openai", "mailbox", "replay", or what an endpoint PROVIDER:REST of a plug-in begins with."""
+        return "openai" if self.endpoint.startswith(_URLS) else self.endpoint.partition(":")[0]
+
+    @property
+    def costs(self) -> bool:
+        """Whether its answers may cost money."""
+        return self.provider not in ("mailbox", "replay")
 
     @property
     def path(self) -> Path:
@@ -107,7 +115,12 @@ def _read_spec(spec: str, tables: Mapping[str, Mapping[str, Any]]) -> list[Model
         fields = ", ".join(f.name for f in dataclasses.fields(Model) if f.name != "name")
         raise ConfigError(f"model {name}: expected settings among {fields}; got {', '.join(unknown)}")
     model = Model(name=name, **settings)
-    return [model if model.provider == "openai" else _absolute(model)]
+    if model.provider not in plugins.names("providers"):
+        raise ConfigError(
+            f"model {name}: expected {EXPECTED}, or NAME@PROVIDER:REST of a plug-in, got endpoint {model.endpoint!r}"
+            f"{plugins.did_you_mean(model.provider, plugins.names('providers'))}"
+        )
+    return [_absolute(model) if model.endpoint.startswith(_PATHS) else model]
 
 
 def _absolute(model: Model) -> Model:
@@ -126,6 +139,8 @@ def _read_tables(file: Path) -> dict[str, dict[str, Any]]:
 
 def _check_endpoint(model: Model) -> None:
     if model.endpoint.startswith(_PATHS) and str(model.path) != ".":
+        return
+    if _OF_PLUGIN.match(model.endpoint):  # whether there is such a plug-in is found out when a model is named
         return
     parts = urlsplit(model.endpoint)
     if not model.endpoint.startswith(_URLS) or not parts.hostname:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from evo.core import plugins
 from evo.core.errors import ConfigError, EvoError, how_to_install
 from evo.llm.budget import Bill
 from evo.llm.models import Model
@@ -56,16 +57,46 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
+# Makes the provider of a model, with its key from the environment.
+MakeProvider = Callable[[Model, Mapping[str, str]], Provider]
+
+
 def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
-    """The provider of `model`, with its key from `environment`."""
-    if model.provider == "mailbox":
-        from evo.llm.mailbox import MailboxProvider
+    """The provider of `model`, with its key from `environment`.
 
-        return MailboxProvider(model)
-    if model.provider == "replay":
-        from evo.llm.replay import ReplayProvider
+    Raises ConfigError if there is no such provider, or something is missing to ask it.
+    """
+    made: MakeProvider = plugins.resolve("providers", model.provider).value
+    return made(model, environment)
 
-        return ReplayProvider(model)
+
+def built_in() -> Mapping[str, MakeProvider]:
+    """What makes evo's own providers, by what a model's endpoint begins with; "openai" stands for URLs."""
+    return {"openai": _open_endpoint, "mailbox": _open_mailbox, "replay": _open_replay}
+
+
+def missing(plugin: Any) -> str:
+    """What a plug-in lacks to make providers, in words; "" for nothing."""
+    if not callable(plugin):
+        return f"expected a class or function of a Model and the environment, got {type(plugin).__name__}"
+    wanted = ("paid", "parameters", "ask", "close")
+    lacks = [name for name in wanted if isinstance(plugin, type) and not hasattr(plugin, name)]
+    return f"expected what evo.llm.providers.Provider has, got a class without {', '.join(lacks)}" if lacks else ""
+
+
+def _open_mailbox(model: Model, environment: Mapping[str, str]) -> Provider:
+    from evo.llm.mailbox import MailboxProvider
+
+    return MailboxProvider(model)
+
+
+def _open_replay(model: Model, environment: Mapping[str, str]) -> Provider:
+    from evo.llm.replay import ReplayProvider
+
+    return ReplayProvider(model)
+
+
+def _open_endpoint(model: Model, environment: Mapping[str, str]) -> Provider:
     try:
         from evo.llm.client import EndpointProvider, find_key
     except ModuleNotFoundError as error:

@@ -15,7 +15,7 @@ from evo.core.records import Candidate, Evaluation, Profile, Proposal, Trial
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
 from evo.search.scheduler import Scheduler
-from evo.search.strategies import STRATEGIES
+from evo.search.strategies import find_strategy
 from evo.storage.model_calls import Question, StoredCall, stored_calls
 from evo.storage.store import RunReader
 from operators.base import Operator
@@ -82,7 +82,7 @@ class Redoing:
             lambda index: self._known.get(index) or self._proposals[index],
             self._profiles,
             context,
-            STRATEGIES[config.strategy].remembers,
+            find_strategy(config.strategy).remembers,
         )
         # Where nothing was screened, proposals were made without an evaluator.
         screen = self._screen if run.screen_count() else None

@@ -17,7 +17,7 @@ from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
-from evo.search.strategies import STRATEGIES, Strategy
+from evo.search.strategies import new_strategy
 from evo.search.surrogate_data import Measurements
 from evo.storage.model_calls import Call, Question
 from operators.base import Context, Operator, Parent, Screen
@@ -55,7 +55,7 @@ class Scheduler:
         self._twin = twin if config.redrafts else None
         self._plans: set[str] = set()  # of all that was judged
         self._operators = operators
-        self._strategy: Strategy = STRATEGIES[config.strategy](config, archive)
+        self._strategy = new_strategy(config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
         self._tuning = screen if self._strategy.screens and config.tune_budget else None
         self._asker = asker

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from evo.core.errors import ConfigError, StoreError
+from evo.core.plugins import check_recorded
 from evo.core.records import (
     TIERS,
     Candidate,
@@ -834,6 +835,7 @@ def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[s
             f"cannot go on with {folder}: it was started with {then}, here is {now}, so new trials could not be "
             f"compared with old ones; use the same versions, or start a new run"
         )
+    check_recorded(info.config.plugins, f"cannot go on with {folder}")
 
 
 def _in_words(versions: Mapping[str, str]) -> str:

@@ -38,8 +38,9 @@ class Host:
         """The runner is shared with others and not closed here.  wall_s: the most that a call may take."""
         self._task, self._runner, self._wall_s = task, runner, wall_s
         compiled_for = sm_name(runner.facts["capability"])
-        self.target = machine(get_target(compiled_for), runner.facts)
-        self._zygote = Zygote(compiled_for, ("serve",), runner.facts["uuid"])
+        target = get_target(compiled_for)
+        self.target = machine(target, runner.facts)
+        self._zygote = Zygote(target.spec, ("serve",), runner.facts["uuid"])
         self._root = scratch_root()
         self._lock = threading.Lock()
 

@@ -6,15 +6,24 @@ of the same form, with a PyTorch function in the place of kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError
+from fitness.suites.base import CheckSettings
 from fitness.suites.texts import python_files, text_of
+
+if TYPE_CHECKING:
+    from fitness.frontend.target import Target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.suites.check import SuiteChecker, Verifier
 
 FOLDER = Path("data", "TritonBench_G_v1")
 SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py
 TITLE = "TritonBench-G"
+STAGES = ("captured", "recorded", "compiled", "verified")
 _SEPARATOR = 20  # a line of so many # or more
 
 
@@ -26,6 +35,25 @@ class TritonBenchFile:
     kernels: str
     tests: str
     timed: str = ""  # "" where there is none
+
+
+class TritonBenchG:
+    """Files of kernels with their wrappers and tests.  See `fitness.suites.base.Suite`."""
+
+    name = "tritonbench"
+    stages = STAGES
+    seed_kernel = ""
+    sized = False
+
+    def files(self, checkout: Path) -> Sequence[TritonBenchFile]:
+        return sources(checkout)
+
+    def checker(
+        self, folder: Path, target: Target, zygote: Zygote, verifier: Verifier | None, settings: CheckSettings
+    ) -> SuiteChecker:
+        from fitness.suites.check import SuiteChecker
+
+        return SuiteChecker(folder, target, zygote, verifier)
 
 
 def sources(checkout: Path, folder: Path = FOLDER, sizes: Path = SIZES) -> list[TritonBenchFile]:

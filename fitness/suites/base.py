@@ -1,0 +1,115 @@
+"""What a benchmark suite is: files in a checkout, and a checker that makes a task folder of each.
+
+Evo's own suites are TritonBench-G, TritonBench-T and KernelBench.  A suite of a user has the same parts, and is
+registered by `evo.register_suite` (docs/plugins.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from evo.core import plugins
+
+if TYPE_CHECKING:
+    from fitness.frontend.target import Target
+    from fitness.sandbox.zygote import Zygote
+    from fitness.suites.check import CheckOutcome, Verifier
+
+
+class SuiteFile(Protocol):
+    """A file of a suite; `files` of the suite made it, its checker reads what else it holds."""
+
+    @property
+    def name(self) -> str:
+        """As reports, `--only` and task folders call it: unique in the suite, valid as the name of a folder."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """The source that a search starts from, or what it has to compute; its lines of code are counted."""
+        ...
+
+
+class FileChecker(Protocol):
+    """Checks files, several at once if several threads call it."""
+
+    def check(self, source: Any) -> CheckOutcome:
+        """Make the task folder of a file and take its seed kernel through every stage; how far it came.
+
+        source: one of the suite's files.  The task folder is `folder / source.name` of the suite's `checker`; it stays
+        if the outcome is verified.  Raises EvoError only if nothing can be checked at all.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What the user says about how files are checked.
+
+    seeds: a folder of seed kernels NAME.py that go before those of the suite; None: there is none.
+    most_bytes: of inputs, state and outputs of a case; None: the suite's own limit.
+    """
+
+    seeds: Path | None = None
+    most_bytes: int | None = None
+
+
+class Suite(Protocol):
+    """A benchmark suite.  Its object holds no state: it may be used by several threads and processes.
+
+    name: as the command line calls it, for example "kernelbench".
+    stages: what a file comes through, the first to the last; "verified" is the last one.
+    seed_kernel: what a seed kernel has to define if files have none of their own ("a function `entry`"); then
+        `--seeds` is accepted, and on a GPU PyTorch is timed beside the seed kernels.  "" if files have kernels.
+    sized: whether `--gib` limits the sizes of its files.
+    """
+
+    name: str
+    stages: Sequence[str]
+    seed_kernel: str
+    sized: bool
+
+    def files(self, checkout: Path) -> Sequence[SuiteFile]:
+        """The files of a checkout, in the order they are reported.  Raises ConfigError if it is no checkout."""
+        ...
+
+    def checker(
+        self, folder: Path, target: Target, zygote: Zygote, verifier: Verifier | None, settings: CheckSettings
+    ) -> FileChecker:
+        """What checks files of the suite.
+
+        folder: where task folders are written.  zygote: runs the jobs of the sandbox; `fitness.suites.check.new_zygote`
+        says which.  verifier: verifies on a GPU; None: kernels are interpreted.
+        """
+        ...
+
+
+_PARTS = ("stages", "seed_kernel", "sized", "files", "checker")
+
+
+def built_in() -> Mapping[str, Suite]:
+    """Evo's own suites, by name."""
+    from fitness.suites.kernelbench.suite import KernelBench
+    from fitness.suites.tritonbench import TritonBenchG
+    from fitness.suites.tritonbench_t.suite import TritonBenchT
+
+    return {suite.name: suite for suite in (TritonBenchG(), TritonBenchT(), KernelBench())}
+
+
+def missing(plugin: Any) -> str:
+    """What a plug-in lacks to be a suite, in words; "" for nothing."""
+    lacks = [name for name in _PARTS if not hasattr(plugin, name)]
+    if lacks:
+        return f"expected what fitness.suites.base.Suite has, got an object without {', '.join(lacks)}"
+    if "verified" not in plugin.stages:
+        return f"expected stages with 'verified', got {', '.join(map(str, plugin.stages))}"
+    return ""
+
+
+def find_suite(name: str) -> Suite:
+    """The suite of that name.  Raises ConfigError, listing the known ones."""
+    found: Suite = plugins.resolve("suites", name).value
+    return found
