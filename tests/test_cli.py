@@ -540,7 +540,7 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("run --strategy anneal", "expected one of evolve, random, hillclimb, best-of-n, tritonforge, got 'anneal'"),
         ("run --operators mutate,nothing", "'nothing'"),
         ("run --operators mix,mix", "expected each name once, got mix twice"),
-        ("run --operators=", "expected operators among"),
+        ("run --operators=", "operator: expected one of"),
         ("run --target sm_1", "target: expected one of sm_90, h100, got 'sm_1'"),
         ("run --run-dir taken", "holds one; go on with it by `evo resume taken`"),
         ("run --run-dir file/run", "choose another --run-dir"),

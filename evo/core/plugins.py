@@ -200,7 +200,8 @@ def resolve(kind: str, plugin: Any) -> Plugin:
     if isinstance(plugin, str):
         return _named(kind, plugin)
     for name, value in _module(kind).built_in().items():
-        if value is plugin or (kind == "targets" and value == plugin):
+        # Evo's strategies, operators and suites have no settings: one instance is as good as another.
+        if plugin in (value, type(value)) or type(plugin) is value or (kind in _MADE and type(plugin) is type(value)):
             return Plugin(kind, name, value)
     known = next((p for p in _registered.values() if p.kind == kind and p.value is plugin), None)
     if known is not None:
@@ -348,9 +349,7 @@ def _hash_of_module(module: str) -> str:
 
 def _checked(kind: str, plugin: Any, name: str) -> Plugin:
     """The plug-in with its name and record.  Raises ConfigError if evo has that name, or the object lacks something."""
-    if kind not in KINDS:
-        raise ConfigError(f"plug-in: expected a kind among {', '.join(KINDS)}, got {kind!r}")
-    value = plugin
+    module, value = _module(kind), plugin
     if isinstance(plugin, type) and kind in _MADE:
         try:
             value = plugin()
@@ -365,7 +364,6 @@ def _checked(kind: str, plugin: Any, name: str) -> Plugin:
             f"{_SINGULAR[kind]} {plugin!r:.100}: expected an attribute `name` of letters, digits, '_', '.' and '-', "
             f"got {name!r:.100}"
         )
-    module = _module(kind)
     if name in module.built_in():
         raise _taken(kind, name, "it is evo's own")
     if lacks := module.missing(value):

@@ -6,6 +6,7 @@ registered by `evo.register_suite` (docs/plugins.md).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,7 @@ class Suite(Protocol):
 _PARTS = ("stages", "seed_kernel", "sized", "files", "checker")
 
 
+@functools.cache
 def built_in() -> Mapping[str, Suite]:
     """Evo's own suites, by name."""
     from fitness.suites.kernelbench.suite import KernelBench
