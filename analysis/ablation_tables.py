@@ -50,8 +50,8 @@ def note(comparison: Comparison) -> str:
         return NOTE
     return (
         f"Ratio: of the geometric means; area: its difference; A12: chance that a run of the arm ends above one of the "
-        f"first (ties half), mean over the tasks. {counted(comparison.pairs, 'pair')} of runs, fewer than {ENOUGH}: too "
-        f"few for intervals and tests."
+        f"first (ties half), mean over the tasks. {counted(comparison.pairs, 'pair')} of runs, fewer than {ENOUGH}: "
+        f"too few for intervals and tests."
     )
 
 

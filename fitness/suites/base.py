@@ -59,19 +59,30 @@ class CheckSettings:
 
 
 class Suite(Protocol):
-    """A benchmark suite.  Its object holds no state: it may be used by several threads and processes.
+    """A benchmark suite.  Its object holds no state: it may be used by several threads and processes."""
 
-    name: as the command line calls it, for example "kernelbench".
-    stages: what a file comes through, the first to the last; "verified" is the last one.
-    seed_kernel: what a seed kernel has to define if files have none of their own ("a function `entry`"); then
-        `--seeds` is accepted, and on a GPU PyTorch is timed beside the seed kernels.  "" if files have kernels.
-    sized: whether `--gib` limits the sizes of its files.
-    """
+    @property
+    def name(self) -> str:
+        """As the command line calls it, for example "kernelbench"."""
+        ...
 
-    name: str
-    stages: Sequence[str]
-    seed_kernel: str
-    sized: bool
+    @property
+    def stages(self) -> Sequence[str]:
+        """What a file comes through, the first to the last; "verified" is the last one."""
+        ...
+
+    @property
+    def seed_kernel(self) -> str:
+        """What a seed kernel has to define if files have none of their own ("a function `entry`"); else "".
+
+        With one `--seeds` is accepted, and on a GPU PyTorch is timed beside the seed kernels.
+        """
+        ...
+
+    @property
+    def sized(self) -> bool:
+        """Whether `--gib` limits the sizes of its files."""
+        ...
 
     def files(self, checkout: Path) -> Sequence[SuiteFile]:
         """The files of a checkout, in the order they are reported.  Raises ConfigError if it is no checkout."""
