@@ -10,6 +10,8 @@ from analysis import stats
 from analysis.outcomes import Outcome
 
 LEVEL = 0.95  # of intervals; a test finds something at 1 - LEVEL
+# Pairs below which intervals, tests and words for effects say nothing: of four, the exact test gives p = 0.125 at best.
+ENOUGH = 5
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,16 @@ class Comparison:
     estimated: bool
     arms: tuple[Arm, ...]
     against: tuple[Against, ...]
+
+    @property
+    def pairs(self) -> int:
+        """Tasks times seeds that all arms have run."""
+        return sum(self.seeds)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough pairs for intervals, tests and words."""
+        return self.pairs >= ENOUGH
 
 
 Values = list[list[float]]  # by task, then by seed

@@ -29,7 +29,7 @@ def draw(folder: Path, comparison: Comparison, outcomes: Sequence[Outcome]) -> l
 
 
 def _curves(comparison: Comparison, outcomes: Sequence[Outcome]) -> Any:
-    """Geometric means over the seeds, with their 95% bootstrap intervals as bands."""
+    """Geometric means over the seeds, with their 95% bootstrap intervals as bands if there are enough pairs."""
     tasks = comparison.tasks
     columns = min(_COLUMNS, len(tasks))
     rows = math.ceil(len(tasks) / columns)
@@ -39,6 +39,8 @@ def _curves(comparison: Comparison, outcomes: Sequence[Outcome]) -> Any:
             x, logs = _sampled([o for o in outcomes if o.task == task and o.arm == arm.name])
             look = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _STYLES[number % len(_STYLES)]}
             panel.step(x, np.exp(logs.mean(axis=0)), where="post", label=arm.name, linewidth=1.4, **look)
+            if not comparison.enough:
+                continue
             ends = np.exp([stats.interval([column], resamples=1000) for column in logs.T])
             panel.fill_between(x, ends[:, 0], ends[:, 1], step="post", color=look["color"], alpha=0.1, linewidth=0)
         _logarithmic(panel, integers=comparison.gpu_seconds is None)
@@ -75,7 +77,7 @@ def _effects(comparison: Comparison) -> Any:
     )
     for panel, (effects, label, nothing) in zip(panels, wanted, strict=True):
         sizes = np.array([e.size for e in effects])
-        reach = np.abs(np.array([e.ci for e in effects]).T - sizes)
+        reach = np.abs(np.array([e.ci for e in effects]).T - sizes) if comparison.enough else None
         panel.errorbar(sizes, range(len(names)), xerr=reach, fmt="o", color=_COLOURS[1], markersize=4, capsize=3)
         panel.axvline(nothing, color=_COLOURS[0], linewidth=0.8)
         panel.set_yticks(range(len(names)), names, fontsize=8)

@@ -110,7 +110,7 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
 def _gains(trials: Sequence[Trial], result: Conclusion | None) -> tuple[dict[int, float], float]:
     """Of each trial, and the best of a certified one.  result: what is in best/, with the certificates for it."""
     refused = {number for number, _ in result.refused} if result else set()
-    gains = {t.index: 1.0 if t.index in refused else _gain(t) for t in trials}
+    gains = {t.index: 1.0 if t.index in refused else gain(t) for t in trials}
     certified = {t.index for t in trials if t.evaluation.environment.get(CERTIFICATE) == PASSED}
     if result and result.certificate.verdict is Verdict.OK:
         certified.add(result.best.index)
@@ -127,7 +127,7 @@ def _within(trials: Iterable[Trial], most: float | None) -> Iterator[tuple[Trial
         yield trial, spent
 
 
-def _gain(trial: Trial) -> float:
+def gain(trial: Trial) -> float:
     """The speedup where its interval lies above 1, else 1."""
     return trial.fitness.speedup if trial.fitness and trial.fitness.ci95[0] > 1 else 1.0
 

@@ -1,12 +1,15 @@
 """One HTML file about runs: their course, the way to the best kernel, what it cost, what it was measured with.
 
-Everything in it is read from the stores in one pass; nothing is loaded from elsewhere, no script runs.  All texts of
-candidates and models are escaped by the template (`analysis/templates/report.html`).
+Everything in it is read from the stores in one pass, and nothing is loaded from elsewhere.  The only script is that of
+the button that copies the best kernel's source.  All texts of candidates and models are escaped by the template
+(`analysis/templates/report.html`).
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +21,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from analysis import charts
+from analysis import charts, stats
+from analysis.outcomes import gain
 from evo.core import VERSION
 from evo.core.errors import ConfigError
 from evo.core.records import Fitness, Trial
@@ -88,6 +92,9 @@ class View:
     lineage: Markup | None
     diffs: Sequence[Mapping[str, Any]]
     final_diff: str
+    source: str  # of the best kernel, as best/kernel.py has it; "" without one
+    campaign: Path | None  # the folder of the campaign that the run is of
+    variant: str  # in that campaign, "" without one
     archive: Sequence[Mapping[str, Any]]
     cases: Sequence[Mapping[str, Any]]
     case_chart: Markup | None
@@ -143,12 +150,13 @@ def _check_replaceable(out: Path) -> None:
 def _is_report(path: Path) -> bool:
     if not path.is_file():  # to open a pipe would wait for who writes to it
         return False
-    # What the template writes before anything of a run.
+    # What the template writes before anything of a run, and before the policy, which depends on the version.
     template = resources.files("analysis") / "templates" / "report.html"
-    opening = template.read_bytes().partition(b"<title>")[0]
+    opening = template.read_bytes().partition(b"<meta http-equiv")[0]
     try:
         with path.open("rb") as file:
-            return file.read(len(opening)) == opening
+            start = file.read(2000)
+            return start.startswith(opening) and b"<title>evo report: " in start
     except OSError as error:
         raise ConfigError(f"expected to write {path}, got: {error}; name another file by --out") from error
 
@@ -164,8 +172,18 @@ def render(views: Sequence[View]) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html")
-    together = overlay(views) if len(views) > 1 else []
-    return template.render(views=views, together=together, key=charts.key, version=VERSION, REGISTERS=REGISTERS)
+    script = environment.get_template("report.js").render()
+    return template.render(
+        views=views,
+        variants=variants(views),
+        together=overlay(views) if len(views) > 1 else [],
+        key=charts.key,
+        version=VERSION,
+        REGISTERS=REGISTERS,
+        script=Markup(script),
+        # The page executes this script and no other one.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------
@@ -175,6 +193,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
     calls = call_costs(run)
     course = fold(run.trials(), calls)
     best = course.best
+    campaign = _campaign_of(run.folder)
     moves = _moves(course, bounds)
     kind = course.kind
     bars = [charts.CaseBar(t.case, t.ratio, *t.ci95) for t in best.evaluation.timings] if best else []
@@ -190,6 +209,9 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
         lineage=_lineage(number, run, best) if best else None,
         diffs=_diffs(run, best) if best else [],
         final_diff=_final_diff(course),
+        source=_source(course),
+        campaign=campaign,
+        variant=run.folder.resolve().parent.name if campaign else "",
         archive=_archive(course),
         cases=_cases(course),
         case_chart=charts.case_speedups(bars, kind) if bars else None,
@@ -275,6 +297,70 @@ def overlay(views: Sequence[View]) -> list[tuple[str, Markup]]:
     return [(over, charts.best_so_far(series, over)) for over, series in by_axis.items() if len(series) == len(views)]
 
 
+# --- campaigns -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """A variant of a campaign.  `means`: over all tasks, then of each; None if no run of it is there."""
+
+    name: str
+    runs: int
+    means: Sequence[float | None]
+    settings: str  # that differ from the first variant's
+
+
+@dataclass(frozen=True)
+class VariantTable:
+    """The variants of one campaign, as far as its runs are in the report."""
+
+    campaign: str
+    tasks: Sequence[str]
+    rows: Sequence[VariantRow]
+
+
+def _campaign_of(run: Path) -> Path | None:
+    """The folder of the campaign that a run is of; None if it is of none."""
+    from evo.campaign.spec import FILE as CAMPAIGN
+
+    above = run.resolve().parents  # CAMPAIGN/cells/TASK/VARIANT/seed-N
+    return above[3] if len(above) > 3 and above[2].name == "cells" and (above[3] / CAMPAIGN).exists() else None
+
+
+def variants(views: Sequence[View]) -> list[VariantTable]:
+    """A table for each campaign of several variants."""
+    campaigns = dict.fromkeys(v.campaign for v in views if v.campaign is not None)
+    tables = (_variants_of(campaign, [v for v in views if v.campaign == campaign]) for campaign in campaigns)
+    return [table for table in tables if len(table.rows) > 1]
+
+
+def _variants_of(campaign: Path, views: Sequence[View]) -> VariantTable:
+    from evo.campaign.spec import read_plan
+
+    settings = read_plan(campaign).settings
+    first = next(iter(settings.values()))
+    tasks = list(dict.fromkeys(_task_of(v) for v in views))
+    rows = []
+    for name, own in settings.items():
+        mine = [v for v in views if v.variant == name]
+        by_task = [_mean([v for v in mine if _task_of(v) == task]) for task in tasks]
+        known = [mean for mean in by_task if mean is not None]
+        differing = (f"{key} {own[key]}" for key in own if own[key] != first.get(key) and key != "plugins")
+        means = [stats.geometric_mean(known) if known else None, *by_task]
+        rows.append(VariantRow(name, len(mine), means, ", ".join(differing)))
+    return VariantTable(str(campaign), tasks, rows)
+
+
+def _task_of(one: View) -> str:
+    return Path(one.folder).resolve().parents[1].name
+
+
+def _mean(views: Sequence[View]) -> float | None:
+    """The geometric mean of the best speedups, 1 for those that may be no gain; None without a run."""
+    gains = [gain(v.course.best) for v in views if v.course.best is not None]
+    return stats.geometric_mean(gains) if gains else None
+
+
 # --- the way to the best ---------------------------------------------------------------------------------------------
 
 
@@ -318,6 +404,12 @@ def _diffs(run: RunReader, best: Trial) -> list[dict[str, Any]]:
         patch = diff(old.proposal.candidate.source, source, f"trial {old.index}", f"trial {new.index}") if old else ""
         steps.append({"trial": new, "outcome": _outcome(new), "diff": patch})
     return steps
+
+
+def _source(course: Course) -> str:
+    if course.best is None:
+        return ""
+    return course.best.proposal.candidate.source if course.best.index == 0 else best_source(course.best)
 
 
 def _final_diff(course: Course) -> str:

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from evo.api import load_task as load_task
     from evo.api import resume as resume
     from evo.api import search as search
+    from evo.core import plugins as plugins
     from evo.core.errors import EvoError as EvoError
     from evo.core.models import Model as Model
+    from evo.core.plugins import register_operator as register_operator
+    from evo.core.plugins import register_provider as register_provider
+    from evo.core.plugins import register_strategy as register_strategy
+    from evo.core.plugins import register_suite as register_suite
+    from evo.core.plugins import register_target as register_target
     from evo.core.records import Case as Case
     from evo.core.records import Evaluation as Evaluation
     from evo.core.records import Trial as Trial
@@ -41,8 +47,14 @@ _HOMES = {
     "Trial": "evo.core.records",
     "Verdict": "evo.core.records",
     "load_task": "evo.api",
+    "register_operator": "evo.core.plugins",
+    "register_provider": "evo.core.plugins",
+    "register_strategy": "evo.core.plugins",
+    "register_suite": "evo.core.plugins",
+    "register_target": "evo.core.plugins",
     "resume": "evo.api",
 }
+_MODULES = {"plugins": "evo.core.plugins", "search": "evo.search"}
 
 __all__ = [
     "BestKernel",
@@ -57,14 +69,20 @@ __all__ = [
     "Verdict",
     "__version__",
     "load_task",
+    "plugins",
+    "register_operator",
+    "register_provider",
+    "register_strategy",
+    "register_suite",
+    "register_target",
     "resume",
     "search",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "search":
-        return import_module("evo.search")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'evo' has no attribute {name!r}")

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
-from evo.core import versions
+from evo.core import plugins, versions
 from evo.core.errors import ConfigError, EvoWarning, StoreError
 from evo.core.models import Answerer, CallableModel, Model
 from evo.core.records import (
@@ -37,8 +37,8 @@ from evo.core.records import (
     Trial,
     Verdict,
 )
-from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_type
-from evo.core.text import counted, did_you_mean, quoted
+from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig
+from evo.core.text import counted, quoted
 from evo.llm.models import read_models, split_models
 from evo.search import assemble, evaluators
 from evo.search.budget import gpu_seconds as gpu_seconds_of
@@ -47,13 +47,15 @@ from evo.search.evaluators import Devices, find_devices
 from evo.search.listener import Listener, Stop, listener_of, never
 from evo.search.profiling import Profiler
 from evo.search.replay import DecisionReplay, Redoing
-from evo.search.strategies import STRATEGIES, strategy_of
+from evo.search.strategies import Strategy, find_strategy, strategy_of
 from evo.search.termination import ended, is_over
 from evo.storage.folders import FILE
 from evo.storage.queries import RunInfo, RunReader
 from evo.storage.result import Conclusion, read_result
 from evo.storage.store import Store, check_makeable, check_vacant
 from fitness.tasks.task import ChangedTaskError, Task
+from operators.base import Operator
+from operators.llm.base import LlmOperator
 
 __all__ = [
     "BestKernel",
@@ -81,6 +83,8 @@ NO_EVALUATOR = "no evaluator was at hand, `evo certify TASK best/kernel.py` open
 
 AnyTask = str | os.PathLike[str] | Task
 AnyModel = str | Model | CallableModel
+AnyOperator = str | Operator | LlmOperator  # a name, or an instance
+AnyStrategy = str | Strategy | type[Strategy]
 
 
 class Settings(TypedDict, total=False):
@@ -88,8 +92,8 @@ class Settings(TypedDict, total=False):
 
     budget: int
     seed: int
-    strategy: str
-    operators: Sequence[str] | None
+    strategy: AnyStrategy
+    operators: Sequence[AnyOperator] | None
     islands: int
     workers: int | None
     target: str
@@ -163,10 +167,7 @@ def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
     from fitness.frontend.target import get_target
     from operators.registry import check_beginning
 
-    strategy = settings.get("strategy", RunConfig.strategy)
-    if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        hint = did_you_mean(str(strategy), STRATEGIES)
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}{hint}")
+    strategy = plugins.resolve("strategies", settings.get("strategy", RunConfig.strategy)).name
     given_workers, screen_budget = _workers(strategy, settings.get("workers")), settings.get("screen_budget")
     workers = evaluators.workers(given_workers)
     target, gpus = settings.get("target", RunConfig.target), _as_text(settings.get("gpus"))
@@ -214,35 +215,39 @@ def _as_text(gpus: int | str | None) -> str | None:
 
 def _workers(strategy: str, given: int | None) -> int | None:
     """One for strategies that are a single path, unless another number was given."""
-    return 1 if STRATEGIES[strategy].path and given is None else given
+    return 1 if find_strategy(strategy).path and given is None else given
 
 
-def _operators(given: Sequence[str] | None, strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
+def _operators(given: Sequence[AnyOperator] | None, strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
     """Names of operators, those that ask a model once for each: the given ones, or the strategy's."""
-    from operators.registry import LLM_OPERATORS, get_operators
+    from operators.registry import asking_names, asks_model, get_operators
 
     if isinstance(given, str):
         raise ConfigError(f"operators: expected a list of names, got {given!r}; write [{given!r}]")
-    if STRATEGIES[strategy].asks and not models:
+    if find_strategy(strategy).asks and not models:
         raise ConfigError(
             f"--strategy {strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
             f"another strategy"
         )
-    names = assemble.default_operators(strategy, models) if given is None else tuple(given)
-    check_type("operators", "operators", names)
+    names = assemble.default_operators(strategy, models) if given is None else tuple(map(_operator_name, given))
     get_operators([OperatorRef.parse(n).name for n in names], model=bool(models))
-    no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and ref.name not in LLM_OPERATORS]
+    no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and not asks_model(ref.name)]
     if no_asker:
         raise ConfigError(
-            f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
+            f"--operators: expected NAME@MODEL with a name among {', '.join(asking_names())}, got {', '.join(no_asker)}"
         )
     operators = assemble.expand(names, models)
     if models and not any(OperatorRef.parse(o).asks for o in operators):
         raise ConfigError(
             f"--model: expected an operator that asks it, got {', '.join(names)}; "
-            f"add one of {', '.join(LLM_OPERATORS)} to --operators, or leave that out"
+            f"add one of {', '.join(asking_names())} to --operators, or leave that out"
         )
     return operators
+
+
+def _operator_name(operator: AnyOperator) -> str:
+    """The name of an operator; an instance is made known by its name."""
+    return operator if isinstance(operator, str) else plugins.resolve("operators", operator).name
 
 
 def _check_unused(config: RunConfig, settings: Settings) -> None:
@@ -384,8 +389,8 @@ def search(
     *,
     budget: int = RunConfig.budget,
     seed: int = RunConfig.seed,
-    strategy: str = RunConfig.strategy,
-    operators: Sequence[str] | None = None,
+    strategy: AnyStrategy = RunConfig.strategy,
+    operators: Sequence[AnyOperator] | None = None,
     models: Sequence[AnyModel] = (),
     gpus: int | str | None = None,
     target: str = RunConfig.target,
@@ -408,8 +413,8 @@ def search(
     task: the name of a built-in task, a task folder, or a Task.
     budget: candidates to evaluate, the seed aside.  gpu_seconds: the run ends when a GPU measured for so long, too.
     seed: of all randomness.  With one worker and without a GPU the same seed gives the same run.
-    strategy: evolve, random or hillclimb; best-of-n and tritonforge ask models.
-    operators: their names; None: the strategy's.
+    strategy: evolve, random or hillclimb; best-of-n and tritonforge ask models; or a Strategy of your own.
+    operators: their names, or operators of your own; None: the strategy's.
     models: "NAME@BASE_URL", "NAME@mailbox:DIR", "replay:RUN", Model(...), or Model.from_callable(NAME, FUNCTION).
     models_file: a TOML file with settings of models.  llm_concurrency: questions in flight.
     max_tokens, max_usd: hard limits on what models cost.  guidance: what prompts say of profiles: digest, raw, none.
@@ -779,6 +784,7 @@ def replay(run_dir: str | os.PathLike[str]) -> list[DecisionReplay]:
     folder = Path(run_dir)
     with RunReader(folder) as run:
         info = run.info
+        plugins.check_recorded(info.config.plugins, f"cannot replay {folder}")
         try:
             task = load_task(info.config.task, expected=info.task_hash)
         except ChangedTaskError:

@@ -94,7 +94,7 @@ class FrontEnd:
         self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.RLock()
         self._own_zygote = zygote is None
-        self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
+        self._zygote = zygote or Zygote(target.spec, ("record", "compile", "trace"))
 
     def collect(self, source: str) -> CompiledCandidate:
         """All stages before a candidate is judged, but for `complete`.  Raises Stop with the verdict."""

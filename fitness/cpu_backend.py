@@ -51,7 +51,7 @@ class CpuBackend:
         self._task, self.limits = task, limits or Limits()
         self._root = scratch_root()
         self._own_zygote = zygote is None
-        self._zygote = zygote or Zygote(target.name, ("interpret",))
+        self._zygote = zygote or Zygote(target.spec, ("interpret",))
         self._baseline: Estimates | None = None
         self._seed: Executable | None = None  # where it is the reference
         self._stretched: list[AddedCase] = []  # what the seed does right
@@ -165,7 +165,7 @@ class CpuEvaluator(Evaluator):
         zygote: Zygote | None = None,
     ) -> None:
         """A `zygote` that is given is shared with others and not closed here."""
-        self._own_zygote = Zygote(target.name) if zygote is None else None
+        self._own_zygote = Zygote(target.spec) if zygote is None else None
         zygote = zygote or self._own_zygote
         recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
         super().__init__(task, target, recorder, CpuBackend(task, target, limits=limits, zygote=zygote))

@@ -22,7 +22,7 @@ class EvaluatorFactory:
     def __init__(self, target: Target, *, measured: bool, limits: Limits | None = None) -> None:
         """`limits`: of the jobs that record and compile, where kernels need more than the usual."""
         self._target, self._measured, self._limits = target, measured, limits
-        self._zygote = Zygote(target.name)
+        self._zygote = Zygote(target.spec)
         self._gpu = SharedGpu()
 
     def open(self, task: Task) -> Evaluator:

@@ -50,6 +50,7 @@ class Context:
 class Draft:
     """A new source with one line on what was done and what it cost (e.g. {"screened": 8}).
 
+    `base`: the position, among the parents, of the one that the source was made from; the others gave parts.
     `spans`: where the parts of a model's answer lie in its text, as (first character, one past the last), by "plan" and
     "code"; empty where no model answered.
     """
@@ -58,6 +59,7 @@ class Draft:
     note: str
     cost: Mapping[str, float] = field(default_factory=dict)
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    base: int = 0
 
 
 class Operator(Protocol):

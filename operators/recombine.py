@@ -24,13 +24,13 @@ class Recombine:
 
     def __call__(self, parents: Sequence[Parent], context: Context) -> Draft | None:
         rng = context.rng
-        base, donor = rng.sample([parents[0].source, parents[1].source], 2)
+        base, donor = rng.sample((0, 1), 2)
         known = {candidate_id(p.source) for p in parents}
         for exchange in rng.sample([_exchange_genes, _exchange_function], 2):
             for body, gift in ((base, donor), (donor, base)):
-                made = exchange(body, gift, rng)
+                made = exchange(parents[body].source, parents[gift].source, rng)
                 if made is not None and candidate_id(made[0]) not in known:
-                    return Draft(*made)
+                    return Draft(*made, base=body)
         return None
 
 

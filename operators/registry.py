@@ -1,9 +1,11 @@
-"""The operators by name."""
+"""The operators by name: evo's own, and those of plug-ins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from evo.core import plugins
 from evo.core.errors import ConfigError
 from evo.core.records import OperatorRef
 from operators.base import Operator
@@ -23,45 +25,85 @@ LLM_OPERATORS: dict[str, LlmOperator] = {
 DEFAULT_LLM_OPERATORS = ("mutate", "crossover", "repair", "explore")
 
 
-def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:
-    """Of the operators called `names`, in that order, those that ask no model.
+def built_in() -> Mapping[str, Operator | LlmOperator]:
+    """Evo's own operators, by name."""
+    return {**OPERATORS, **LLM_OPERATORS}
 
-    Raises ConfigError, listing the valid names; also where one needs a model and there is none.
+
+def missing(plugin: Any) -> str:
+    """What a plug-in lacks to be an operator, in words; "" for nothing."""
+    asks = hasattr(plugin, "prompt")
+    wanted = ("arity", "repairs", "prompt", "read") if asks else ("arity", "__call__")
+    protocol = "operators.llm.base.LlmOperator" if asks else "operators.base.Operator"
+    lacks = [name for name in wanted if not hasattr(plugin, name)]
+    if lacks:
+        return f"expected what {protocol} has, got an object without {', '.join(lacks)}"
+    least = 0 if asks else 1
+    if plugin.arity not in range(least, 3):
+        return f"expected an arity (number of parents) from {least} to 2, got {plugin.arity!r}"
+    return ""
+
+
+def find_operator(name: str) -> Operator | LlmOperator:
+    """The operator of that name (without "@MODEL").  Raises ConfigError if there is none."""
+    found: Operator | LlmOperator = plugins.resolve("operators", name).value
+    return found
+
+
+def asks_model(name: str) -> bool:
+    """Whether the operator of that name asks a model.  Raises ConfigError if there is none."""
+    return hasattr(find_operator(name), "prompt")
+
+
+def asking_names() -> list[str]:
+    """The names of the operators that ask a model, as far as they are loaded."""
+    return [name for name in plugins.names("operators") if hasattr(plugins.loaded("operators", name), "prompt")]
+
+
+def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:
+    """Return those of the operators called `names` that ask no model, in that order.
+
+    Raises ConfigError for an unknown name, and if one needs a model and there is none.
     """
-    chosen = _known(names)
-    asking = [n for n in chosen if n in LLM_OPERATORS]
+    chosen = list(names)
+    if not chosen:
+        raise ConfigError(
+            f"expected operators among {', '.join(plugins.names('operators'))}; got none; use at least one of these "
+            f"names"
+        )
+    found = {name: find_operator(name) for name in chosen}
+    asking = [name for name in chosen if hasattr(found[name], "prompt")]
     if asking and not model:
         raise ConfigError(
             f"expected a model for {_plural(asking)} {', '.join(asking)}, got none; give --model NAME@BASE_URL, "
             f"or choose among {', '.join(OPERATORS)}"
         )
-    return [OPERATORS[n] for n in chosen if n in OPERATORS]
+    return [found[name] for name in chosen if name not in asking]  # type: ignore[misc]  # what asks no model is a rule
+
+
+def llm_operators(names: Iterable[str]) -> dict[str, LlmOperator]:
+    """Those of the operators of a run that ask a model, by name without "@MODEL"."""
+    asking = dict.fromkeys(ref.name for ref in map(OperatorRef.parse, names) if ref.asks)
+    return {name: find_operator(name) for name in asking}  # type: ignore[misc]  # of "NAME@MODEL" only these exist
 
 
 def check_beginning(names: Iterable[str]) -> None:
-    """Raises ConfigError where none of the operators (called "mutate@NAME" where they ask) works on the seed alone."""
-    every: dict[str, Operator | LlmOperator] = {**OPERATORS, **LLM_OPERATORS}
-    able = [n for n, o in every.items() if o.arity < 2 and not getattr(o, "repairs", False)]
-    chosen = list(dict.fromkeys(OperatorRef.parse(n).name for n in names))
-    if not set(chosen) & set(able):
+    """Raise ConfigError if none of the operators (called "mutate@NAME" if they ask) works on the seed alone."""
+    chosen = {name: find_operator(name) for name in dict.fromkeys(OperatorRef.parse(n).name for n in names)}
+    if not any(map(_begins, chosen.values())):
         why = "; ".join(
-            f"{n} needs {'a candidate that failed' if every[n].arity < 2 else 'two parents'}" for n in chosen
+            f"{name} needs {'a candidate that failed' if operator.arity < 2 else 'two parents'}"
+            for name, operator in chosen.items()
         )
-        rules = [n for n in able if n in OPERATORS]
+        able = [name for name, operator in OPERATORS.items() if _begins(operator)]
         raise ConfigError(
             f"operators: expected one that works on the seed kernel, alone at first, got {', '.join(chosen)} "
-            f"({why}); add another, e.g. {rules[0]}"
+            f"({why}); add another, e.g. {able[0]}"
         )
 
 
-def _known(names: Iterable[str]) -> list[str]:
-    chosen = list(names)
-    valid = [*OPERATORS, *LLM_OPERATORS]
-    unknown = [n for n in chosen if n not in valid]
-    if unknown or not chosen:
-        got = ", ".join(map(repr, unknown)) or "none"
-        raise ConfigError(f"expected operators among {', '.join(valid)}; got {got}; use at least one of these names")
-    return chosen
+def _begins(operator: Operator | LlmOperator) -> bool:
+    return operator.arity < 2 and not getattr(operator, "repairs", False)
 
 
 def _plural(names: list[str]) -> str:

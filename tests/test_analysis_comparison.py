@@ -70,6 +70,21 @@ def test_tables_say_what_they_hold() -> None:
     assert "no GPU measured anything" in estimated
 
 
+def test_few_pairs_give_no_intervals_no_tests_and_no_words() -> None:
+    few = [o for o in OUTCOMES if o.task == "task-1" and o.seed < 4]
+    comparison = compare(few, ARMS)
+    assert comparison.pairs == 4 and not comparison.enough
+    for text in (tables.markdown(comparison), tables.latex(comparison)):
+        assert "4 pairs of runs, fewer than 5: too few for intervals and tests" in text
+        assert not any(word in text for word in ("[", "large", "medium", "small", "negligible", "Wilcoxon", "0.125"))
+    rows = [line for line in tables.markdown(comparison).split("\n") if line.startswith("| worse |")]
+    assert len(rows) == 2 and rows[1].count("| – |") == 2
+    (panel,) = figures._curves(comparison, few).axes[:1]
+    assert not panel.collections and not figures._effects(comparison).axes[0].collections
+    enough = compare([o for o in OUTCOMES if o.task == "task-1"], ARMS)
+    assert enough.enough and "[" in tables.markdown(enough)
+
+
 KEYS = [(arm, "layer_norm", seed) for arm in ("full", "same") for seed in range(2)]
 
 

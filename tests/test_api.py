@@ -198,7 +198,7 @@ def test_ctrl_c_is_raised_and_leaves_a_run_to_go_on_with(opened: list[CliEvaluat
         ({"budget": 0}, "budget: expected an integer from 1 to 10000000, got 0"),
         ({"budget": "many"}, "budget: expected an integer from 1 to 10000000, got 'many'"),
         ({"workers": 0}, "workers: expected an integer from 1 to 1024, got 0"),
-        ({"strategy": "evolv"}, "got 'evolv'; did you mean evolve?"),
+        ({"strategy": "evolv"}, "got 'evolv'; a plug-in is given by --plugin FILE; did you mean evolve?"),
         ({"strategy": "best-of-n"}, "expected a model to ask, got none"),
         ({"operators": "nudge"}, "operators: expected a list of names, got 'nudge'; write ['nudge']"),
         ({"operators": [3]}, "operators: expected a list of names, got (3,)"),

@@ -75,7 +75,9 @@ def test_odd_sources_give_none_or_a_source_that_parses(name: str, source: str) -
 
 def test_get_operators_keeps_the_order_and_names_the_valid_ones() -> None:
     assert [o.name for o in get_operators(["rewrite", "params"])] == ["rewrite", "params"]
-    with pytest.raises(ConfigError, match=r"params, random_params, rewrite, recombine, mutate, .*; got 'rewrites'"):
+    with pytest.raises(
+        ConfigError, match=r"params, random_params, rewrite, .*, got 'rewrites'; .*; did you mean rewrite\?"
+    ):
         get_operators(["params", "rewrites"])
     with pytest.raises(ConfigError, match="at least one"):
         get_operators([])

@@ -29,7 +29,8 @@ from tests.engine_support import config, failed_trial, ok_trial
 
 def told(kind: type[Strategy], trials: Iterable[Trial], **changes: Any) -> Strategy:
     archive = Archive()
-    strategy = kind(config(**changes), archive)
+    strategy = kind()
+    strategy.start(config(**changes), archive)
     for trial in trials:
         strategy.tell(trial, archive.add(trial), 0.0)
     return strategy

@@ -16,8 +16,9 @@ from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
 from fitness.suites.tritonbench import TritonBenchFile
-from fitness.suites.tritonbench_t.check import FOLDER, SIZES, TritonBenchTChecker, files
+from fitness.suites.tritonbench_t.check import TritonBenchTChecker
 from fitness.suites.tritonbench_t.seeds import SEEDS, seed_kernel
+from fitness.suites.tritonbench_t.suite import FOLDER, SIZES, TritonBenchT
 from fitness.tasks.task import load_task, run_reference
 from fitness.verify.oracle import make_inputs
 
@@ -115,7 +116,7 @@ def checked(checkout, seeds, zygote, tmp_path_factory):
     """(folder of tasks, outcome by name)"""
     root = tmp_path_factory.mktemp("tasks")
     checker = TritonBenchTChecker(root, get_target("sm_90"), zygote, seeds=seeds)
-    return root, {source.name: checker.check(source) for source in files(checkout)}
+    return root, {source.name: checker.check(source) for source in TritonBenchT().files(checkout)}
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def checked(checkout, seeds, zygote, tmp_path_factory):
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="TritonBench_T_v1"):
-        files(tmp_path)
+        TritonBenchT().files(tmp_path)
 
 
 def test_what_has_a_seed_is_verified(checked):
@@ -257,7 +258,7 @@ def test_calls_of_the_script_that_times_a_file_are_tuned_and_never_computed_here
     write(tmp_path, {"tanh": TANH.replace("    return torch", f"{small}    return torch")})
     (tmp_path / SIZES).mkdir(parents=True)
     (tmp_path / SIZES / "tanh_perf.py").write_text(TIMED, encoding="utf-8")
-    (source,) = files(tmp_path)
+    (source,) = TritonBenchT().files(tmp_path)
     judged = []
     outcome = TritonBenchTChecker(
         tmp_path, get_target("sm_90"), zygote, lambda task, facts: judged.append(task) or ()
@@ -338,7 +339,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_are_right(tmp_path, zygote, name):
-    (source,) = files(write(tmp_path, {name: PATTERNS[name]}))
+    (source,) = TritonBenchT().files(write(tmp_path, {name: PATTERNS[name]}))
     outcome = TritonBenchTChecker(tmp_path / "tasks", get_target("sm_90"), zygote).check(source)
     assert outcome.verified and outcome.left_out == 0, outcome
 
@@ -370,7 +371,7 @@ def test_a_bench_searches_what_has_a_seed(checkout, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--gib", "1"], "--gib: expected for kernelbench, got it for tritonbench-t"),
+        (["--gib", "1"], "--gib: expected a suite that takes it, got tritonbench-t"),
         (["--seeds", "nowhere"], "--seeds: expected a folder"),
         (["--only", "nothing"], "--only: expected names"),
     ],
@@ -391,5 +392,5 @@ def test_seeds_for_no_file_are_refused(checkout, tmp_path, capsys):
 def test_a_gpu_verifies_what_the_interpreter_does(checkout, seeds, zygote, tmp_path):
     with gpu_verifier() as verifier:
         checker = TritonBenchTChecker(tmp_path, get_target("sm_90"), zygote, verifier, seeds=seeds)
-        outcomes = {source.name: checker.check(source) for source in files(checkout)}
+        outcomes = {source.name: checker.check(source) for source in TritonBenchT().files(checkout)}
     assert {name for name, outcome in outcomes.items() if outcome.verified} == {"tanh", "softmax", "halve_"}, outcomes

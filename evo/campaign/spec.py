@@ -24,7 +24,7 @@ from evo.core.models import Model
 from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
 from evo.llm.models import read_models
 from evo.search.assemble import default_operators, expand, triton_version
-from evo.search.strategies import STRATEGIES, strategy_of
+from evo.search.strategies import find_strategy, strategy_of
 from evo.storage import folders
 from evo.storage.queries import RunInfo
 from fitness.tasks.task import task_names
@@ -216,7 +216,7 @@ class Campaign:
     def _frozen(self, hashes: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, Any]:
         arms = {}
         for arm in self.spec.arms:
-            settings = dataclasses.asdict(self.spec.config("", arm, 0, self.device))
+            settings = _settings(self.spec.config("", arm, 0, self.device))
             arms[arm] = {k: v for k, v in settings.items() if k not in ("task", "seed")}
         frozen = {
             "arms": arms,
@@ -284,10 +284,17 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     Not where a task lies (its hash says what it is), nor which devices evaluate and at which addresses models answer:
     a cell may be gone on with on another machine.
     """
-    settings = dataclasses.asdict(config)
+    settings = _settings(config)
     for model in settings["models"]:
         del model["endpoint"]
     return {name: value for name, value in settings.items() if name not in ("task", "gpus", "ray_address")}
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """As JSON; of a plug-in what it is, not where it lies."""
+    settings = dataclasses.asdict(config)
+    settings["plugins"] = [{key: p[key] for key in ("kind", "name", "hash")} for p in settings["plugins"]]
+    return settings
 
 
 def _cells(tasks: Iterable[str], seeds: Sequence[int], arms: Sequence[str]) -> list[Cell]:
@@ -315,7 +322,7 @@ def _check_settings(settings: Mapping[str, Any], where: str, models: Sequence[Mo
             f"{where}.guidance: expected one of {', '.join(GUIDANCE)}, got {settings['guidance']!r}; set one of these"
         )
     strategy = settings.get("strategy")
-    if strategy in STRATEGIES and STRATEGIES[strategy].asks and not models:
+    if strategy is not None and find_strategy(strategy).asks and not models:
         raise ConfigError(
             f'{where}.strategy: expected a model for {strategy} to ask, got none; add models = ["NAME@BASE_URL"]'
         )
@@ -399,9 +406,7 @@ def _models(raw: Mapping[str, Any], folder: Path) -> tuple[Model, ...]:
     return read_models(_names(raw, "models"), file)
 
 
-def _operators_of(strategy: Any, models: Sequence[Model]) -> tuple[str, ...]:
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+def _operators_of(strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
     return expand(default_operators(strategy, models), models)
 
 
@@ -430,7 +435,19 @@ def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -
     free = {"hash"} if now["tasks"] else {"hash", "tasks"}  # they are added one by one
     changed = [key for key in now if then.get(key) != now[key] and key not in free]
     if changed:
+        before, after = _hashes(then), _hashes(now)
+        changed += [
+            f"{name} (hash {before.get(name, 'none')} then, {after.get(name, 'none')} now)"
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        ]
         raise _other(folder, ", ".join(changed))
+
+
+def _hashes(frozen: Mapping[str, Any]) -> dict[str, str]:
+    """Of the plug-ins of all arms, by kind and name."""
+    records = [record for arm in frozen["arms"].values() for record in arm.get("plugins", ())]
+    return {f"{record['kind']} {record['name']}": record["hash"] for record in records}
 
 
 def _other(folder: Path, changed: str) -> StoreError:

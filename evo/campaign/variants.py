@@ -19,12 +19,11 @@ def _keep(test: Callable[[str], bool]) -> Arm:
 
 
 def _single(name: str) -> bool:
-    operator = registry.LLM_OPERATORS[name] if name in registry.LLM_OPERATORS else registry.OPERATORS[name]
-    return operator.arity < 2
+    return registry.find_operator(name).arity < 2
 
 
 def _no_repair(config: RunConfig) -> RunConfig:
-    return _keep(lambda name: name not in registry.LLM_OPERATORS or not registry.LLM_OPERATORS[name].repairs)(config)
+    return _keep(lambda name: not getattr(registry.find_operator(name), "repairs", False))(config)
 
 
 def _without_models(config: RunConfig) -> RunConfig:

@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
     ablate.add_argument("--workers", type=int, metavar="W", help="cells at once (default: as the CPUs and GPUs take)")
     common.add_gpus(ablate)
     common.add_ray(ablate)
+    common.add_plugins(ablate)
     ablate.add_argument("--no-figures", action="store_true", help="tables only, where there is no matplotlib")
     ablate.set_defaults(command=_ablate)
 

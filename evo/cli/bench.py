@@ -23,10 +23,10 @@ from evo.search import evaluators
 if TYPE_CHECKING:
     from analysis.suite import SuiteKernel
     from evo.campaign.spec import Campaign, Cell
-    from evo.cli.suite import SuiteFile
     from evo.search.profiling import Profiler
     from evo.storage.store import Store
     from fitness.suites.check import CheckOutcome
+    from fitness.suites.files import SuiteFile
     from fitness.tasks.task import Task
 
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
@@ -80,6 +80,7 @@ def add(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from evo.api import check_seed, check_workers
     from fitness.devices import resolve
+    from fitness.suites.registry import find_suite
 
     check_workers(arguments.workers)
     check_seed(arguments.seed)
@@ -99,7 +100,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     _note_files(arguments, folder)  # once the folder is known to be this campaign's
 
     def measure_baselines(checked: Mapping[str, CheckOutcome]) -> None:
-        if device == "gpu" and arguments.suite in suite.SEEDED:
+        if device == "gpu" and find_suite(arguments.suite).seed_kernel:
             _measure_baselines(folder, [s.name for s in chosen if checked[s.name].verified], arguments.target, workers)
 
     if arguments.helper and campaign is not None:  # its parent checks
@@ -246,18 +247,22 @@ def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: st
         "--gpus": gpus,
     }
     given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    given += [part for file in arguments.plugin for part in ("--plugin", str(file))]
     flags = ["--best"] * arguments.best
     return [sys.executable, "-m", "evo", "bench", arguments.suite, *given, *flags, "--helper"]
 
 
 def _check_settings(arguments: argparse.Namespace) -> None:
     """Before files are checked for minutes."""
-    from evo.search.strategies import STRATEGIES
+    from evo.search.strategies import find_strategy
+    from fitness.suites.registry import find_suite
 
-    able = [name for name, strategy in STRATEGIES.items() if not strategy.asks]
-    if arguments.strategy not in able:
-        raise ConfigError(f"--strategy: expected one of {', '.join(able)}, got {arguments.strategy!r}")
-    least = 0 if arguments.suite in suite.SEEDED else 1
+    if find_strategy(arguments.strategy).asks:
+        raise ConfigError(
+            f"--strategy: expected one that asks no model, got {arguments.strategy!r}; choose evolve, random or "
+            f"hillclimb"
+        )
+    least = 0 if find_suite(arguments.suite).seed_kernel else 1
     if arguments.budget < least:
         raise ConfigError(f"--budget: expected a number from {least}, got {arguments.budget}")
 
@@ -266,7 +271,7 @@ def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
     """What was checked is looked up by name, so it must be of the same suite, sizes and seed kernels."""
     if not (folder / suite.FILE).exists():
         return
-    now, then = _files(arguments), suite.read_settings(folder)
+    now, then = suite.settings_of(arguments), suite.read_settings(folder)
     if then != now:
         changed = ", ".join(f"{key} was {then[key]}" for key in now if then[key] != now[key])
         raise StoreError(f"cannot go on in {folder}: {changed}; restore it, or choose another folder by --out")
@@ -277,14 +282,9 @@ def _note_files(arguments: argparse.Namespace, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.write_text(json.dumps(_files(arguments)) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(suite.settings_of(arguments)) + "\n", encoding="utf-8")
     except OSError as error:
         raise StoreError(f"expected to write to {folder}, got: {error}; choose another folder by --out") from error
-
-
-def _files(arguments: argparse.Namespace) -> dict[str, Any]:
-    seeds = arguments.seeds
-    return {"suite": arguments.suite, "gib": arguments.gib, "seeds": seeds and str(seeds.resolve())}
 
 
 def _compiling(outcome: CheckOutcome) -> float:
@@ -347,7 +347,7 @@ def _sum_up(
         for source in chosen
     ]
     try:
-        text = markdown(kernels, with_pytorch=arguments.suite in suite.SEEDED)
+        text = markdown(kernels, with_pytorch=suite.settings_of(arguments)["with_pytorch"])
     except ValueError as error:
         common.say(f"nothing to sum up: {error}")
         return

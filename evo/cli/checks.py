@@ -295,6 +295,8 @@ def _model(model: Model) -> Check:
             return replace(_disk(model.path, 0), name=name)
         if model.provider == "replay":
             return Check(name, OK, f"answers of {model.path}", needed=True)
+        if model.provider != "openai":
+            return Check(name, OK, f"of the plug-in for {model.provider!r}; it is not asked", needed=True)
         served = asyncio.run(provider.served())  # type: ignore[attr-defined]  # the provider of endpoints has it
     except (EvoError, Failed) as error:
         return Check(name, UNUSABLE, f"{model.endpoint}: {error}", fix, True)

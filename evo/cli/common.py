@@ -25,6 +25,7 @@ def add_target(parser: argparse._ActionsContainer) -> None:
         help="what to compile for: sm_90 (default) or h100; estimates are of an H200 or an H100",
     )
     add_gpus(parser)
+    add_plugins(parser)
 
 
 def add_gpus(parser: argparse._ActionsContainer) -> None:
@@ -32,6 +33,18 @@ def add_gpus(parser: argparse._ActionsContainer) -> None:
         "--gpus",
         metavar="N|all|none",
         help="measure on that many GPUs, or estimate (default: the first GPU, if it is a target)",
+    )
+
+
+def add_plugins(parser: argparse._ActionsContainer) -> None:
+    """`--plugin`, which `evo.cli.main` loads before the command runs."""
+    parser.add_argument(
+        "--plugin",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a Python file that registers operators, strategies, ... of yours; may be repeated (docs/plugins.md)",
     )
 
 

@@ -32,6 +32,7 @@ from evo.cli import (
 )
 from evo.cli.common import EXIT_INTERRUPTED, EXIT_MISUSE, EXIT_NOT_OK
 from evo.core.errors import EvoError, EvoWarning
+from evo.core.plugins import load_file
 from evo.core.text import did_you_mean
 
 COMMANDS = (
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         with _warnings_in_words():
+            for path in getattr(arguments, "plugin", ()):
+                load_file(path)
             code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code

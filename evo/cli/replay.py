@@ -16,6 +16,7 @@ def add(commands: Any) -> None:
         description="Exit code 0: every question, proposal and reading of an answer is the same again; 1: not all are.",
     )
     replay.add_argument("folder", type=run_folder, metavar="DIR")
+    common.add_plugins(replay)
     replay.set_defaults(command=_replay)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.cli import common
-from evo.core.errors import EvoError
+from evo.core.errors import ConfigError, EvoError
+from evo.core.records import GPU_FACTS
 from evo.storage.folders import check_once, run_folder, runs_in
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _bounds(info: RunInfo) -> Bounds:
     """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
     from analysis.report import Bounds
     from evo.api import load_task
-    from fitness.frontend.target import get_target
+    from fitness.frontend.target import from_spec
     from fitness.tasks.task import ChangedTaskError
 
     try:
@@ -59,7 +60,10 @@ def _bounds(info: RunInfo) -> Bounds:
     if "copy_bytes_per_s" in measured and "matmul_flops" in measured:
         rates = float(measured["copy_bytes_per_s"]), float(measured["matmul_flops"])
         return Bounds(work, *rates, f"measured on the GPU, {_rates(*rates)} (copying; bfloat16 matrix product)")
-    target, dtype = get_target(info.config.target), task.cases[0].dtype
+    try:
+        target, dtype = from_spec(measured.get(GPU_FACTS, info.config.target)), task.cases[0].dtype
+    except ConfigError as error:  # of a plug-in, which reading a run does not need
+        return Bounds(problem=f"the rates of its target are not known here: {error}")
     rates = target.dram_bytes_per_s, target.tensor_flops.get(dtype, target.tensor_flops["float16"])
     return Bounds(work, *rates, f"peaks of {target.device_name} by its data sheet, {_rates(*rates)} (tensor cores)")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from evo.cli import common
 from evo.cli.search import CommandLine, show_end
 from evo.storage.folders import run_folder
 
@@ -33,6 +34,7 @@ def add(commands: Any) -> None:
         metavar="W",
         help="evaluations at once (default: as before, or as --gpus and --ray-address, where given, take)",
     )
+    common.add_plugins(resume)
     resume.set_defaults(command=_resume)
 
 

@@ -22,6 +22,8 @@ def show_run(run: RunReader, console: Console) -> None:
     config = run.info.config
     say = _printer(console)
     say(f"{run.folder}: task {config.task}, target {config.target}, {config.strategy}, seed {config.seed}", "bold")
+    for plugin in config.plugins:
+        say(f"plug-in: {plugin.noun}, hash {plugin.hash}, {plugin.origin}")
     verdicts = run.verdicts()
     spent, pending = run.spent(), len(run.pending())
     say(f"{spent} of {config.budget} candidates evaluated, {pending} pending, {run.screen_count()} sources screened")

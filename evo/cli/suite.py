@@ -25,19 +25,11 @@ from evo.search import evaluators
 
 if TYPE_CHECKING:
     from analysis.suite import SuiteKernel
-    from fitness.frontend.target import Target
-    from fitness.sandbox.zygote import Zygote
-    from fitness.suites.check import CheckOutcome, SuiteChecker, Verifier
-    from fitness.suites.kernelbench.checkout import KernelBenchFile
-    from fitness.suites.tritonbench import TritonBenchFile
+    from fitness.suites.check import CheckOutcome
+    from fitness.suites.files import SuiteFile
 
-    SuiteFile = TritonBenchFile | KernelBenchFile
-
-TRITONBENCH, TRITONBENCH_T, KERNELBENCH = SUITES = ("tritonbench", "tritonbench-t", "kernelbench")
-SEEDED = {TRITONBENCH_T: "a function as the file's", KERNELBENCH: "a function `entry`"}  # what a seed kernel is
 FILE = "suite.json"  # in a campaign's folder: which files at which sizes
 LOOK_S = 0.5  # between looks whether to stop
-GIB = 2.0  # of inputs, state and outputs of a KernelBench problem, which has up to 17
 
 
 def add(commands: Any) -> None:
@@ -68,7 +60,7 @@ def add(commands: Any) -> None:
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
     """What says which files of which suite."""
-    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("suite", metavar="SUITE", help="tritonbench, tritonbench-t, kernelbench, or that of a plug-in")
     parser.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
     parser.add_argument("--only", metavar="A,B", help="these files alone, by name without .py; * stands for anything")
     parser.add_argument(
@@ -81,45 +73,33 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
         "--gib",
         type=float,
         metavar="G",
-        help=f"KernelBench: problems with more inputs, state and outputs are made smaller (default: {GIB:g})",
+        help="KernelBench: problems with more inputs, state and outputs are made smaller (default: 2)",
     )
 
 
 def read(arguments: argparse.Namespace) -> list[SuiteFile]:
     """The chosen files.  Raises ConfigError for options of another suite, too."""
-    for option, suites in (("seeds", tuple(SEEDED)), ("gib", (KERNELBENCH,))):
-        if getattr(arguments, option) is not None and arguments.suite not in suites:
-            raise ConfigError(
-                f"--{option}: expected for {' or '.join(suites)}, got it for {arguments.suite}; leave it out"
-            )
+    from fitness.suites.registry import find_suite
+
+    suite = find_suite(arguments.suite)
+    for option, taken in (("seeds", bool(suite.seed_kernel)), ("gib", suite.sized)):
+        if getattr(arguments, option) is not None and not taken:
+            raise ConfigError(f"--{option}: expected a suite that takes it, got {suite.name}; leave it out")
     if arguments.gib is not None and not arguments.gib > 0:
         raise ConfigError(f"--gib: expected a number above 0, got {arguments.gib:g}")
-    found: Sequence[SuiteFile] = _sources(arguments.suite)(arguments.path)
+    found = suite.files(arguments.path)
     if arguments.seeds is not None:
         from fitness.suites.seeded import check_seeds
 
-        check_seeds(arguments.seeds, found, SEEDED[arguments.suite])
+        check_seeds(arguments.seeds, found, suite.seed_kernel)
     return chosen(found, arguments.only)
-
-
-def _sources(suite: str) -> Callable[[Path], Sequence[SuiteFile]]:
-    if suite == TRITONBENCH:
-        from fitness.suites.tritonbench import sources
-
-        return sources
-    if suite == TRITONBENCH_T:
-        from fitness.suites.tritonbench_t.check import files
-
-        return files
-    from fitness.suites.kernelbench.checkout import sources as problems
-
-    return problems
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from evo.api import check_workers
     from fitness.devices import choose
     from fitness.frontend.target import get_target
+    from fitness.suites.registry import find_suite
 
     check_workers(arguments.workers)
     workers = evaluators.workers(arguments.workers)
@@ -135,14 +115,15 @@ def _check(arguments: argparse.Namespace) -> int:
             found.append(outcome)
             common.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
     if not arguments.json:
-        common.say("\n" + _totals(found, stages(arguments.suite)))
+        common.say("\n" + _totals(found, find_suite(arguments.suite).stages))
     return 0 if all(outcome.verified for outcome in found) else common.EXIT_NOT_OK
 
 
 def _summary(arguments: argparse.Namespace) -> int:
     from analysis.suite import markdown
 
-    suites = {folder: read_settings(folder)["suite"] for folder in arguments.folders}
+    settings = {folder: read_settings(folder) for folder in arguments.folders}
+    suites = {folder: found["suite"] for folder, found in settings.items()}
     if len(set(suites.values())) > 1:
         got = ", ".join(f"{suite} in {folder}" for folder, suite in suites.items())
         raise ConfigError(f"expected campaigns over one suite, got {got}; sum them up one by one")
@@ -153,7 +134,7 @@ def _summary(arguments: argparse.Namespace) -> int:
             "compared with the other's: sum them up apart"
         )
     try:
-        text = markdown(kernels, with_pytorch=suites[arguments.folders[0]] in SEEDED)
+        text = markdown(kernels, with_pytorch=settings[arguments.folders[0]]["with_pytorch"])
     except ValueError as error:
         raise StoreError(f"nothing to sum up: {error}; go on with evo bench") from None
     common.say(text.removesuffix("\n"))
@@ -161,7 +142,9 @@ def _summary(arguments: argparse.Namespace) -> int:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Which files the campaign in `folder` is of: suite, gib, seeds.  Raises StoreError where it does not say."""
+    """Which files the campaign in `folder` is of, as `settings_of` said.  Raises StoreError if it does not say."""
+    from fitness.suites.registry import built_in
+
     path = folder / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -172,9 +155,31 @@ def read_settings(folder: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise _damaged(path, f"no JSON ({error})") from None
-    if not isinstance(found, dict) or found.get("suite") not in SUITES:
+    if not isinstance(found, dict) or not isinstance(found.get("suite"), str):
         raise _damaged(path, f"{found!r:.100}")
-    return {"gib": None, "seeds": None, **found}
+    known = built_in().get(found["suite"])
+    if known is None and "with_pytorch" not in found:  # written by an earlier version, which knew no plug-ins
+        raise _damaged(path, f"{found!r:.100}")
+    defaults = {"gib": None, "seeds": None, "plugin": None, "with_pytorch": bool(known and known.seed_kernel)}
+    return {**defaults, **found}
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Which files a campaign is of, as its folder keeps it.
+
+    plugin: the hash of the plug-in that has the suite, None for evo's own; with_pytorch: whether the summary compares
+    with PyTorch.
+    """
+    from evo.core.plugins import resolve
+
+    suite, seeds = resolve("suites", arguments.suite), arguments.seeds
+    return {
+        "suite": arguments.suite,
+        "gib": arguments.gib,
+        "seeds": seeds and str(seeds.resolve()),
+        "plugin": suite.record.hash if suite.record else None,
+        "with_pytorch": bool(suite.value.seed_kernel),
+    }
 
 
 def _damaged(path: Path, found: str) -> StoreError:
@@ -226,7 +231,9 @@ def outcomes(
     `gpus`: how many verify; with 0 Triton's interpreter does.
     """
     from fitness.frontend.target import get_target
+    from fitness.suites.base import CheckSettings
     from fitness.suites.check import gpu_verifier, new_zygote
+    from fitness.suites.registry import find_suite
 
     target = get_target(arguments.target)
     if gpus:
@@ -236,7 +243,9 @@ def outcomes(
     with ExitStack() as stack:
         zygote = stack.enter_context(new_zygote(target))
         verifier = stack.enter_context(gpu_verifier(gpus)) if gpus else None
-        checker = _checker(arguments, folder, target, zygote, verifier)
+        most = None if arguments.gib is None else int(arguments.gib * 2**30)
+        settings = CheckSettings(arguments.seeds, most)
+        checker = find_suite(arguments.suite).checker(folder, target, zygote, verifier, settings)
         pool = ThreadPoolExecutor(workers)
         try:
             running = {pool.submit(checker.check, source) for source in files}
@@ -246,34 +255,6 @@ def outcomes(
                     yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _checker(
-    arguments: argparse.Namespace, folder: Path, target: Target, zygote: Zygote, verifier: Verifier | None
-) -> SuiteChecker:
-    if arguments.suite == TRITONBENCH:
-        from fitness.suites.check import SuiteChecker
-
-        return SuiteChecker(folder, target, zygote, verifier)
-    if arguments.suite == TRITONBENCH_T:
-        from fitness.suites.tritonbench_t.check import TritonBenchTChecker
-
-        return TritonBenchTChecker(folder, target, zygote, verifier, seeds=arguments.seeds)
-    from fitness.suites.kernelbench.check import KernelBenchChecker
-
-    most = int((GIB if arguments.gib is None else arguments.gib) * 2**30)
-    return KernelBenchChecker(folder, target, zygote, verifier, seeds=arguments.seeds, most_bytes=most)
-
-
-def stages(suite: str) -> Sequence[str]:
-    """What a file comes through, first to last."""
-    if suite != KERNELBENCH:
-        from fitness.suites.check import STAGES
-
-        return STAGES
-    from fitness.suites.kernelbench.check import STAGES as OF_PROBLEMS
-
-    return OF_PROBLEMS
 
 
 def line(outcome: CheckOutcome) -> str:

@@ -88,7 +88,7 @@ def _model(arguments: argparse.Namespace) -> Model:
     (model,) = models
     for name, limit in (("--max-tokens", arguments.max_tokens), ("--max-usd", arguments.max_usd)):
         check_limit(name, limit)
-    if arguments.max_usd is not None and model.provider == "openai" and model.usd_in is None:
+    if arguments.max_usd is not None and model.costs and model.usd_in is None:
         raise ConfigError(
             f"--max-usd: expected a price of {model.name}, got none; give usd_in and usd_out in --models FILE "
             "(docs/llm.md), or limit tokens by --max-tokens"

@@ -97,7 +97,7 @@ def _check(arguments: argparse.Namespace) -> int:
     tasks = [load_task(name) for name in arguments.tasks or task_names()]
     common.one_thread_each()
     good = True
-    with Zygote(target.name) as zygote:
+    with Zygote(target.spec) as zygote:
         for task in tasks:
             reason, found = _idle(task, target, zygote)
             good = good and not reason

@@ -17,6 +17,8 @@ CALLABLE = "callable"
 # Takes the messages of a prompt, {"role": ..., "content": ...} each.  Returns the answer: a text, or an object with
 # `text`, `tokens_in` and `tokens_out`.
 Answerer = Callable[[list[dict[str, str]]], Any]
+# Of a function, or of the provider of a plug-in.
+_OTHER = re.compile(r"(?!mailbox:|replay:|openai:|https?:)[A-Za-z0-9][\w.-]*:(?!//)")
 _URLS = ("http://", "https://")
 MODEL_FORMS = "NAME@BASE_URL, NAME@mailbox:DIR or NAME@replay:PATH"
 
@@ -75,9 +77,13 @@ class Model:
 
     @property
     def provider(self) -> str:
-        """ "openai", "mailbox", "replay" or "callable"."""
-        prefixes = (*_PATHS, f"{CALLABLE}:")
-        return next((p[:-1] for p in prefixes if self.endpoint.startswith(p)), "openai")
+        """ "openai", "mailbox", "replay", "callable", or what an endpoint PROVIDER:REST of a plug-in begins with."""
+        return "openai" if self.endpoint.startswith(_URLS) else self.endpoint.partition(":")[0]
+
+    @property
+    def costs(self) -> bool:
+        """Whether its answers may cost money."""
+        return self.provider not in ("mailbox", "replay")
 
     @property
     def path(self) -> Path:
@@ -122,7 +128,9 @@ class Bill:
 
 
 def _check_endpoint(model: Model) -> None:
-    if model.provider == CALLABLE or (model.endpoint.startswith(_PATHS) and str(model.path) != "."):
+    if model.endpoint.startswith(_PATHS) and str(model.path) != ".":
+        return
+    if _OTHER.match(model.endpoint):  # whether there is such a plug-in is found out when a model is named
         return
     parts = urlsplit(model.endpoint)
     if not model.endpoint.startswith(_URLS) or not parts.hostname:

@@ -229,7 +229,7 @@ class Proposal:
     index: int
     candidate: Candidate
     operator: str
-    parents: tuple[int, ...] = ()  # indices of earlier proposals
+    parents: tuple[int, ...] = ()  # indices of earlier proposals, the one that the source was made from first
     island: int = 0
     seed: int = 0
     note: str = ""  # what the operator did, one line
@@ -500,6 +500,18 @@ class Fitness:
     def kind(self) -> str:
         """What it rests on: "measured" or "estimated"."""
         return "estimated" if self.estimated else "measured"
+
+
+def surely_faster(speedup: float | None, low: float, other: float | None, high: float) -> bool | None:
+    """Returns whether a speedup is above another one beyond their 95% intervals.
+
+    speedup, low: of the one, with the lower end of its interval; other, high: of the other, with the upper end.  Both
+    are over the same seed kernel, with independent errors: the logarithm of their ratio is compared with the root of
+    the sum of the squared half widths.  None if there is no speedup to compare.
+    """
+    if speedup is None or other is None:
+        return None
+    return low > 0 and math.log(speedup / other) > math.hypot(math.log(speedup / low), math.log(high / other))
 
 
 @dataclass(frozen=True)

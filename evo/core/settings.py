@@ -9,8 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
+from evo.core import plugins
 from evo.core.errors import ConfigError
 from evo.core.models import Model
+from evo.core.plugins import PluginRecord
 from evo.core.records import OperatorRef
 
 SEEDS = (0, 2**63 - 1)  # SQLite's integers end there
@@ -80,6 +82,9 @@ class RunConfig:
     guidance: str = "digest"  # how much of a profile prompts hold: one of GUIDANCE
     triton: str = ""  # version that prompts are written for
     gpu_seconds: float | None = None  # of all evaluations together, as evo.search.budget counts them; None: no limit
+    # Of what the settings above name and evo does not bring.  Found when the run starts, and kept since: reading a run
+    # never needs a plug-in.
+    plugins: tuple[PluginRecord, ...] = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -92,6 +97,7 @@ class RunConfig:
         share = self.archive_share
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"archive_share: expected a number from 0 to 1, got {share!r}")
+        object.__setattr__(self, "plugins", self._used_plugins())
         if self.device not in DEVICES:
             raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, got {self.device!r}")
         if not self.operators:
@@ -104,6 +110,15 @@ class RunConfig:
         check_limit("--gpu-seconds", self.gpu_seconds)
         self._check_models()
 
+    def _used_plugins(self) -> tuple[PluginRecord, ...]:
+        """The records of those plug-ins that the settings name."""
+        names = [("operators", OperatorRef.parse(name).name) for name in self.operators]
+        names += [("strategies", self.strategy), ("targets", self.target)]
+        names += [("providers", model.provider) for model in self.models]
+        stored = {(record.kind, record.name): record for record in self.plugins}
+        found = (stored.get(name) or plugins.record(*name) for name in dict.fromkeys(names))
+        return tuple(record for record in found if record is not None)
+
     def _check_models(self) -> None:
         names = {m.name for m in self.models}
         asked = {model for o in self.operators if (model := OperatorRef.parse(o).model) is not None}
@@ -114,7 +129,7 @@ class RunConfig:
             )
         for name, limit in (("--max-tokens", self.max_tokens), ("--max-usd", self.max_usd)):
             check_limit(name, limit)
-        priceless = [m.name for m in self.models if m.provider in ("openai", "callable") and m.usd_in is None]
+        priceless = [m.name for m in self.models if m.costs and m.usd_in is None]
         if self.max_usd is not None and priceless:
             raise ConfigError(
                 f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "
@@ -159,7 +174,8 @@ class RunConfig:
     def from_json(cls, text: str) -> RunConfig:
         raw: dict[str, Any] = json.loads(text)
         models = tuple(Model(**m) for m in raw["models"])
-        return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models})
+        records = tuple(PluginRecord(**p) for p in raw.get("plugins", ()))  # runs of before plug-ins have none
+        return cls(**{**raw, "operators": tuple(raw["operators"]), "models": models, "plugins": records})
 
 
 def out_of_range(name: str, value: Any) -> str:

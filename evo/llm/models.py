@@ -1,7 +1,8 @@
 """Reads the language models of a run, as the command line and a TOML file name them.
 
 A model is given as `NAME@ENDPOINT` or as the name of a table in a TOML file; an endpoint is the base URL of a server
-that speaks OpenAI's protocol, `mailbox:DIR` or `replay:PATH`.  Keys are no part of it: they stay in the environment.
+that speaks OpenAI's protocol, `mailbox:DIR`, `replay:PATH`, or `PROVIDER:REST` for the provider of a plug-in.  Keys are
+no part of it: they stay in the environment.
 From Python a function may be a model (`Model.from_callable`): a run stores its name, never the function.
 """
 
@@ -13,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evo.core import plugins
 from evo.core.errors import ConfigError
 from evo.core.models import MODEL_FORMS, Answerer, CallableModel, Model, check_settings
+from evo.core.text import did_you_mean
 from evo.llm.replay import recorded_models
 
 
@@ -64,7 +67,13 @@ def _read_spec(spec: str | Model, tables: Mapping[str, Mapping[str, Any]]) -> li
         known = f"; tables in the file: {', '.join(tables) or 'none'}" if tables else ""
         raise ConfigError(f"--model: expected {MODEL_FORMS}, got {spec!r}{known}; add the endpoint, or --models FILE")
     check_settings(name, settings)
-    return [_absolute(Model(name=name, **settings))]
+    model = Model(name=name, **settings)
+    if model.provider not in plugins.names("providers"):
+        raise ConfigError(
+            f"model {name}: expected {MODEL_FORMS}, or NAME@PROVIDER:REST of a plug-in, got endpoint "
+            f"{model.endpoint!r}{did_you_mean(model.provider, plugins.names('providers'))}"
+        )
+    return [_absolute(model)]
 
 
 def _absolute(model: Model) -> Model:

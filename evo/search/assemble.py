@@ -19,7 +19,7 @@ from evo.core.text import quoted, short
 from evo.search.engine import Engine, EngineOutcome, Evaluator, Llm, Observer, Score
 from evo.search.listener import Listener, Stop, never
 from evo.search.profiling import Profiler, ProfilingEvaluator
-from evo.search.strategies import STRATEGIES, strategy_of
+from evo.search.strategies import find_strategy, strategy_of
 from evo.storage.result import Conclusion, best_source, write_result
 
 if TYPE_CHECKING:
@@ -46,12 +46,13 @@ def scorer() -> Score:
 
 def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
     """Operators called `names`, those that ask once for each model.  Raises ConfigError for an unknown name."""
-    from operators.registry import LLM_OPERATORS, get_operators
+    from operators.registry import asks_model, get_operators
 
     get_operators([OperatorRef.parse(name).name for name in names], model=bool(models))
     expanded: list[str] = []
     for name in names:
-        expanded += [str(OperatorRef(name, m.name)) for m in models] if name in LLM_OPERATORS else [name]
+        asks = not OperatorRef.parse(name).asks and asks_model(name)
+        expanded += [str(OperatorRef(name, m.name)) for m in models] if asks else [name]
     return tuple(expanded)
 
 
@@ -59,16 +60,16 @@ def default_operators(strategy: str, models: Sequence[Model]) -> tuple[str, ...]
     """Names of the operators of a strategy, not expanded; with models also those that ask one."""
     from operators.registry import DEFAULT_LLM_OPERATORS
 
-    kind = STRATEGIES[strategy]
+    kind = find_strategy(strategy)
     return (*kind.operators, *(DEFAULT_LLM_OPERATORS if models and not kind.asks else ()))
 
 
 def find_operators(config: RunConfig) -> tuple[dict[str, Operator], dict[str, LlmOperator]]:
-    """The operators of a run by name: those that work by rules, and all that ask a model."""
-    from operators.registry import LLM_OPERATORS, get_operators
+    """The operators of a run by name: those that work by rules, and those that ask a model."""
+    from operators.registry import get_operators, llm_operators
 
     rules = [name for name in config.operators if not OperatorRef.parse(name).asks]
-    return {o.name: o for o in get_operators(rules)} if rules else {}, LLM_OPERATORS
+    return {o.name: o for o in get_operators(rules)} if rules else {}, llm_operators(config.operators)
 
 
 def triton_version() -> str:
@@ -105,7 +106,7 @@ def describe_models(config: RunConfig) -> list[str]:
     lines = []
     for model in config.models:
         price = ""
-        if model.provider == "openai":
+        if model.costs:
             price = "price unknown: tokens are counted, dollars are not" if model.usd_in is None else (
                 f"${model.usd_in:g} and ${model.usd_out:g} a million tokens in and out"
             )  # fmt: skip

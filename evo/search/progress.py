@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Trial, Verdict
+from evo.core.records import Fitness, Trial, Verdict, surely_faster
 from evo.core.settings import RunConfig
 from evo.core.text import counted
 from evo.search.budget import SEED_OPERATOR, Budget, gpu_seconds
@@ -40,8 +40,8 @@ class ProgressCounts:
         self.tokens = 0
         self.usd = 0.0
         self.trials: Counter[str] = Counter()  # by operator
-        self.improved: Counter[str] = Counter()  # of those, faster than every parent
-        self._speedups: dict[int, float] = {}
+        self.improved: Counter[str] = Counter()  # of those, faster than every parent beyond the intervals
+        self._found: dict[int, Fitness] = {}
         self._clock = clock
         self._started = clock()
         self._live = 0
@@ -74,9 +74,11 @@ class ProgressCounts:
             self.trials[proposal.operator] += 1
         if trial.fitness is None:
             return
-        self._speedups[trial.index] = trial.fitness.speedup
-        parents = [self._speedups[p] for p in proposal.parents if p in self._speedups]
-        self.improved[proposal.operator] += bool(parents) and trial.fitness.speedup > max(parents)
+        own = self._found[trial.index] = trial.fitness
+        parents = [self._found[p] for p in proposal.parents if p in self._found]
+        self.improved[proposal.operator] += bool(parents) and all(
+            surely_faster(own.speedup, own.ci95[0], parent.speedup, parent.ci95[1]) for parent in parents
+        )
 
     def credit_text(self) -> str:
         """E.g. "better than their parents: mutate@gpt 2 of 9, params 5 of 20; 81,223 tokens, $0.12"; "" at first."""

@@ -17,7 +17,7 @@ from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
-from evo.search.strategies import Strategy, strategy_of
+from evo.search.strategies import new_strategy
 from evo.search.surrogate_data import Measurements
 from evo.storage.model_calls import Call, Question
 from operators.base import Context, Operator, Parent, Screen
@@ -55,7 +55,7 @@ class Scheduler:
         self._twin = twin if config.redrafts else None
         self._plans: set[str] = set()  # of all that was judged
         self._operators = operators
-        self._strategy: Strategy = strategy_of(config)(config, archive)
+        self._strategy = new_strategy(config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
         self._tuning = screen if self._strategy.screens and config.tune_budget else None
         self._asker = asker
@@ -184,7 +184,7 @@ class Scheduler:
             index=index,
             candidate=candidate,
             operator=name,
-            parents=tuple(p.index for p in parents),
+            parents=_base_first([p.index for p in parents], draft.base),
             island=island,
             seed=self._seed_of(index),
             note=draft.note,
@@ -207,6 +207,11 @@ class Scheduler:
 
     def _seed_of(self, index: int) -> int:
         return random.Random(f"{self._config.seed}/{index}").getrandbits(31)  # fits every library's seed
+
+
+def _base_first(parents: Sequence[int], base: int) -> tuple[int, ...]:
+    """What lineages and diffs follow comes first."""
+    return parents[base], *parents[:base], *parents[base + 1 :]
 
 
 def _as_parents(elites: Sequence[Elite], *, frozen: bool = False) -> list[Parent]:

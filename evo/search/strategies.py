@@ -1,20 +1,20 @@
-"""Ways to search on the same engine, with the same budget and the same evaluator.
+"""Strategies: ways to search on the same engine, with the same budget and the same evaluator.
 
-A strategy decides which operator works on which parents.  Its state is a fold of the trials it is told, its choices are
-functions of that state and of the generator it is handed: that is what makes runs repeatable and resumable.
+`Strategy` is what a user extends; the classes below it are evo's own.
 """
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any
 
+from evo.core import plugins
 from evo.core.errors import ConfigError
 from evo.core.records import OperatorRef, Trial
 from evo.core.settings import RunConfig
-from evo.core.text import did_you_mean
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
 from evo.search.archive import Archive, Elite
@@ -25,45 +25,81 @@ from evo.search.budget import SEED_OPERATOR, price
 RESERVOIR = 256
 
 
-class Strategy(Protocol):
-    """Chooses.  What it is as a class:
+class Strategy:
+    """The base of all strategies: which operator works next, on which parents.
 
-    `screens`: operators may screen drafts by estimate, which is selection too.  `operators`: those it works with where
-    the user names none.  `asks`: it works with language models alone.  `path`: it knows every result before it chooses,
-    so one candidate and one question are on their way at a time.  `remembers`: prompts tell of what was tried.
+    One object belongs to one run.  The engine calls `start` once, then `tell` for each finished trial, in the order in
+    which they finished, and `operator` and `parents` whenever it wants a candidate.  After a restart it makes a new
+    object, calls `start`, and tells it all stored trials again, in the same order.  From that follow two rules:
+
+    - State is a function of the configuration and of what `tell` got.  Anything else (time, files, the number of calls
+      of `operator` or `parents`) would differ after a restart.
+    - `operator` and `parents` change no state and take all randomness from `rng`.  The engine makes `rng` from the seed
+      of the run, the number of the proposal and the number of the attempt; nothing else is random.  A choice in `tell`
+      makes its own generator from `config.seed` and `trial.index`.
+
+    `evo replay` finds a strategy that breaks them.  With several workers trials finish out of order, and up to
+    `config.workers` candidates are chosen before the first of them is told.
+
+    A strategy of a user subclasses this, has a `name`, and is registered as a class (called without arguments) or as an
+    instance with settings of its own (copied before `start`): `evo.register_strategy`, docs/plugins.md.
+
+    name: as the command line calls it.
+    screens: whether operators may choose among drafts by estimate, which is selection too.
+    operators: names of those that work if the user names none.
+    asks: whether the strategy works with language models alone.
+    path: whether it knows every result before it chooses, so that one candidate and one question are on their way.
+    remembers: whether prompts tell what was tried.
+    ended: why it chooses nothing any more; "" while it does.
     """
 
-    screens: bool
-    operators: tuple[str, ...]
-    asks: bool
-    path: bool
-    remembers: bool
-    ended: str  # why it chooses nothing any more, "" while it does
+    name: str = ""
+    screens: bool = True
+    operators: tuple[str, ...] = ("params", "rewrite")
+    asks: bool = False
+    path: bool = False
+    remembers: bool = True
+    ended: str = ""
 
-    def __init__(self, config: RunConfig, archive: Archive) -> None: ...
+    def start(self, config: RunConfig, archive: Archive) -> None:
+        """Begin a run, before the first trial is told.
+
+        config: the settings of the run, for example `islands`, `population` and `seed`.  `budget`, other limits and
+            `workers` may differ when the run goes on: no choice should depend on them.
+        archive: the best elite of every niche.  The engine adds each trial before it is told; a strategy reads it only.
+        """
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
-        """Takes in a finished trial; `elite` where it is a possible parent."""
+        """Take in a finished trial; trial 0 is the seed kernel.
+
+        trial: the proposal (operator, parents, island), its evaluation, and its fitness if the verdict is ok.
+        elite: the trial as a possible parent, None if the verdict is not ok.
+        reward: 0.0 if it is no faster than its best parent, else from 0.5 (a little) to 1.0 (at least twice as fast).
+        """
 
     def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        """The name of one of the operators `among`.  `wide`: earlier choices led nowhere, look elsewhere."""
-        ...
+        """Choose one of the operators `among` (not empty; "mutate@gpt" asks the model gpt).
+
+        wide: earlier attempts at this proposal gave nothing new, so look elsewhere.
+        """
+        return rng.choice(among)
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
-        """Up to `count` different parents."""
-        ...
+        """Choose up to `count` different parents, the most important one first; fewer if there are fewer.
+
+        island: the population whose candidate is made, from 0 to `config.islands` - 1; strategies without populations
+        leave it alone.
+        """
+        raise NotImplementedError(f"strategy {self.name!r} has no method `parents`")
 
 
-class Evolve:
+class Evolve(Strategy):
     """Islands in a ring, parents by ε-lexicase, survivors by NSGA-II, operators by a bandit, niches in the archive."""
 
-    screens = True
+    name = "evolve"
     operators: tuple[str, ...] = ("params", "rewrite", "recombine")
-    asks = path = False
-    remembers = True
-    ended = ""
 
-    def __init__(self, config: RunConfig, archive: Archive) -> None:
+    def start(self, config: RunConfig, archive: Archive) -> None:
         self._archive = archive
         self._capacity = config.population
         self._migrate_every = config.migrate_every
@@ -119,16 +155,14 @@ class Evolve:
         return chosen
 
 
-class Random:
+class Random(Strategy):
     """No selection at all: any operator, any earlier correct candidate, no screening.  The baseline of baselines."""
 
+    name = "random"
     screens = False
     operators: tuple[str, ...] = ("random_params", "rewrite", "recombine")
-    asks = path = False
-    remembers = True
-    ended = ""
 
-    def __init__(self, config: RunConfig, archive: Archive) -> None:
+    def start(self, config: RunConfig, archive: Archive) -> None:
         self._seed = config.seed
         self._seen = 0
         self._pool: list[Elite] = []
@@ -145,70 +179,59 @@ class Random:
         if place < RESERVOIR:
             self._pool[place] = elite
 
-    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        return rng.choice(among)
-
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return rng.sample(self._pool, min(count, len(self._pool)))
 
 
-class HillClimb:
+class HillClimb(Strategy):
     """A single path: always from the best so far (with the best before it, where an operator takes two)."""
 
-    screens = True
+    name = "hillclimb"
     operators: tuple[str, ...] = ("params", "rewrite")
-    asks = path = False
-    remembers = True
-    ended = ""
 
-    def __init__(self, config: RunConfig, archive: Archive) -> None:
+    def start(self, config: RunConfig, archive: Archive) -> None:
         self._path: list[Elite] = []
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
         if elite is not None and (not self._path or elite.speedup > self._path[0].speedup):
             self._path = [elite, *self._path[:1]]
 
-    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        return rng.choice(among)
-
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return self._path[:count]
 
 
-class BestOfN:
+class BestOfN(Strategy):
     """Independent samples: every question is about the seed, and tells of nothing that was tried."""
 
+    name = "best-of-n"
     screens = False
     operators: tuple[str, ...] = ("mutate",)
     asks = True
-    path = remembers = False
-    ended = ""
+    remembers = False
 
-    def __init__(self, config: RunConfig, archive: Archive) -> None:
+    def start(self, config: RunConfig, archive: Archive) -> None:
         self._seed: list[Elite] = []
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
         if trial.proposal.operator == SEED_OPERATOR and elite is not None:
             self._seed = [elite]
 
-    def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        return rng.choice(among)
-
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
         return self._seed[:count]
 
 
-class TritonForge:
+class TritonForge(Strategy):
     """TritonForge's loop (arXiv:2512.09196): a single path of rounds, each a change and, where it fails, repairs.
 
     An arbiter (`evo/search/arbiter.py`) says after each round whether to go on from the child, to try again, or to end.
     """
 
+    name = "tritonforge"
     screens = False
     operators: tuple[str, ...] = ("mutate", "repair")
-    asks = path = remembers = True
+    asks = path = True
 
-    def __init__(self, config: RunConfig, archive: Archive) -> None:
+    def start(self, config: RunConfig, archive: Archive) -> None:
         self._repairs_possible = any(OperatorRef.parse(name).name == "repair" for name in config.operators)
         self._arbiter = Arbiter()
         self._base: tuple[Trial, Elite] | None = None
@@ -239,24 +262,39 @@ class TritonForge:
         return [self._base[1]][:count] if self._base else []
 
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    "evolve": Evolve,
-    "random": Random,
-    "hillclimb": HillClimb,
-    "best-of-n": BestOfN,
-    "tritonforge": TritonForge,
-}
+STRATEGIES: dict[str, type[Strategy]] = {s.name: s for s in (Evolve, Random, HillClimb, BestOfN, TritonForge)}
+
+_PARTS = ("screens", "operators", "asks", "path", "remembers", "ended", "start", "tell", "operator", "parents")
 
 
-def strategy_of(config: RunConfig) -> type[Strategy]:
-    """Return the strategy of a run.
+def built_in() -> Mapping[str, type[Strategy]]:
+    """Evo's own strategies, by name."""
+    return STRATEGIES
+
+
+def missing(plugin: Any) -> str:
+    """What a plug-in lacks to be a strategy, in words; "" for nothing."""
+    lacks = [name for name in _PARTS if not hasattr(plugin, name)]
+    if lacks:
+        return f"expected a subclass of evo.search.strategies.Strategy, got one without {', '.join(lacks)}"
+    kind = plugin if isinstance(plugin, type) else type(plugin)
+    if getattr(kind, "parents", None) is Strategy.parents:
+        return "expected a method `parents`, got none"
+    return ""
+
+
+def find_strategy(name: str) -> type[Strategy] | Strategy:
+    """The strategy of that name, to read its attributes.  Raises ConfigError if there is none."""
+    found: type[Strategy] | Strategy = plugins.resolve("strategies", name).value
+    return found
+
+
+def strategy_of(config: RunConfig) -> type[Strategy] | Strategy:
+    """Return the strategy of a run, to read its attributes.
 
     Raises ConfigError if there is none of that name, or if it cannot work with the models and workers of `config`.
     """
-    if config.strategy not in STRATEGIES:
-        hint = did_you_mean(config.strategy, STRATEGIES)
-        raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {config.strategy!r}{hint}")
-    strategy = STRATEGIES[config.strategy]
+    strategy = find_strategy(config.strategy)
     if strategy.asks and not config.models:
         raise ConfigError(f"strategy {config.strategy}: expected a model to ask, got none; name one by --model")
     if strategy.path and not config.serial:
@@ -264,4 +302,12 @@ def strategy_of(config: RunConfig) -> type[Strategy]:
             f"strategy {config.strategy} is a single path: expected one worker and one question at a time, got "
             f"{config.workers} and {config.llm_slots}; set --workers 1 and --llm-concurrency 1"
         )
+    return strategy
+
+
+def new_strategy(config: RunConfig, archive: Archive) -> Strategy:
+    """The strategy of a run, started.  Raises ConfigError as `strategy_of` does."""
+    found = strategy_of(config)
+    strategy = found() if isinstance(found, type) else copy.deepcopy(found)
+    strategy.start(config, archive)
     return strategy

@@ -43,23 +43,25 @@ _TRIAL = """
 """
 
 # Improved: faster than every parent.  `json_each` opens the list of parents.
-_CREDIT = """
+_IMPROVED = """COALESCE((
+                   SELECT MIN(SURELY_FASTER(e.speedup, e.ci_low, pe.speedup, pe.ci_high))
+                   FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value), 0)"""
+_CREDIT = f"""
     SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup), SUM(tokens),
            CASE WHEN COUNT(usd) = COUNT(tokens) THEN SUM(usd) END FROM (
         SELECT p.operator, e.verdict, e.speedup, p.trial,
                JSON_EXTRACT(p.cost, '$.tokens_in') + JSON_EXTRACT(p.cost, '$.tokens_out') AS tokens,
                JSON_EXTRACT(p.cost, '$.usd') AS usd,
-               COALESCE(e.speedup > (SELECT MAX(pe.speedup) FROM json_each(p.parents) j
-                                     JOIN evaluations pe ON pe.trial = j.value), 0) AS improved
+               {_IMPROVED} AS improved
         FROM proposals p JOIN evaluations e USING (trial)
     ) GROUP BY operator ORDER BY COUNT(*) DESC, operator
 """
 
 # A draft that followed a hint has the cost "hint:ID".
 HINT = "hint:"
-_HINTS = """
+_HINTS = f"""
     SELECT SUBSTR(c.key, 1 + :length), e.verdict, e.speedup,
-           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value)
+           (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value), {_IMPROVED}
     FROM proposals p JOIN evaluations e USING (trial), json_each(p.cost) c
     WHERE SUBSTR(c.key, 1, :length) = :mark ORDER BY e.finished
 """
@@ -94,7 +96,8 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class OperatorCredit:
-    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup.
+    """What an operator achieved: trials finished, of those ok, of those faster than every parent (beyond the 95%
+    intervals), its best speedup.
 
     `tokens` and `usd` are what its answers cost; None if no model was asked, or if they were not counted.
     """
@@ -190,7 +193,10 @@ class RunReader:
         return [OperatorCredit(*row) for row in self._db.execute(_CREDIT)]
 
     def lineage(self, index: int) -> list[Trial]:
-        """The trial `index`, its first parent, that one's first parent, and so on to the seed."""
+        """The trial `index`, the parent that it was made from, that one's, and so on to the seed.
+
+        Runs of earlier versions do not say which of two parents that was: there it is the first one.
+        """
         line: list[Trial] = []
         following: int | None = index
         while following is not None:
@@ -266,7 +272,7 @@ class RunReader:
 
     def hints(self) -> list[HintCredit]:
         """What became of drafts that said which hint they follow, most followed first."""
-        by_name: dict[str, list[tuple[str, float | None, float | None]]] = {}
+        by_name: dict[str, list[tuple[str, float | None, float | None, int]]] = {}
         for name, *outcome in self._db.execute(_HINTS, {"length": len(HINT), "mark": HINT}):
             by_name.setdefault(name, []).append(tuple(outcome))
         return sorted((_hint_credit(*item) for item in by_name.items()), key=lambda h: (-h.trials, h.name))
@@ -341,14 +347,14 @@ def read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
     return RunInfo(config=config, task_hash=task_hash, versions=versions, environment=environment)
 
 
-def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | None]]) -> HintCredit:
-    """outcomes: (verdict, speedup, speedup of the best parent) of each trial."""
-    gains = [speedup / parent for _, speedup, parent in outcomes if speedup is not None and parent is not None]
+def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | None, int]]) -> HintCredit:
+    """outcomes: (verdict, speedup, speedup of the best parent, whether it improved) of each trial."""
+    gains = [speedup / parent for _, speedup, parent, _ in outcomes if speedup is not None and parent is not None]
     return HintCredit(
         name=name,
         trials=len(outcomes),
-        ok=sum(verdict == Verdict.OK for verdict, _, _ in outcomes),
-        improved=sum(gain > 1 for gain in gains),
+        ok=sum(verdict == Verdict.OK for verdict, *_ in outcomes),
+        improved=sum(improved for *_, improved in outcomes),
         gain=math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None,
     )
 

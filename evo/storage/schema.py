@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.errors import StoreError
+from evo.core.records import surely_faster
 from evo.core.text import quoted
 from evo.storage import folders
 from evo.storage.folders import FILE
@@ -119,9 +120,11 @@ CREATE TEMP {TRIALS_VIEW}"""
 
 
 def _open(path: Path, *, uri: str = "", check_same_thread: bool = True) -> sqlite3.Connection:
-    return sqlite3.connect(
+    db = sqlite3.connect(
         uri or path, uri=bool(uri), timeout=_BUSY_S, isolation_level=None, check_same_thread=check_same_thread
     )
+    db.create_function("surely_faster", 4, surely_faster, deterministic=True)
+    return db
 
 
 def create_database(folder: Path, meta: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from evo.core.errors import StoreError
+from evo.core.plugins import check_recorded
 from evo.core.records import Proposal, Trial, evaluation_to_json
 from evo.core.settings import RunConfig
 from evo.core.text import quoted, storable
@@ -253,6 +254,7 @@ def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[s
             f"cannot go on with {folder}: it was started with {then}, here is {now}, so new trials could not be "
             f"compared with old ones; use the same versions, or start a new run"
         )
+    check_recorded(info.config.plugins, f"cannot go on with {folder}")
 
 
 def _in_words(versions: Mapping[str, str]) -> str:

@@ -151,7 +151,7 @@ class Certifier:
 
     def _work(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
         """What to replay.  The source has one configuration for each launch.  Raises Stop."""
-        self._recorder = self._recorder or Zygote(self._compiled_for, ("record", "compile"))
+        self._recorder = self._recorder or Zygote(get_target(self._compiled_for).spec, ("record", "compile"))
         calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
         target = machine(get_target(self._compiled_for), self._runner.facts)
         with scratch_folder(self._root) as folder:
@@ -178,7 +178,7 @@ class Certifier:
             ]
             payload = {"source": source, "entry": self._task.entry, "device": DEVICE, "calls": calls}
             try:
-                self._zygote = self._zygote or Zygote(self._compiled_for, ("eager",), self._gpu)
+                self._zygote = self._zygote or Zygote(get_target(self._compiled_for).spec, ("eager",), self._gpu)
                 result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
             except EvoError as error:  # no such process can be had here
                 raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error

@@ -220,7 +220,7 @@ class Actor:
             self._gpu = SharedGpu()  # Ray shows it the one that is its own
             self._tasks: dict[int, FrontEnd | CpuBackend | GpuBackend] = {}
             jobs = ("record", "compile", "trace") if role == "recorder" else () if terms.measured else ("interpret",)
-            self._zygote = Zygote(terms.target.name, jobs) if jobs else None
+            self._zygote = Zygote(terms.target.spec, jobs) if jobs else None
         except (Stop, EvoError) as error:
             return error
         return None

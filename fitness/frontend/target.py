@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from evo.core.errors import ConfigError
+from evo.core import plugins
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,16 @@ def from_spec(spec: str) -> Target:
 
 
 def get_target(name: str) -> Target:
-    """The target called `name`.  Raises ConfigError, which lists the targets there are."""
-    if name not in TARGETS:
-        raise ConfigError(f"unknown target {name!r}; expected one of: {', '.join(TARGETS)}")
-    return TARGETS[name]
+    """The target of that name.  Raises ConfigError, which lists the targets there are."""
+    found: Target = plugins.resolve("targets", name).value
+    return found
+
+
+def built_in() -> Mapping[str, Target]:
+    """Evo's own targets, by name."""
+    return TARGETS
+
+
+def missing(plugin: Any) -> str:
+    """What a plug-in lacks to be a target, in words; "" for nothing."""
+    return "" if isinstance(plugin, Target) else f"expected an instance of Target, got {type(plugin).__name__}"

@@ -61,7 +61,7 @@ GRACE_S = 60.0  # time for the zygote to enforce a deadline on an overloaded mac
 class Zygote:
     """A warm process and the jobs it can fork.
 
-    target_name: the GPU that jobs warm up for (`fitness.frontend.target`).
+    target: `Target.spec` of the GPU that jobs warm up for (`fitness.frontend.target`).
     jobs: names of modules in `fitness` with a function `job` (see `fitness/sandbox/forkserver.py`).
     gpu: the only GPU that jobs see (an index or a UUID, as in CUDA_VISIBLE_DEVICES), "" for none.
 
@@ -69,8 +69,8 @@ class Zygote:
     INFRASTRUCTURE.  The next `run` then starts another one, unless it died before it finished any job.
     """
 
-    def __init__(self, target_name: str, jobs: Sequence[str] = JOBS, gpu: str = "") -> None:
-        self._target, self._jobs, self._gpu = target_name, tuple(jobs), gpu
+    def __init__(self, target: str, jobs: Sequence[str] = JOBS, gpu: str = "") -> None:
+        self._target, self._jobs, self._gpu = target, tuple(jobs), gpu
         self._lock = threading.Lock()
         self._closed = False
         self._process = _Process(self._target, self._jobs, self._gpu)

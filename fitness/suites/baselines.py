@@ -23,7 +23,7 @@ def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tup
     """
     target = measuring(target)
     with (
-        Zygote(target.name, ("record", "compile")) as zygote,
+        Zygote(target.spec, ("record", "compile")) as zygote,
         Runner("softmax", wall_s=LIMITS.wall_s) as runner,
         ThreadPoolExecutor(workers) as pool,
     ):

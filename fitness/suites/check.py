@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
-from typing import Any, Protocol
+from typing import Any
 
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Verdict
@@ -30,15 +30,15 @@ from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import JOBS, Zygote
 from fitness.suites import sizes
+from fitness.suites.files import SuiteFile
 from fitness.suites.folder import drawable, write_folder, write_task
-from fitness.suites.tritonbench import TITLE, TritonBenchFile
+from fitness.suites.tritonbench import STAGES, TITLE, TritonBenchFile
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task, check_arguments, load_task
 from fitness.validation import vacuous
 from fitness.verify.verify import Executable, Jobs, verify
 
 CAPTURE = "fitness.suites.capture"
-STAGES = ("captured", "recorded", "compiled", "verified")
 MOST_CALLS = 5
 RUNNERS = 4  # processes on one GPU; starting one after a fault takes seconds
 # Tests allocate what they like; autotuned kernels come in dozens of configurations.
@@ -111,14 +111,7 @@ def gpu_verifier(gpus: int = 1) -> Iterator[GpuVerifier]:
 
 
 def new_zygote(target: Target) -> Zygote:
-    return Zygote(target.name, (*JOBS, CAPTURE))
-
-
-class Named(Protocol):
-    """A file of a suite."""
-
-    @property
-    def name(self) -> str: ...
+    return Zygote(target.spec, (*JOBS, CAPTURE))
 
 
 class SuiteChecker:
@@ -133,7 +126,7 @@ class SuiteChecker:
         self._verifier = verifier or self._interpreted
         self._known = BuildCache()  # a file's are wanted again where its calls are tried one by one
 
-    def check(self, source: Named) -> CheckOutcome:
+    def check(self, source: SuiteFile) -> CheckOutcome:
         """How far the file comes.  Raises EvoError where nothing can be checked at all."""
         outcome = CheckOutcome(source.name)
         try:

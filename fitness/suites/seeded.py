@@ -14,8 +14,10 @@ from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
 from fitness.suites import check
-from fitness.suites.check import LIMITS, CheckOutcome, Named, Verifier
+from fitness.suites.check import LIMITS, CheckOutcome, Verifier
+from fitness.suites.files import SuiteFile
 from fitness.suites.texts import python_files, text_of
+from fitness.suites.tritonbench import STAGES
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
 
@@ -28,7 +30,7 @@ _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
 class SeededChecker(check.SuiteChecker):
     """As that of files with kernels; a task's reference is PyTorch's."""
 
-    stages: ClassVar[Sequence[str]] = check.STAGES
+    stages: ClassVar[Sequence[str]] = STAGES
 
     def __init__(
         self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None, *, seeds: Path | None = None
@@ -74,7 +76,7 @@ def given(name: str, folder: Path | None) -> str | None:
     return None
 
 
-def check_seeds(folder: Path, sources: Sequence[Named], function: str) -> None:
+def check_seeds(folder: Path, sources: Sequence[SuiteFile], function: str) -> None:
     """Raises ConfigError where a file of `folder` is for no file of the suite; `function`: what each has to define."""
     if not folder.is_dir():
         raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError
 from fitness.suites.texts import python_files, text_of
 
+if TYPE_CHECKING:
+    pass
+
 FOLDER = Path("data", "TritonBench_G_v1")
 SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py
 TITLE = "TritonBench-G"
+STAGES = ("captured", "recorded", "compiled", "verified")
 _SEPARATOR = 20  # a line of so many # or more
 
 

@@ -10,11 +10,11 @@ from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
 from fitness.suites import seeded
 from fitness.suites.check import CheckOutcome, Verifier
+from fitness.suites.kernelbench.checkout import STAGES
 from fitness.suites.kernelbench.folder import parameters_of, write_folder
 from fitness.suites.kernelbench.seeds import seed_kernel
 from fitness.tasks.task import Task, load_task
 
-STAGES = ("read", "recorded", "compiled", "verified")
 MOST_BYTES = 2 << 30
 
 

@@ -10,6 +10,7 @@ from fitness.suites.texts import python_files, text_of
 
 LEVELS = (1, 2, 3)
 TITLE = "KernelBench"
+STAGES = ("read", "recorded", "compiled", "verified")
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,14 @@ from fitness.suites import seeded
 from fitness.suites.check import CheckOutcome, first_line
 from fitness.suites.folder import write_folder, write_task
 from fitness.suites.kernelbench.folder import same
-from fitness.suites.tritonbench import TritonBenchFile, sources
+from fitness.suites.tritonbench import TritonBenchFile
 from fitness.suites.tritonbench_t.seeds import seed_kernel
 from fitness.suites.values import span
 from fitness.tasks.task import Task, load_task, run_reference
 from fitness.verify.oracle import VARIANTS, make_inputs
 
-FOLDER = Path("data", "TritonBench_T_v1")
-SIZES = Path("performance_metrics", "perf_T", "golden_metrics")
 TITLE = "TritonBench-T"
 DRAWS = 4  # inputs that are tried for a result that depends on them
-
-
-def files(checkout: Path) -> list[TritonBenchFile]:
-    """The files of a checkout, by name.  Raises ConfigError where it is none."""
-    return sources(checkout, FOLDER, SIZES)
 
 
 class TritonBenchTChecker(seeded.SeededChecker):
