@@ -1,4 +1,4 @@
-"""Where the values of a kernel come from: definitions, what they depend on, which memory they address."""
+"""Follows the values of a kernel back to their definitions, to what they depend on and to the memory they address."""
 
 from __future__ import annotations
 

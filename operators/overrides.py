@@ -1,4 +1,4 @@
-"""Where a variable that the host computes can get another value: after its last assignment, before its first use."""
+"""Finds the place for another value of a variable that the host computes: after its last assignment, before any use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Override:
     variable: str
     anchor: cst.BaseStatement
     after: bool
-    literal: cst.Integer | None  # where such an assignment stands there already: its number
+    literal: cst.Integer | None  # the number of such an assignment, if one stands there already.
     values: tuple[Binding, ...]  # what the variable is bound to now
 
     def statement(self, value: int) -> cst.BaseStatement:
@@ -26,7 +26,7 @@ class Override:
 
 
 def find_override(launch: LaunchSite, variable: str) -> Override | None:
-    """The place for a variable that the host of a launch binds; None where some use could see two values."""
+    """The place for a variable that the host of a launch binds; None if some use could see two values."""
     host = launch.host
     bound = bindings(host).get(variable, []) if host is not None else []
     if host is None or not bound or not isinstance(host.body, cst.IndentedBlock):

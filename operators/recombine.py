@@ -17,7 +17,7 @@ from operators.source import Source, bindings, code, names, parse, walk
 
 
 class Recombine:
-    """A child of two parents; None where nothing of one can be put into the other, or where the child is a parent."""
+    """A child of two parents; None if nothing of one can be put into the other, or if the child equals a parent."""
 
     name = "recombine"
     arity = 2

@@ -1,4 +1,4 @@
-"""The operators by name."""
+"""Lists the operators by name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LLM_OPERATORS: dict[str, LlmOperator] = {
 
 
 def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:
-    """Of the operators called `names`, in that order, those that ask no model.
+    """Returns the operators called `names` that do not ask a model, in that order.
 
-    Raises ConfigError, listing the valid names; also where one needs a model and there is none.
+    Raises ConfigError with the valid names if one is unknown, or if one needs a model and `model` is False.
     """
     chosen = _known(names)
     asking = [n for n in chosen if n in LLM_OPERATORS]
@@ -36,7 +36,7 @@ def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator
 
 
 def check_beginning(names: Iterable[str]) -> None:
-    """Raises ConfigError where none of the operators (called "mutate@NAME" where they ask) works on the seed alone."""
+    """Raises ConfigError if none of the operators ("mutate@NAME" if they ask a model) works on the seed alone."""
     every: dict[str, Operator | LlmOperator] = {**OPERATORS, **LLM_OPERATORS}
     able = [n for n, o in every.items() if o.arity < 2 and not getattr(o, "repairs", False)]
     chosen = list(dict.fromkeys(n.partition("@")[0] for n in names))

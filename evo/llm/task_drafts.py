@@ -12,7 +12,7 @@ from fitness.tasks.scaffold import entries, waivers
 from fitness.validation.draft import LEAST_CASES, MOST_CASES, MOST_TOLERANCE, Accepted, Refused
 from fitness.validation.draft_rehearsal import MOST_BYTES
 from operators.llm.base import Prompt, Unreadable
-from operators.llm.drafting import ask_for_task, ask_to_mend, read_task
+from operators.llm.drafting import ask_for_task, ask_to_correct, read_task
 
 ROUNDS = 3
 
@@ -61,7 +61,7 @@ def draft(
         say(found.rounds[-1])
         if not reason:
             return found
-        prompt = ask_to_mend(prompt, answer.text, reason)
+        prompt = ask_to_correct(prompt, answer.text, reason)
     found.ended = f"{ROUNDS} answers could not be used"
     return found
 

@@ -66,7 +66,7 @@ class _Asking:
             profiles=profiles,
             mode=context.guidance,
             hints=context.guidance == "digest" and any(p is not None and p.hints for p in profiles),
-            history=told(context.history),
+            history=history_lines(context.history),
             direction=context.rng.choice(self.directions) if self.directions else "",
             task=context.task,
             saying=self.saying,
@@ -114,7 +114,8 @@ class LlmCrossover(_Asking):
 
 
 class LlmRepair(_Asking):
-    """A kernel that failed, mended.  Not for duplicates and failures of the evaluator: there is nothing to mend."""
+    """A repair of a kernel that failed.  Not for duplicates and failures of the evaluator: there is nothing to repair.
+    """
 
     name, arity, repairs = "repair", 1, True
     saying = "what was wrong and how you mend it"
@@ -156,7 +157,7 @@ def system(context: LlmContext) -> str:
     )
 
 
-def told(history: Sequence[Tried]) -> str:
+def history_lines(history: Sequence[Tried]) -> str:
     """The latest tries, one line each."""
     return "\n".join(map(_told, history[-HISTORY:]))
 
@@ -190,8 +191,8 @@ def strengths(one: Parent, two: Parent) -> list[str]:
 def complementary(pool: Sequence[Parent]) -> tuple[Parent, Parent] | None:
     """The two of `pool` whose best cases put together would be the fastest; the earlier pair of equals.
 
-    A pair in which one is faster everywhere has nothing to combine: others are preferred.  None where the pool has no
-    two different sources.
+    A pair in which one is faster everywhere has nothing to combine: others are preferred.  None if the pool does not
+    have two different sources.
     """
     best: tuple[tuple[bool, float], tuple[Parent, Parent]] | None = None
     for one, two in itertools.combinations(pool, 2):
@@ -217,7 +218,7 @@ def _edited(answer: str, start: int, parent: Parent) -> Draft | Unreadable:
     if isinstance(source, Unreadable):
         return source
     before = answer[start : edits.span[0]].rstrip()
-    # The blocks may stand in a fenced block, whose opening line is no part of the plan.
+    # The blocks may stand in a fenced block, whose opening line does not belong to the plan.
     last = before.rpartition("\n")[2].strip()
     plan = before.removesuffix(last).rstrip() if last.startswith(("```", "~~~")) else before
     begin = start + len(plan) - len(plan.lstrip())

@@ -13,10 +13,10 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pitfall:
-    """`since` and `until`: first and last version of Triton that it is true of, where that is known."""
+    """`since` and `until`: first and last version of Triton that it is true of, if that is known."""
 
     text: str
-    source: str  # where it is documented or was seen
+    source: str  # the place that documents it or at which it was seen
     broken: str = ""  # body of a kernel with parameters x, y (float32 pointers), n, B (constexpr)
     mended: str = ""
     says: str = ""  # what the compiler says to `broken`, a regular expression

@@ -140,7 +140,7 @@ class _Mask:
         return False
 
     def _range(self, variable: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Start, end and step of the range that a loop variable counts; none where it is no such variable."""
+        """Start, end and step of the range that a loop variable counts; none if it is not such a variable."""
         loop = self.loops.get(variable.value) if isinstance(variable, cst.Name) else None
         if loop is None or called(loop.iter) not in ("range", "tl.range"):
             return []
