@@ -81,8 +81,7 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class LlmContext:
-    """What a prompt is rendered from, beside the parents.  All randomness comes from `rng`, keyed by (seed, proposal).
-    """
+    """The data for a prompt, beside the parents.  All randomness comes from `rng`, keyed by (seed, proposal)."""
 
     rng: random.Random
     task: TaskFacts

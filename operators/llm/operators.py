@@ -114,8 +114,7 @@ class LlmCrossover(_Asking):
 
 
 class LlmRepair(_Asking):
-    """A repair of a kernel that failed.  Not for duplicates and failures of the evaluator: there is nothing to repair.
-    """
+    """A repair of a kernel that failed.  Duplicates and failures of the evaluator have nothing to repair."""
 
     name, arity, repairs = "repair", 1, True
     saying = "what was wrong and how you mend it"
