@@ -1,4 +1,4 @@
-"""`evo export`: runs as files that others read, written as a whole or not at all."""
+"""`evo export`: writes runs as files for other programs, as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Exported:
 def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = False) -> Exported:
     """Writes one file for each table of `schema.EXPORT` into the new folder `out`.  `form`: one of FORMATS.
 
-    Raises StoreError where a folder holds no run, ConfigError where `out` exists or cannot be written.
+    Raises StoreError if a folder holds no run, ConfigError if `out` exists or cannot be written.
     """
 
     def parts(run: str, reader: RunReader) -> Parts:
@@ -158,9 +158,9 @@ def _has_estimates(reader: RunReader) -> bool:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `out` when all is written, and vanishes where something fails."""
+    """A folder to write into that becomes `out` when all is written, and vanishes if something fails."""
     if out.exists() or out.is_symlink():
-        raise ConfigError(f"--out: expected a path where nothing is yet, but {out} exists; choose another or remove it")
+        raise ConfigError(f"--out: expected a new path, but {out} exists; choose another or remove it")
     try:
         folder = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed

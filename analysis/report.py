@@ -1,4 +1,4 @@
-"""One HTML file about runs: their course, the way to the best kernel, what it cost, what it was measured with.
+"""Writes one HTML file about runs: their course, the lineage of the best kernel, costs, and how it was measured.
 
 Everything in it is read from the stores in one pass; nothing is loaded from elsewhere, no script runs.  All texts of
 candidates and models are escaped by the template (`analysis/templates/report.html`).
@@ -37,13 +37,13 @@ SHARED = ("none", "≤ 16 KiB", "≤ 56 KiB", "≤ 113 KiB", "> 113 KiB")  # a p
 class Bounds:
     """What a roofline needs and a store does not hold: the work of each case and the ceilings of the device.
 
-    `problem` says why it is not known; "" where it is.
+    `problem` says why it is not known; "" if it is.
     """
 
     work: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # case: (flops, bytes)
     bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
-    ceilings: str = ""  # where the two come from
+    ceilings: str = ""  # the source of the two
     problem: str = ""
 
 
@@ -54,7 +54,9 @@ class Course:
     seed: Trial | None = None
     best: Trial | None = None
     trials: int = 0  # the seed is not counted
-    steps: list[tuple[dict[str, float], Trial]] = field(default_factory=list)  # improvements, where on each axis
+    steps: list[tuple[dict[str, float], Trial]] = field(
+        default_factory=list
+    )  # improvements, with the place on each axis
     at: dict[str, float] = field(default_factory=lambda: {"trials": 0.0, "GPU seconds": 0.0, "tokens": 0.0})
     dots: list[tuple[dict[str, float], float]] = field(default_factory=list)
     by_operator: dict[str, Counter[str]] = field(default_factory=dict)
@@ -105,7 +107,8 @@ class View:
 def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -> None:
     """Writes the report of the runs in `folders` to `out`; `bounds`: one for each.
 
-    Raises StoreError where a folder holds no run, ConfigError where `out` cannot be written or is no report.
+    Raises StoreError if a folder holds no run, ConfigError if `out` cannot be written or is something other than a
+    report.
     """
     _check_replaceable(out)
     with ExitStack() as stack:
@@ -125,14 +128,14 @@ def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -
 
 
 def _check_replaceable(out: Path) -> None:
-    """Raises ConfigError where `out` is taken by anything but an earlier report, or is the name of a run's own file."""
+    """Raises ConfigError if `out` exists and is not an earlier report, or has the name of a run's own file."""
     found = ""
     if out.name.startswith(FILE) or out.name == LOCK:
         found = "the name of a file of a run"
     elif out.is_dir():
         found = "a folder"
     elif out.exists() and not _is_report(out):
-        found = "a file that is no report of evo, which stays as it is"
+        found = "a file that is not a report of evo, which stays as it is"
     if found:
         raise ConfigError(f"expected a new file or an earlier report at {out}, got {found}; name another by --out")
 
@@ -201,7 +204,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
 
 
 def _calls(run: RunReader) -> list[dict[str, Any]]:
-    """What language models were asked, in the order of asking; `trial` is None where nothing came of it."""
+    """The questions to language models, in the order of asking; `trial`: None if no trial came from one."""
     columns = ("trial", "model", "tokens_in", "tokens_out", "usd", "error")
     rows = run.rows(f"SELECT {', '.join(columns)} FROM llm_calls ORDER BY call")
     return [dict(zip(columns, row, strict=True)) for row in rows]
@@ -372,7 +375,7 @@ def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
 
 
 def _models(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each language model: calls, failures, tokens, dollars; None where nobody counted."""
+    """A row for each language model: calls, failures, tokens, dollars; None if they were not counted."""
     rows: dict[str, dict[str, Any]] = {}
     for call in calls:
         row = rows.setdefault(

@@ -1,7 +1,7 @@
-"""What a search made of a benchmark suite: shares and means over its kernels, by length too, as Markdown.
+"""Summarizes the searches over a benchmark suite as Markdown: shares and means over its kernels, by length too.
 
 Failures count as 1.0x in the geometric mean.  TritonForge (arXiv:2512.09196) reports the share of kernels that got at
-least 1.05x faster and the mean of those alone; both are here.
+least 1.05x faster and the mean of those alone; the summary has both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SuiteBaseline:
 
 @dataclass(frozen=True)
 class SuiteKernel:
-    """One file.  `reason`: why it was not searched, "" where it was; `outcome` exists where its run is finished.
+    """One file.  `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
 
     `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
     of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid").
@@ -71,7 +71,7 @@ def code_lines(source: str) -> int:
 def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> str:
     """The summary; `with_pytorch`: of a suite with references in PyTorch.
 
-    Raises ValueError where nothing was searched and nothing measured.
+    Raises ValueError if nothing was searched and nothing measured.
     """
     done = [k for k in kernels if k.outcome]
     timed = [k for k in kernels if k.baselines]
@@ -166,7 +166,7 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
 
 
 def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
-    """How many successes are certified; nothing where no GPU was at work."""
+    """How many successes are certified; empty without a GPU."""
     if not _on_gpu(done):
         return []
     certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
@@ -174,7 +174,7 @@ def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
 
 
 def _on_gpu(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
-    """Seconds of a GPU; nothing where none was at work."""
+    """Seconds of a GPU; empty without one."""
     spent = sum(k.outcome.gpu_spent for k in done if k.outcome)
     if not spent and not any("gpu_seconds" in k.unknown for k in done):
         return []
@@ -245,7 +245,7 @@ def _fastest_first(done: Sequence[SuiteKernel]) -> list[SuiteKernel]:
 
 
 def count(kernel: SuiteKernel, *verdicts: str) -> int:
-    """Candidates evaluated (with one of `verdicts`, where some are named), the seed left out."""
+    """Returns how many candidates were evaluated (with one of `verdicts`, if named), without the seed."""
     assert kernel.outcome is not None
     found = kernel.outcome.verdicts
     return sum(n for v, n in found.items() if not verdicts or v in verdicts) - 1

@@ -1,4 +1,4 @@
-"""The kernels of a benchmark suite as Parquet, a row each: written by a campaign, read to sum up several of them."""
+"""Writes and reads the kernels of a suite's campaign as Parquet, a row each, to summarize several campaigns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _baseline_row(kernel: SuiteKernel, name: str, b: SuiteBaseline) -> dict[str,
 
 
 def read_kernels(path: Path) -> list[SuiteKernel]:
-    """What `write_kernels` wrote.  Raises StoreError where `path` is no such file.
+    """Returns what `write_kernels` wrote.  Raises StoreError if `path` is another file.
 
     Of verdicts the file has numbers alone: right ones are "ok" here, valid ones that are not right "wrong", all others
     "failed".  A file of an earlier version may lack columns: of a kernel that was searched they are `unknown`.
@@ -90,7 +90,7 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
 
 
 def merged(campaigns: Iterable[Iterable[SuiteKernel]]) -> list[SuiteKernel]:
-    """Each file once: as the first campaign that searched it found it, so that nothing is picked by what came of it.
+    """Returns each file once, from the first campaign that searched it, so that results do not decide which one counts.
 
     Of a file that none searched: the first that timed it beside PyTorch, else that says why it cannot be searched.
     """
@@ -123,7 +123,7 @@ def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
     right, valid = row["right"], row["valid"]
     verdicts = {"ok": seed + right, "wrong": valid - right, "failed": row["candidates"] - valid}
     return Outcome(
-        arm="",
+        variant="",
         task=row["kernel"],
         seed=0,
         budget=len(row["curve"]),

@@ -1,10 +1,10 @@
-"""Training data for language models out of runs: answers, with what became of them.
+"""Makes training data for language models from runs: answers, with the results of their candidates.
 
 A row's completion yields the very source that its verdict and speedup are of: `evo.llm.completions`.
 
 Speedups are over the task's seed kernel, as everywhere (TritonRL's are over PyTorch).  Rewards and advantages:
 
-- `autotriton` (AutoTriton, arXiv 2507.05687): 1 where the rules are kept and the outputs are right, else 0.
+- `autotriton` (AutoTriton, arXiv 2507.05687): 1 if the rules are kept and the outputs are right, else 0.
 - `tritonrl` (TritonRL, arXiv 2510.17891): two rewards, each for its own tokens.  The code's get r_correct = syntax x
   rules x compiled x correct, the plan's r_speed = r_correct x speedup; in the loss the plan's tokens weigh ALPHA, the
   code's 1.
@@ -30,8 +30,8 @@ ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
 TUNED = "with parameters that were tuned before the verdict: the completion has the judged source (column tuned)"
 
-# What an answer became is judged by `e`.  A duplicate is judged by its twin `t`: the candidate that does the same work,
-# or (at stage "answer") the one with the same source, which may be a duplicate of `u` in turn.
+# `e` is the evaluation of the answer's candidate.  For a duplicate, `t` is that of the candidate that does the same
+# work, or (at stage "answer") of the one with the same source, which may itself be a duplicate of `u`.
 _TWIN = "ON {0}p.candidate = CASE {1}.verdict WHEN 'duplicate' THEN json_extract({1}.evaluation, '$.duplicate_of') END"
 _ANSWERS = f"""
     SELECT c.call, c.prompt_hash, c.model, c.operator, c.trial, c.request, c.answer, c.reasoning, c.spans,
@@ -78,7 +78,7 @@ class TrainingAnswer:
     eager: int  # as of Evaluation
     parent_speedup: float | None
     parents: str = "[]"  # JSON
-    source: str = ""  # that was evaluated; a line that says so where the text holds none of its own
+    source: str = ""  # that was evaluated; a line that says so if the text has no source of its own
     tuned: float = 0.0  # 1: other parameters than the text's were evaluated
 
     @property
@@ -123,7 +123,7 @@ class TrainingAnswer:
         }
 
     def completion(self, completions: Completions) -> Completion | str:
-        """A text that yields what was judged, or why there is none."""
+        """A text that yields the source that was evaluated, or the reason why it yields none."""
         return completions.of(
             JudgedSource(
                 operator=self.operator,

@@ -1,14 +1,14 @@
-"""Of wrong kernels, how many does the evaluator refuse; of right ones, how many does it accept?
+"""Measures how many wrong kernels the evaluator refuses, and how many right ones it accepts.
 
     python -m analysis.benchmarks.bench_checker --out DIR [--jobs N] [--only TASK …] [--limit N] [--device all]
 
-Makes mutants and right rewrites of right kernels (`mutants.py`), finds inputs at which a mutant is wrong without the
-evaluator (`witnesses.py`), and has the evaluator judge every mutant that is seen to be wrong and every rewrite that is
-seen to be right.  What was done is kept in DIR; the same command goes on from there.  `--device none` executes nothing
-and prints the table of what is there.
+It makes mutants and right rewrites of right kernels (`mutants.py`), and finds inputs at which a mutant is wrong without
+the evaluator (`witnesses.py`).  Then the evaluator evaluates every mutant seen to be wrong and every rewrite seen to be
+right.  DIR keeps the results; the same command continues from there.  `--device none` executes nothing and prints the
+table of what is there.
 
-Device "interpret" executes kernels in Triton's interpreter and judges them by the evaluator without a GPU, "cuda" does
-both on a GPU, "all" does all of that.
+Device "interpret" executes kernels in Triton's interpreter and evaluates them without a GPU, "cuda" does both on a GPU,
+"all" does all of that.
 """
 
 from __future__ import annotations

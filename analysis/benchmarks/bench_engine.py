@@ -1,9 +1,9 @@
-"""What the engine itself costs: `python -m analysis.benchmarks.bench_engine [--trials N]`.
+"""Measures the cost of the engine itself: `python -m analysis.benchmarks.bench_engine [--trials N]`.
 
 Evaluator and operators are instant (`instant.py`), so all time is the engine's: choosing parents, hashing and storing
 sources, SQLite transactions, populations, the way through the worker thread.  Prints milliseconds a trial of the first
-and the last thousand, resident memory above that of the imports, the cost of a replay, and the limits they are held to;
-exit code 1 where one is broken.
+and the last thousand, resident memory above that of the imports, the cost of a replay, and the limit of each; exit code
+1 if one exceeds its limit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def resident_mb() -> float:
 
 
 def run(folder: Path, config: RunConfig) -> Clock:
-    """The times of a run in `folder`, which is resumed where it exists."""
+    """Returns the times of a run in `folder`; a run that exists is resumed."""
     clock = Clock()
     with _open(folder, config) as store:
         evaluator = InstantEvaluator()

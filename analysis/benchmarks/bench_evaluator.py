@@ -1,4 +1,4 @@
-"""Candidates a second through all stages without a GPU: gate, record, compile, screen, estimate, verify.
+"""Measures candidates a second through all stages without a GPU: gate, record, compile, screen, estimate, verify.
 
     python -m analysis.benchmarks.bench_evaluator [--task softmax] [--candidates 40] [--workers 2]
 

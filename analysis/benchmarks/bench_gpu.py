@@ -1,13 +1,13 @@
-"""Candidates a second that are recorded, compiled, verified and timed on one GPU, and how often noise passes for speed.
+"""Measures candidates a second through all stages on one GPU, and how often noise passes for speed.
 
     python -m analysis.benchmarks.bench_gpu [--candidates 300] [--recorders 14] [--same 250] [--slower 20]
 
-Throughput: softmax of 8192 x 8192 float32; all candidates are right and differ in their machine code.  Each goes
-through sandboxed recording and compilation (`--recorders` at once), then verification (3 fresh inputs, and every
-stress variant unless `--plain`) and 30 paired timings in the runner.  Printed are the rates of everything at once, of
-recording and compiling alone, of the runner alone with all plans made beforehand, and of the same candidates in a
-process each (`analysis/benchmarks/process_per_candidate.py`): one after the other, as valid timings must be, and
-`--recorders` at once, whose timings disturb each other.
+Throughput: softmax of 8192 x 8192 float32; all candidates are right and differ in their machine code.  Sandboxes record
+and compile each (`--recorders` at once).  Then the runner verifies it (3 fresh inputs, and every stress variant unless
+`--plain`) and makes 30 paired timings.  Prints the rates of everything at once, of recording and compiling alone, and
+of the runner alone with all plans made before.  It also prints the rates of the same candidates in a process each
+(`analysis/benchmarks/process_per_candidate.py`): one after the other, as valid timings must be, and `--recorders` at
+once, whose timings disturb each other.
 
 Same and slower: row sums of four sizes, from microseconds to about a millisecond.  `--same` evaluations compare the
 kernel with itself; `--slower` evaluations compare it with one that executes 3, 5 or 10 % more programs of the same

@@ -1,4 +1,4 @@
-"""One `evo run` of every built-in task on this machine, and what came out of each.
+"""Executes one `evo run` of every built-in task on this machine and writes the results.
 
     python -m analysis.benchmarks.bench_runs OUT.json [--budget 64] [--seconds 40] [--tasks a,b]
 

@@ -1,4 +1,4 @@
-"""An evaluator and operators that cost next to nothing: what is left is the engine.
+"""Provides an evaluator and operators that cost next to nothing, to measure the engine alone.
 
 Speedups follow from a hash of the source and the literals in it, so runs are repeatable and have something to climb.
 """

@@ -1,8 +1,8 @@
-"""Wrong kernels and right ones, made from right ones: what `bench_checker` asks an evaluator about.
+"""Makes wrong kernels and right ones from right kernels, for `bench_checker`.
 
-A mutant is a right kernel with one fault.  Each operator (`OPERATORS`) finds the places in a source where its fault can
-be put, and gives the edits of each place.  Edits replace parts of the text, so the rest of a source stays as it is, in
-every version of Python.
+A mutant is a right kernel with one fault.  Each operator (`OPERATORS`) finds the places in a source for its fault, and
+gives the edits of each place.  Edits replace parts of the text, so the rest of a source stays as it is, in every
+version of Python.
 
 A right rewrite is a right kernel after one of the structural rewrites of `operators/`, or with another number of warps,
 stages or elements in a block.
@@ -42,7 +42,7 @@ Edit = tuple[int, int, str]  # first byte, byte after the last, new text
 class Variant:
     """A kernel source made from a right one.
 
-    `kernel` names the right one, `operator` what was done to it, `place` where.
+    `kernel` names the right one, `operator` the fault, `place` its position.
     """
 
     task: str
@@ -60,7 +60,7 @@ class Variant:
 
 
 class Text:
-    """A source with its tree: where nodes stand, and which functions are kernels."""
+    """A source with its tree: the positions of nodes, and which functions are kernels."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -103,7 +103,7 @@ class Text:
 
 
 def called(node: ast.AST) -> str:
-    """The dotted name of the function that `node` calls, "" if it is no call."""
+    """The dotted name of the function that `node` calls, "" if it is not a call."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -133,7 +133,7 @@ def accesses(kernel: ast.AST) -> Iterator[ast.Call]:
 
 
 def index_nodes(kernel: ast.FunctionDef) -> set[ast.AST]:
-    """Nodes that say where something is: pointers, masks, and what names in them are computed from."""
+    """Nodes that address memory: pointers, masks, and what names in them are computed from."""
     roots: list[ast.AST] = []
     for call in accesses(kernel):
         roots += [call.args[0], *(k.value for k in call.keywords if k.arg == "mask")]
@@ -740,7 +740,7 @@ def _first(variants: Iterable[Variant], count: int, without: Iterable[str]) -> l
 
 
 def tasks(only: Sequence[str] = ()) -> list[str]:
-    """Names of the built-in tasks, or of those asked for.  Raises ValueError for a name that is none."""
+    """Names of the built-in tasks, or of those asked for.  Raises ValueError for any other name."""
     unknown = sorted(set(only) - set(task_names()))
     if unknown:
         raise ValueError(f"expected built-in tasks ({', '.join(task_names())}), got {', '.join(unknown)}")

@@ -1,8 +1,8 @@
-"""Inputs at which a kernel is wrong, found without evo's evaluator: the kernel is simply executed.
+"""Finds inputs at which a kernel is wrong without evo's evaluator: it simply executes the kernel.
 
 Its Python entry is called on real tensors, in Triton's own interpreter (device "interpret") or on a GPU (device
-"cuda"), and the result is compared with the task's reference in float64.  These are our own sources, so nothing is
-sandboxed; but a wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
+"cuda"), and the result is compared with the task's reference in float64.  These are our own sources, so they need no
+sandbox.  But a wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
 
 `python -m analysis.benchmarks.witnesses DEVICE` is such a process: a job is a line of JSON on its standard input, the
 answer a line on its standard output.  An answer that says "broken" is the last of its process.
@@ -183,7 +183,7 @@ class Lab:
         self._folder = tempfile.TemporaryDirectory(prefix="evo-witness-")
 
     def look(self, job: Job, soft_s: float = SOFT_S) -> Answer:
-        """What comes of a kernel at a place: the first inputs at which it is wrong, or the worst that were tried."""
+        """Tries a kernel at a place: returns the first inputs at which it is wrong, or the worst of those tried."""
         _, name, place, source = job
         begin = time.perf_counter()
         worst: Answer = {"status": "right", "error": 0.0}
@@ -239,7 +239,7 @@ class Lab:
         except Exception as error:
             return {**self._raised(error), **where}
         if not self._intact(case, variant):
-            message = "an array that is none of its own was written to"
+            message = "an array that is not its own was written to"
             return {"status": "outside-write", "error": "inf", "message": message, "broken": True, **where}
         outputs = list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
         off = error_of(expected, [*outputs, *(arguments[i] for i in task.written)])
@@ -361,7 +361,7 @@ def serve(device: str) -> None:
     import numpy as np
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a kernel prints is no answer
+    os.dup2(2, 1)  # what a kernel prints is not an answer
     np.seterr(all="ignore")
     lab = Lab(device)
     for line in sys.stdin:
