@@ -1,4 +1,4 @@
-"""Cells of tasks that become known one after the other, with the real engine on an instant evaluator."""
+"""Runs of tasks that become known one after the other, with the real engine on an instant evaluator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evo.campaign.runner import Done, counter, finished, run_cells, why_failed
-from evo.campaign.spec import Campaign, Cell, Spec
+from evo.campaign.runner import Done, counter, execute_runs, finished, why_failed
+from evo.campaign.spec import Campaign, CampaignRun, Spec
 from evo.cli.ablate import run_campaign
 from evo.cli.search import make_engine
 from evo.core.errors import StoreError
@@ -21,7 +21,7 @@ from fitness.evaluator import SeedError
 from tests.cli_support import BROKEN, CliEvaluator, install, load
 
 SPEC = Spec(
-    tasks=(), seeds=(0,), arms=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
+    tasks=(), seeds=(0,), variants=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
 )  # fmt: skip
 
 
@@ -44,14 +44,14 @@ def run(campaign: Campaign, tasks: Iterator[Any], stop: Any = lambda: False) -> 
     def make(store: Any, task: Any, first: Any, evaluator: Any, halted: Any) -> Any:
         return make_engine(store, task, first, evaluator, stop=halted)
 
-    return list(run_cells(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), make, 2, stop))
+    return list(execute_runs(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), make, 2, stop))
 
 
 def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEvaluator], campaign: Campaign) -> None:
     def arriving() -> Iterator[Any]:
         yield added(campaign, "softmax")
         for _ in range(100):  # each waits a moment
-            if finished(campaign.folder, Cell("softmax", "full", 0)):
+            if finished(campaign.folder, CampaignRun("softmax", "full", 0)):
                 break
             yield None
         else:
@@ -59,8 +59,8 @@ def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEval
         yield added(campaign, "rotary")
 
     done = run(campaign, arriving())
-    assert [(d.cell.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
-    assert counter(campaign.folder, campaign.cells())() == 2
+    assert [(d.run.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
+    assert counter(campaign.folder, campaign.runs())() == 2
 
 
 def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -68,7 +68,7 @@ def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], c
 
     def arriving() -> Iterator[Any]:
         for name in ("softmax", "rotary", "matmul", "scatter"):
-            ended.append(counter(campaign.folder, campaign.cells())())
+            ended.append(counter(campaign.folder, campaign.runs())())
             yield added(campaign, name)
 
     assert len(run(campaign, arriving())) == 4
@@ -84,8 +84,8 @@ def test_no_more_tasks_are_taken_once_it_is_to_stop(opened: list[CliEvaluator], 
             yield added(campaign, name)
 
     assert run(campaign, arriving(), stop=lambda: len(taken) == 2) != []
-    assert [cell.task for cell in campaign.cells()] == taken
-    assert not finished(campaign.folder, Cell("rotary", "full", 0))
+    assert [run.task for run in campaign.runs()] == taken
+    assert not finished(campaign.folder, CampaignRun("rotary", "full", 0))
 
 
 def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -94,7 +94,7 @@ def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluat
         raise StoreError("no files can be checked")
 
     with pytest.raises(StoreError, match="no files can be checked"):
-        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _workshop())
+        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _factory())
 
 
 def test_what_other_processes_finish_counts_as_progress(
@@ -104,18 +104,18 @@ def test_what_other_processes_finish_counts_as_progress(
     monkeypatch.setattr("evo.cli.ablate.time", SimpleNamespace(monotonic=clock.__next__))
     counted = iter((2, 7))  # five were finished in the meantime, this process's one among them
     tasks = iter([added(campaign, "softmax")])
-    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _workshop()) == ([], False)
+    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _factory()) == ([], False)
     (line,) = (n for n in capsys.readouterr().out.splitlines() if n.startswith("["))
     assert line.startswith("[7/12] softmax, full, seed 0: budget spent, ") and line.endswith("; ETA 0:01:40")
 
 
 def test_a_run_of_another_task_does_not_count(opened: list[CliEvaluator], campaign: Campaign) -> None:
-    cell = Cell("softmax", "full", 0)
+    search = CampaignRun("softmax", "full", 0)
     other = RunInfo(SPEC.config("softmax", "full", 0, "cpu"), "another", {"evo": "1"}, {})
     added(campaign, "softmax")
-    with Store.create(campaign.folder / cell.path, other) as store:
+    with Store.create(search.folder(campaign.folder), other) as store:
         store.event("ended", "budget spent")
-    assert not finished(campaign.folder, cell)
+    assert not finished(campaign.folder, search)
     [done] = run(campaign, iter([load("softmax")]))
     assert done.reason == "failed"
     assert "expected the run of softmax, full, seed 0" in done.message
@@ -129,16 +129,16 @@ def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: C
     def fails(task: Any) -> Any:
         raise SeedError(task, Verdict.COMPILE_ERROR, "compile", "line 3: K / 4\n  in `static_assert`")
 
-    cell = Cell(BROKEN, "full", 0)
-    assert why_failed(campaign.folder, cell) == ""
-    [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, lambda *_: pytest.fail("begun"), 1, lambda: False)
+    search = CampaignRun(BROKEN, "full", 0)
+    assert why_failed(campaign.folder, search) == ""
+    [done] = execute_runs(campaign, tasks(), {"evo": "1"}, fails, lambda *_: pytest.fail("begun"), 1, lambda: False)
     assert done.reason == "failed"
-    why = why_failed(campaign.folder, cell)
+    why = why_failed(campaign.folder, search)
     assert why.startswith("task 'broken'")
     assert "\n" not in why and "line 3: K / 4" in why
 
 
-def _workshop() -> Any:
+def _factory() -> Any:
     from evo.cli import common
 
     return common.open_workshop("sm_90", "cpu")
