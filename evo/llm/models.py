@@ -1,4 +1,4 @@
-"""The language models of a run: names, endpoints, prices, settings.
+"""Reads the language models of a run: names, endpoints, prices, settings.
 
 A model is given as `NAME@ENDPOINT` or as the name of a table in a TOML file; an endpoint is the base URL of a server
 that speaks OpenAI's protocol, `mailbox:DIR` or `replay:PATH`.  Keys are no part of it: they stay in the environment.
@@ -73,14 +73,14 @@ class Model:
         return "EVO_API_KEY_" + re.sub(r"\W", "_", self.name).upper()
 
     def usd(self, tokens_in: int, tokens_out: int) -> float | None:
-        """Dollars that these tokens cost, None where the price is unknown."""
+        """Returns the dollars that these tokens cost, None if the price is unknown."""
         if self.usd_in is None or self.usd_out is None:
             return None
         return (tokens_in * self.usd_in + tokens_out * self.usd_out) / 1e6
 
 
 def read_models(specs: Sequence[str], file: Path | None) -> tuple[Model, ...]:
-    """The models of `--model`, with their settings in `file`; sorted by name, so that their order decides nothing."""
+    """Returns the models of `--model` with their settings in `file`, sorted by name: their order does not matter."""
     tables = _read_tables(file) if file is not None else {}
     models = [model for spec in specs for model in _read_spec(spec, tables)]
     names = [m.name for m in models]
@@ -118,7 +118,7 @@ def _read_tables(file: Path) -> dict[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8")).get("models")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--models: expected a TOML file at {file}, got: {error}; mend it or its path") from error
+        raise ConfigError(f"--models: expected a TOML file at {file}, got: {error}; correct it or its path") from error
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise ConfigError(f'--models: expected tables [models."NAME"] in {file}, got none; see docs/llm.md')
     return tables

@@ -1,4 +1,4 @@
-"""What answers a question: an endpoint, a mailbox, or a record of earlier answers."""
+"""Defines providers, which answer questions: an endpoint, a mailbox, or a record of earlier answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LlmError(EvoError):
 class Failed(Exception):
     """An attempt without an answer; another may succeed.
 
-    `bill`: what it cost (None: not known, so it may have cost all that was reserved); `wait_s`: how long the endpoint
-    asks to be left alone.
+    `bill`: what it cost (None: unknown, so it may have cost all that was reserved); `wait_s`: seconds for which the
+    endpoint wants no request.
     """
 
     def __init__(self, message: str, bill: Bill | None = None, wait_s: float | None = None) -> None:
@@ -40,24 +40,24 @@ class Request:
 
 
 class Provider(Protocol):
-    """Answers requests, several at once.  `paid`: what is under way costs money, so it is worth waiting for."""
+    """Answers requests, several at once.  `paid`: requests in flight cost money, so it is worth waiting for them."""
 
     paid: bool
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """As they are stored with each question."""
+        """The parameters that are stored with each question."""
         ...
 
     async def ask(self, request: Request) -> ModelAnswer:
-        """The answer.  Raises Failed where another attempt may succeed, LlmError where none will."""
+        """Returns the answer.  Raises Failed if another attempt may succeed, LlmError if none will."""
         ...
 
     async def close(self) -> None: ...
 
 
 def open_provider(model: Model, environment: Mapping[str, str]) -> Provider:
-    """The provider of `model`, with its key from `environment`."""
+    """Returns the provider of `model`, with its key from `environment`."""
     if model.provider == "mailbox":
         from evo.llm.mailbox import MailboxProvider
 

@@ -1,7 +1,7 @@
-"""Ways to search on the same engine, with the same budget and the same evaluator.
+"""Defines the strategies of a search on the same engine, with the same budget and the same evaluator.
 
-A strategy decides which operator works on which parents.  Its state is a fold of the trials it is told, its choices are
-functions of that state and of the generator it is handed: that is what makes runs repeatable and resumable.
+A strategy decides which operator works on which parents.  Its state is a fold over finished trials, and its choices are
+functions of that state and of the given random generator.  So runs can be repeated and resumed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RESERVOIR = 256
 
 
 class Strategy(Protocol):
-    """Chooses.  What it is as a class:
+    """Chooses operators and parents.  Attributes of the class:
 
-    `screens`: operators may screen drafts by estimate, which is selection too.  `operators`: those it works with where
-    the user names none.  `asks`: it works with language models alone.  `path`: it knows every result before it chooses,
-    so one candidate and one question are on their way at a time.  `remembers`: prompts tell of what was tried.
+    `screens`: operators may screen drafts by estimate, which is selection too.  `operators`: its default operators.
+    `asks`: it works with language models alone.  `path`: it knows every result before it chooses, so one candidate and
+    one question are in flight at a time.  `remembers`: prompts describe earlier tries.
     """
 
     screens: bool
@@ -38,12 +38,12 @@ class Strategy(Protocol):
     asks: bool
     path: bool
     remembers: bool
-    ended: str  # why it chooses nothing any more, "" while it does
+    ended: str  # why it ended the search, "" while it goes on
 
     def __init__(self, config: RunConfig, archive: Archive) -> None: ...
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
-        """Takes in a finished trial; `elite` where it is a possible parent."""
+        """Takes in a finished trial; `elite` if it is a possible parent."""
 
     def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
         """The name of one of the operators `among`.  `wide`: earlier choices led nowhere, look elsewhere."""
@@ -153,7 +153,7 @@ class Random:
 
 
 class HillClimb:
-    """A single path: always from the best so far (with the best before it, where an operator takes two)."""
+    """A single path: always from the best so far (with the best before it, if an operator takes two)."""
 
     screens = True
     operators: tuple[str, ...] = ("params", "rewrite")
@@ -176,7 +176,7 @@ class HillClimb:
 
 
 class BestOfN:
-    """Independent samples: every question is about the seed, and tells of nothing that was tried."""
+    """Independent samples: every question is about the seed, without earlier tries."""
 
     screens = False
     operators: tuple[str, ...] = ("mutate",)
@@ -199,9 +199,9 @@ class BestOfN:
 
 
 class TritonForge:
-    """TritonForge's loop (arXiv:2512.09196): a single path of rounds, each a change and, where it fails, repairs.
+    """TritonForge's loop (arXiv:2512.09196): a single path of rounds, each a change and, if it fails, repairs.
 
-    An arbiter (`evo/search/arbiter.py`) says after each round whether to go on from the child, to try again, or to end.
+    After each round an arbiter (`evo/search/arbiter.py`) decides to continue from the child, to try again, or to end.
     """
 
     screens = False

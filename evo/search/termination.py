@@ -1,4 +1,4 @@
-"""Whether a run came to its end, or was only left."""
+"""Determines whether a run came to its own end or was only interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evo.storage.store import RunReader
 
 SILENT = "no model answers"
-# Ways to end, as the engine calls them, after which there was more to do: of runs that were stopped, and of halves.
+# Reasons to end, as the engine gives them, after which work is left: of runs that were stopped, and of halves.
 LEFT = (
     "interrupted",
     SILENT,
@@ -23,22 +23,22 @@ LEFT = (
 
 
 def came_to_end(run: RunReader) -> bool:
-    """Whether a run spent its budget, or ended for a reason of its own."""
+    """Returns whether a run spent its budget, or ended for a reason of its own."""
     if ended(run) not in ("", *LEFT):
         return True
-    # A campaign says so of runs that spent the rest of their budget on rules alone, too.
+    # A campaign stores this event also for runs that spent the rest of their budget on rules alone.
     silent = any((kind, text) == ("ended", SILENT) for kind, text, _ in run.events())
     return not silent and is_over(run, run.info.config)
 
 
 def ended(run: RunReader) -> str:
-    """How a run ended when it was worked on last; "" while it is, and where it was killed."""
+    """Returns how the last process that ran it ended; "" while one runs it, and if it was killed."""
     last = [(kind, text) for kind, text, _ in run.events() if kind in ("started", "resumed", "ended")][-1:]
     return "".join(text for kind, text in last if kind == "ended")
 
 
 def is_over(run: RunReader, config: RunConfig) -> bool:
-    """Whether a run has spent the budget of `config`."""
+    """Returns whether a run has spent the budget of `config`."""
     budget = Budget(config.budget, config.gpu_seconds)
     for trial in run.trials():
         budget.spend(trial)
