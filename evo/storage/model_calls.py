@@ -1,7 +1,7 @@
 """Questions to language models and their answers, as facts in the run's store.
 
-A question is stored before it is sent, an answer before it is used.  The log has a connection of its own to the run's
-file, since it is written by the thread that waits for the models while the search writes from another.
+A question is stored before it is sent, an answer before it is used.  The log has its own connection to the run's file:
+the thread that waits for the models writes it, while the search writes from another thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ModelAnswer:
     text: str
     finish: str
     reasoning: str = ""
-    bill: Bill | None = None  # of all attempts; None where it is unknown
+    bill: Bill | None = None  # of all attempts; None if unknown
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class CallLog:
             return self._db.execute(statement, values).lastrowid or 0
 
 
-# Dollars add up to NULL where one of them is unknown.
+# Dollars add up to NULL if one of them is unknown.
 _SETTLE = """
     UPDATE llm_calls SET unsettled = unsettled - 1,
         usd = CASE WHEN tokens_in IS NULL THEN ?3 ELSE usd + ?3 END,

@@ -17,13 +17,13 @@ BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is
 
 
 def speedup_text(fitness: Fitness) -> str:
-    """E.g. "3.42x [3.01, 3.88] estimated"; the last word where it is less than measured on a GPU."""
+    """Returns e.g. "3.42x [3.01, 3.88] estimated"; the last word is missing if a GPU measured it."""
     low, high = fitness.ci95
     return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{'' if fitness.kind == 'measured' else f' {fitness.kind}'}"
 
 
 def best_source(trial: Trial) -> str:
-    """The source to use: with the chosen autotune configuration where there was one to choose."""
+    """Returns the source to use, with the chosen autotune configuration if there were several."""
     return trial.evaluation.frozen_source or trial.proposal.candidate.source
 
 
@@ -46,12 +46,12 @@ class Result:
     refused: tuple[tuple[int, Certificate], ...] = ()  # trial, certificate
 
     def patch(self, seed: Trial) -> str:
-        """From the seed kernel to the best one, "" where the seed is it."""
+        """The diff from the seed kernel to the best one, "" if the seed is the best."""
         return diff(seed.proposal.candidate.source, self.source, "seed/kernel.py", "best/kernel.py")
 
     @property
     def source(self) -> str:
-        """Of best/kernel.py.  Where nothing beat the seed, the seed is the best kernel, unchanged."""
+        """The text of best/kernel.py.  If no candidate beat the seed, it is the seed, unchanged."""
         return self.best.proposal.candidate.source if self.best.index == 0 else best_source(self.best)
 
 
@@ -73,7 +73,7 @@ def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Result) -
 
 
 def read_result(run: RunReader) -> Result | None:
-    """What `write_result` wrote, None where it has not yet.  Raises StoreError for files that it did not write."""
+    """Returns what `write_result` wrote, None if it has not yet.  Raises StoreError for files that it did not write."""
     path = run.folder / BEST / EVIDENCE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
     del evaluation["frozen_source"]  # it is kernel.py
     return {
         "candidate": best.proposal.candidate.id,
-        "kernel": Candidate(result.source).id,  # differs where an autotune configuration was written into it
+        "kernel": Candidate(result.source).id,  # differs if an autotune configuration was written into it
         "trial": best.index,
         "task": info.config.task,
         "task_hash": info.task_hash,

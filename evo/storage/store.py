@@ -1,4 +1,4 @@
-"""The facts of a run in one SQLite file.  The tables are described in `docs/store.md`.
+"""Stores a run in one SQLite file.  `docs/store.md` describes the tables.
 
 Facts come before state: a proposal is stored before it is evaluated, an evaluation before the archive sees it.  Each
 fact is one transaction, so a process killed at any moment loses at most what was being evaluated.  One process writes;
@@ -132,13 +132,13 @@ _TRIAL = """
 """
 
 
-# Where the parts of an answer lie in it: (first character, one past the last) by name.
+# The places of the parts of an answer: (first character, one past the last) by name.
 Spans = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run was started with.  `environment` is empty as long as no evaluator has worked on it."""
+    """The settings with which a run was started.  `environment` is empty until an evaluator has worked on it."""
 
     config: RunConfig
     task_hash: str
@@ -148,9 +148,9 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class OperatorCredit:
-    """What an operator achieved: trials finished, of those ok, of those faster than every parent, its best speedup.
+    """The record of an operator: trials finished, of those ok, of those faster than every parent, its best speedup.
 
-    `tokens` and `usd` are what its answers cost; None where no model was asked, or nobody counted.
+    `tokens` and `usd` are what its answers cost; None if no model was asked, or if they were not counted.
     """
 
     name: str
@@ -164,7 +164,7 @@ class OperatorCredit:
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What a language model was asked and what it cost.  Tokens and dollars are None where nobody counted them."""
+    """The calls of a language model and their cost.  Tokens and dollars: None if they were not counted."""
 
     name: str
     calls: int
@@ -178,7 +178,7 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class HintCredit:
-    """What a hint achieved: finished trials that followed it, of those ok, of those faster than every parent, and their
+    """The record of a hint: finished trials that followed it, of those ok, of those faster than every parent, and their
     mean gain: the geometric mean of speedup over that of the best parent, over those that are ok.
     """
 
@@ -190,7 +190,7 @@ class HintCredit:
 
 
 class RunReader:
-    """Reads a run, also while another process writes it.  Raises StoreError where there is none."""
+    """Reads a run, also while another process writes it.  Raises StoreError without a run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -203,12 +203,12 @@ class RunReader:
             raise
 
     def trials(self, skip: int = 0) -> Iterator[Trial]:
-        """Finished trials in the order they were finished, without the first `skip`."""
+        """Yields finished trials in the order in which they were finished, without the first `skip`."""
         for row in self._db.execute(_TRIAL.format(join="") + "WHERE e.finished > ? ORDER BY e.finished", (skip,)):
             yield _trial(row, self.folder)
 
     def trial(self, index: int) -> Trial | Proposal:
-        """One trial; its Proposal where it is not finished."""
+        """Returns one trial, or its Proposal if it is not finished."""
         row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
         if row is None:
             count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
@@ -220,12 +220,12 @@ class RunReader:
         return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
 
     def pending(self) -> list[Proposal]:
-        """Proposals without an evaluation, in the order they were made."""
+        """Returns proposals without an evaluation, in their order."""
         rows = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE e.trial IS NULL ORDER BY p.trial")
         return [_proposal(row, self.folder) for row in rows]
 
     def best(self) -> Trial | None:
-        """The fastest trial; the earlier one of equals."""
+        """Returns the fastest trial; the earlier one of equals."""
         return next(self.ranked(), None)
 
     def ranked(self) -> Iterator[Trial]:
@@ -255,7 +255,7 @@ class RunReader:
         return line
 
     def screened(self, candidates: Sequence[str]) -> dict[str, float | None]:
-        """Estimated speedups already known, by candidate id; None where the candidate does not compile."""
+        """Returns the stored estimates of speedups, by candidate id; None if the candidate does not compile."""
         marks = ",".join("?" * len(candidates))
         return dict(
             self._db.execute(f"SELECT candidate, speedup FROM screens WHERE candidate IN ({marks})", candidates)
@@ -269,7 +269,7 @@ class RunReader:
         return [ModelUse(*row) for row in self._db.execute(_MODELS)]
 
     def spent(self) -> int:
-        """Candidates that were judged: the seed is free."""
+        """Returns how many candidates were evaluated, without the seed, which is free."""
         return max(0, sum(self.verdicts().values()) - 1)
 
     def first_failures(self) -> dict[str, str]:
@@ -282,13 +282,13 @@ class RunReader:
         return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
 
     def call_of(self, index: int) -> dict[str, Any] | None:
-        """The call whose answer became trial `index`, as a row; None where no model was asked for it."""
+        """Returns the call whose answer became trial `index`, as a row; None if no model was asked for it."""
         found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
         row = found.fetchone()
         return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
 
     def profile(self, candidate: str) -> Profile | None:
-        """What limits a candidate, from the best tier that was stored; None where it was not profiled."""
+        """Returns what limits a candidate, from the best stored tier; None if it was not profiled."""
         rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
         best = next((rows[tier] for tier in TIERS if tier in rows), None)
         if best is None:
@@ -313,7 +313,7 @@ class RunReader:
         return trial.proposal if isinstance(trial, Trial) else trial
 
     def hints(self) -> list[HintCredit]:
-        """What became of drafts that said which hint they follow, most followed first."""
+        """Returns the record of each hint that drafts say they follow, most followed first."""
         by_name: dict[str, list[tuple[str, float | None, float | None]]] = {}
         for name, *outcome in self._db.execute(_HINTS, {"length": len(HINT), "mark": HINT}):
             by_name.setdefault(name, []).append(tuple(outcome))
@@ -324,12 +324,12 @@ class RunReader:
         return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """Rows of a SELECT of one's own (tables: `docs/store.md`), read as they are asked for."""
+        """Yields the rows of any SELECT (tables: `docs/store.md`), read one after the other."""
         return self._db.execute(query, parameters)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All that is read inside is of one moment, whatever the writer does meanwhile."""
+        """Inside, all reads see the run at one moment, whatever the writer does meanwhile."""
         self._db.execute("BEGIN")
         try:
             self._db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the moment is that of the first read
@@ -353,13 +353,13 @@ class RunReader:
             raise _damaged(self.folder / FILE, error) from error
 
     def check_parents(self) -> None:
-        """Raises StoreError where a parent of a trial is missing: for who reads rows and makes no records of them."""
+        """Raises StoreError if a parent of a trial is missing, for readers of rows, which make no records."""
         for trial, parent in self._db.execute(_LOST_PARENTS):
             with decoding(self.folder, "proposals", f"trial {trial}"):
                 raise KeyError(f"its parent {parent} is missing")
 
     def _check_rows(self) -> None:
-        """Raises StoreError where a row is not what evo wrote."""
+        """Raises StoreError if a row is not what evo wrote."""
         for _ in self.trials():
             pass
         self.pending()
@@ -382,7 +382,7 @@ class Store(RunReader):
 
     @classmethod
     def create(cls, folder: Path, info: RunInfo) -> Store:
-        """A new run in `folder`, which is made where it is missing.  A run that exists is never overwritten."""
+        """Returns a new run in `folder`, which is made if missing.  An existing run is never overwritten."""
         check_vacant(folder)  # before the lock is left in it
         _make_folder(folder)
         lock = _take_lock(folder)
@@ -398,14 +398,14 @@ class Store(RunReader):
 
     @classmethod
     def resume(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """The run in `folder`, which goes on.  Refuses where new trials could not be compared with the old ones."""
+        """Returns the run in `folder` to continue it.  Raises StoreError if new trials would not be comparable."""
         store = cls.open(folder, task_hash=task_hash, versions=versions)
         store.goes_on(store.info.config, versions)
         return store
 
     @classmethod
     def open(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """As `resume`, but the run is as it was until `goes_on` is called: something else may be refused yet."""
+        """Does what `resume` does, but changes nothing before `goes_on` is called: another check may still refuse."""
         with RunReader(folder) as reader:
             _check_same(reader.info, folder, task_hash, versions)
         lock = _take_lock(folder)
@@ -419,18 +419,18 @@ class Store(RunReader):
     def proposed(self, proposal: Proposal, *, call: int | None = None, spans: Spans | None = None) -> None:
         """Stores a proposal and its source; to be called before anything is evaluated.
 
-        `call`: the one whose answer it was made of; `spans`: where plan and code lie in that answer.
+        `call`: the one whose answer it was made from; `spans`: the places of plan and code in that answer.
         """
         with self._transaction():
             self._insert_proposal(proposal, call, spans)
 
     def finished(self, trial: Trial) -> None:
-        """Stores what became of a proposal; to be called before any state changes."""
+        """Stores the evaluation of a proposal; to be called before any state changes."""
         with self._transaction():
             self._insert_evaluation(trial)
 
     def proposed_and_finished(self, trial: Trial, *, call: int) -> None:
-        """Stores what became of an answer that holds nothing to evaluate."""
+        """Stores an answer that has nothing to evaluate, as a finished trial."""
         with self._transaction():
             self._insert_proposal(trial.proposal, call, None)
             self._insert_evaluation(trial)
@@ -501,7 +501,7 @@ class Store(RunReader):
 
 @contextmanager
 def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
-    """All of what is written inside, or nothing.  Raises StoreError where the run in `folder` cannot be written."""
+    """Writes all that is written inside, or nothing.  Raises StoreError if the run in `folder` cannot be written."""
     try:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -525,7 +525,7 @@ def _rollback(db: sqlite3.Connection) -> None:
 
 
 def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """A connection that writes to the run in `folder`; the lock of the run is the caller's to hold."""
+    """Returns a connection that writes to the run in `folder`; the caller must hold the run's lock."""
     db = _open(folder / FILE, check_same_thread=check_same_thread)
     db.execute("PRAGMA journal_mode = WAL")
     # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
@@ -615,7 +615,7 @@ _UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 @contextmanager
 def decoding(folder: Path, table: str, row: str = "") -> Iterator[None]:
-    """Around making a record of a row.  Raises StoreError where the row of the run in `folder` cannot be evo's own.
+    """Wraps making a record from a row.  Raises StoreError if evo cannot have written the row of the run in `folder`.
 
     `row`: which one, e.g. "trial 7".
     """
@@ -652,7 +652,7 @@ def plain_text(text: str) -> str:
 
 
 def check_vacant(folder: Path) -> None:
-    """Raises StoreError where `folder` holds a run already, or something else that a run would damage."""
+    """Raises StoreError if `folder` holds a run already, or something else that a run would damage."""
     if (folder / FILE).exists():
         raise StoreError(
             f"expected a folder without a run, but {folder} holds one; "
@@ -663,7 +663,7 @@ def check_vacant(folder: Path) -> None:
 
 
 def check_makeable(folder: Path) -> None:
-    """Raises StoreError where `folder` can be neither made nor written; makes nothing.
+    """Raises StoreError if `folder` can be neither made nor written; makes nothing.
 
     A run folder is made when the seed kernel was evaluated, which may take minutes: this is said before.
     """
@@ -700,7 +700,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _take_lock(folder: Path) -> IO[str]:
-    """The lock of the writer, which the kernel gives back when the process ends, however it ends."""
+    """Takes the writer's lock, which the kernel releases when the process ends, however it ends."""
     try:
         lock = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - lives as long as the store
     except OSError as error:
@@ -712,7 +712,7 @@ def _take_lock(folder: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StoreError(
-            f"expected a run nobody writes, but process {holder} is running {folder}; wait for it or stop it "
+            f"expected a run that no process writes, but process {holder} is running {folder}; wait for it or stop it "
             f"(reading is possible meanwhile: `evo show {quoted(folder)}`)"
         ) from error
     lock.truncate(0)
@@ -757,8 +757,8 @@ def _connect_to_read(folder: Path) -> sqlite3.Connection:
         raise StoreError(f"expected a run in {folder}, found no {FILE}: {folders.what_instead(folder)}")
     if path.stat().st_size == 0:  # for SQLite a database without tables
         raise StoreError(f"expected a run in {path}, got an empty file; restore it from a copy, or delete it")
-    # A finished run in a folder that cannot be written (an archive, another user's) has no place for SQLite's index of
-    # the write-ahead log, and no need for it.
+    # A finished run in a folder without write permission (an archive, another user's) has no place for SQLite's index
+    # of the write-ahead log, and does not need it.
     still = not os.access(folder, os.W_OK) and not (folder / f"{FILE}-wal").exists()
     db = _open(path, uri=f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}")
     try:
@@ -777,7 +777,7 @@ def _connect_to_read(folder: Path) -> sqlite3.Connection:
 
 
 def _is_damage(error: BaseException | None) -> bool:
-    """Whether an error is of the file and not of a statement: those of SQLite itself have no class of their own."""
+    """Returns whether the file and not a statement is at fault: SQLite's own errors have no class of their own."""
     return type(error) in (sqlite3.DatabaseError, sqlite3.OperationalError)
 
 
@@ -808,7 +808,7 @@ def _read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
 
 
 def _check_references(db: sqlite3.Connection, folder: Path) -> None:
-    """Raises StoreError where a row lacks the one it is about: a proposal its source, an evaluation its proposal."""
+    """Raises StoreError if a row lacks the one it refers to: a proposal its source, an evaluation its proposal."""
     try:
         lost = db.execute("PRAGMA foreign_key_check").fetchone()
     except sqlite3.DatabaseError as error:
