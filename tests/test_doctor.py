@@ -1,4 +1,4 @@
-"""evo.cli.checks and its command: every state that a check can find, and what follows for a run."""
+"""evo.cli.doctor_checks and its command: every state that a check can find, and what follows for a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 import evo.cli.doctor as command
 import fitness.cuda.nvidia
 import fitness.sandbox.layers
-from evo.cli import checks as doctor
-from evo.cli.checks import MISSING, OK, UNUSABLE
+from evo.cli import doctor_checks as doctor
+from evo.cli.doctor_checks import MISSING, OK, UNUSABLE
 from evo.cli.main import main
 from evo.core.errors import EvoError
 from evo.llm.models import Model

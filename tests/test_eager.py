@@ -17,7 +17,7 @@ from rich.console import Console
 from analysis.report import Bounds, write_report
 from analysis.rows import evaluations
 from analysis.schema import EXPORT
-from evo.cli.run_text import show_trial
+from evo.cli.show_text import show_trial
 from evo.core.errors import TaskError
 from evo.core.records import Candidate, Evaluation, Fitness, Timing, Verdict, evaluation_from_json, evaluation_to_json
 from evo.storage.result import speedup_text

@@ -59,7 +59,7 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def load_task(name_or_folder: str, expected: str = "") -> Task:
-    """The task; says so where it was changed since it was frozen.  `expected`: as of `fitness.tasks.task.load_task`."""
+    """Returns the task; prints a line if it changed since it was frozen.  `expected`: see `load_task` of tasks."""
     from fitness.tasks.frozen import changed
     from fitness.tasks.task import load_task as load
 
@@ -77,9 +77,9 @@ def find_gpus(target: str) -> Gpus:
 
 
 def open_workshop(target: str, device: str, limits: Limits | None = None) -> EvaluatorFactory:
-    """Opens evaluators of several tasks that are used at the same time; `device` as of `open_evaluator`.
+    """Opens evaluators of several tasks that are used at the same time; `device`: see `open_evaluator`.
 
-    `limits`: of recording and compiling, where kernels need more than the usual.
+    `limits`: of recording and compiling, if kernels need more than the usual.
     """
     from fitness.evaluator_factory import EvaluatorFactory
     from fitness.frontend.target import get_target
@@ -133,7 +133,7 @@ class Devices:
 def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
     """What to evaluate with; `gpus` and `address` as given on the command line, `before`: of a run that goes on.
 
-    Raises ConfigError where it cannot be had.
+    Raises ConfigError if it is not available.
     """
     from fitness.devices import check_address, resolve
 
@@ -203,7 +203,7 @@ def check_workers(wanted: int | None) -> None:
 
 @contextmanager
 def pyarrow_for(what: str) -> Iterator[None]:
-    """Around an import that needs pyarrow.  Raises ConfigError where there is none."""
+    """Wraps an import that needs pyarrow.  Raises ConfigError if that is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()  # whoever read it has gone (`| head`): nothing is left to say
         return EXIT_NOT_OK
     except OSError as error:
-        print(f"evo: {error}; check the disk, its permissions and where the output goes", file=sys.stderr)
+        print(f"evo: {error}; check the disk, its permissions and the destination of the output", file=sys.stderr)
         _drop_output()
         return EXIT_MISUSE
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.cli import common as parts
+from evo.cli import common
 from evo.core.errors import ConfigError
 from evo.core.records import GPU_FACTS
 from evo.core.text import quoted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Of those that ask, the ones that work from a seed kernel.
 DEFAULT_OPERATORS = ("mutate", "crossover", "repair", "explore")
-# Questions in flight where several workers evaluate.
+# Questions in flight if several workers evaluate.
 DEFAULT_CONCURRENCY = 8
 
 
@@ -68,10 +68,10 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
         )
     check(models)
     get_operators([n.partition("@")[0] for n in names], model=bool(models))
-    no_asker = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
-    if no_asker:
+    unknown = [n for n in names if "@" in n and n.partition("@")[0] not in LLM_OPERATORS]
+    if unknown:
         raise ConfigError(
-            f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(no_asker)}"
+            f"--operators: expected NAME@MODEL with a name among {', '.join(LLM_OPERATORS)}, got {', '.join(unknown)}"
         )
     operators: list[str] = []
     for name in names:
@@ -97,23 +97,23 @@ def settings(arguments: argparse.Namespace, names: Sequence[str], workers: int) 
 def check_limited(
     models: Sequence[Model], max_tokens: int | None, max_usd: float | None, fix: str = "add --model, or leave it out"
 ) -> None:
-    """Raises ConfigError for limits on models where there are none."""
+    """Raises ConfigError for limits on models if no model is given."""
     for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
         if limit is not None and not models:
             raise ConfigError(f"{name}: expected a model whose answers it limits, got none; {fix}")
 
 
 def check_unused(arguments: argparse.Namespace, models: Sequence[Model]) -> None:
-    """Raises ConfigError for options of `add_options` that are of models, where there are none."""
+    """Raises ConfigError for options on models if no model is given."""
     check_limited(models, arguments.max_tokens, arguments.max_usd)
     if arguments.guidance is not None and not models:
         raise ConfigError(
-            "--guidance: expected a model that it tells of profiles, got none; add --model, or leave it out"
+            "--guidance: expected a model whose prompts have profiles, got none; add --model, or leave it out"
         )
 
 
 def check(models: Sequence[Model]) -> None:
-    """Raises ConfigError where something is missing to ask one: to be said before anything is evaluated."""
+    """Raises ConfigError if something is missing to ask one of them; call it before anything is evaluated."""
     from evo.llm.providers import open_provider
 
     for model in models:
@@ -133,18 +133,18 @@ def moved(models: Sequence[Model], specs: Sequence[str]) -> tuple[Model, ...]:
 
 
 def describe(config: RunConfig) -> None:
-    """Says who is asked, and what that may cost."""
+    """Prints which models are asked, and what that may cost."""
     for model in config.models:
         price = ""
         if model.provider == "openai":
             price = "price unknown: tokens are counted, dollars are not" if model.usd_in is None else (
                 f"${model.usd_in:g} and ${model.usd_out:g} a million tokens in and out"
             )  # fmt: skip
-        parts.say(f"model {model.name}: {model.endpoint}{'; ' + price if price else ''}")
+        common.say(f"model {model.name}: {model.endpoint}{'; ' + price if price else ''}")
     limits = [f"{config.max_tokens} tokens"] if config.max_tokens else []
     limits += [f"${config.max_usd:g}"] if config.max_usd else []
     uncounted = limits and any(model.provider == "mailbox" for model in config.models)
-    parts.say(
+    common.say(
         f"limits: {' and '.join(limits) or 'none (--max-tokens, --max-usd)'}"
         f"{'; answers of mailboxes are charged nothing' if uncounted else ''}"
     )
@@ -154,7 +154,7 @@ def open_llm(store: Store, task: Task) -> Llm:
     """The models' side of the run in `store`."""
     from evo.llm.budget import ModelBudget
     from evo.llm.prompt_scheduler import PromptScheduler
-    from evo.llm.queue import open_lane
+    from evo.llm.queue import open_model_queue
     from evo.search.engine import Llm
     from evo.search.strategies import STRATEGIES
     from operators.registry import LLM_OPERATORS
@@ -162,17 +162,19 @@ def open_llm(store: Store, task: Task) -> Llm:
     config = store.info.config
     context = prompt_context(store.info, task)
     remembers = STRATEGIES[config.strategy].remembers
-    asker = PromptScheduler(
+    prompts = PromptScheduler(
         LLM_OPERATORS, config.models, config.guidance, store.trial, store.profiles, context, remembers
     )
     limits = ModelBudget(config.max_tokens, config.max_usd)
-    return Llm(asker, open_lane(store.folder, config.models, os.environ, limits, config.llm_slots, _tell_failure))
+    return Llm(
+        prompts, open_model_queue(store.folder, config.models, os.environ, limits, config.llm_slots, _report_failure)
+    )
 
 
-def _tell_failure(model: Model, error: str) -> None:
-    """While it is asked again, which may take minutes."""
+def _report_failure(model: Model, error: str) -> None:
+    """Prints the first failure of a model while it is asked again, which may take minutes."""
     spec = quoted(f"{model.name}@{model.endpoint}")
-    parts.say(
+    common.say(
         f"model {model.name} gave no answer, and is asked again: {error}; check it by `evo doctor --model {spec}`"
     )
 
@@ -180,7 +182,7 @@ def _tell_failure(model: Model, error: str) -> None:
 def say_failures(store: Store) -> None:
     """Why each model that gave no answer to some question gave none at first."""
     for name, error in store.first_failures().items():
-        parts.say(f"first failure of model {name}: {error}")
+        common.say(f"first failure of model {name}: {error}")
 
 
 def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:

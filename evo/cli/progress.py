@@ -1,4 +1,4 @@
-"""The terminal during a run: a live panel where there is one to draw on, plain lines elsewhere."""
+"""Shows a run on the terminal: a live panel if the output is a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

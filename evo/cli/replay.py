@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 
 def _task(info: RunInfo, folder: Path) -> Task:
-    """That of the run.  Raises StoreError, and executes nothing, where it was changed."""
+    """Returns the task of the run.  Raises StoreError, and executes nothing, if it was changed."""
     from fitness.tasks.task import ChangedTaskError
 
     try:

@@ -40,7 +40,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _bounds(info: RunInfo) -> Bounds:
-    """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
+    """Returns the work of the task's cases and the ceilings: measured ones if the run was, else the target's peaks."""
     from analysis.report import Bounds
     from fitness.frontend.target import get_target
     from fitness.tasks.task import ChangedTaskError

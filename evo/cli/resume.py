@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME@BASE_URL",
-        help="where a model of the run is to be asked now",
+        help="the address at which a model of the run is asked from now on",
     )
     resume.add_argument("--max-tokens", type=int, metavar="N", help="another hard limit on tokens, in total")
     resume.add_argument("--max-usd", type=float, metavar="X", help="another hard limit on dollars, in total")
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         "--workers",
         type=int,
         metavar="W",
-        help="evaluations at once (default: as before, or as --gpus and --ray-address, where given, take)",
+        help="evaluations at once (default: as before, or as many as --gpus and --ray-address, if given, allow)",
     )
     resume.set_defaults(command=_resume)
 

@@ -144,7 +144,7 @@ def conclude(store: Store, outcome: EngineOutcome | None = None, evaluator: Eval
 
 
 def certified(store: Store, evaluator: Evaluator | None, why_not: str) -> Result:
-    """The fastest trial that its certificate does not refuse; the seed where it refuses all others."""
+    """Returns the fastest trial whose certificate does not fail; the seed if all others fail."""
     from evo.core.records import Candidate, Certificate, Verdict
     from evo.core.text import short
     from evo.storage.result import Result, best_source

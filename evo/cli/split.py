@@ -1,7 +1,7 @@
 """The halves of `evo run`: `--propose-only` proposes and evaluates nothing, `--evaluate-only` the other way round.
 
-Both work by turns on one run folder, which may be copied between machines: proposing needs no GPU and starts no
-evaluator, evaluating needs no network.  The first to evaluate decides on what the run is evaluated.
+Both work alternately on one run folder, which may be copied between machines.  Proposing needs no GPU and starts no
+evaluator; evaluating needs no network.  The first evaluation decides which device the run uses.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def comparable_versions(info: RunInfo) -> dict[str, str]:
 
 
 def with_budget(store: Store, config: RunConfig, budget: int | None) -> RunConfig:
-    """`config` with another budget of candidates, None for the same.  Raises ConfigError where more is spent."""
+    """`config` with another budget of candidates, None for the same.  Raises ConfigError if more is spent."""
     spent = store.spent()
     if budget is not None and budget < spent:
         raise ConfigError(
@@ -110,7 +110,7 @@ def with_budget(store: Store, config: RunConfig, budget: int | None) -> RunConfi
 def find_devices(store: Store, config: RunConfig, arguments: argparse.Namespace) -> tuple[common.Devices, RunConfig]:
     """What the run is evaluated with from now on, by --gpus and --ray-address, and its settings then.
 
-    Whether it is measured or estimated is decided where nothing is evaluated yet, and stays.
+    The first evaluation decides whether times are measured or estimated, and that stays.
     """
     given = {name: value for name in ("gpus", "ray_address") if (value := getattr(arguments, name)) is not None}
     wanted = dataclasses.replace(config, **given)
@@ -122,7 +122,7 @@ def find_devices(store: Store, config: RunConfig, arguments: argparse.Namespace)
 
 
 def check_devices(store: Store, config: RunConfig, arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for devices that were asked for and cannot be had, where nothing is left to evaluate."""
+    """Raises ConfigError for requested devices that are not available, if nothing is left to evaluate."""
     if arguments.gpus is not None or arguments.ray_address is not None:
         find_devices(store, config, arguments)
     if arguments.workers is not None:
@@ -190,7 +190,7 @@ def _check_same(folder: Path, arguments: argparse.Namespace, wanted: RunConfig, 
 
 
 def _load_task(folder: Path, arguments: argparse.Namespace, info: RunInfo) -> Task:
-    """The task of the run; from where TASK says, as a task's folder may have another path on another machine."""
+    """Returns the task of the run, from TASK if given: its folder may have another path on another machine."""
     stored = info.config.task
     if arguments.task is None and Path(stored).is_absolute() and not Path(stored).is_dir():
         raise ConfigError(

@@ -46,8 +46,8 @@ def add(commands: Any) -> None:
     check = subcommands.add_parser(
         "check",
         help="take every file through record, compile and verify",
-        description="Makes a task of every file and verifies its kernel, or a seed kernel where it has none: on the "
-        "GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
+        description="Makes a task of every file and verifies its kernel, or a seed kernel if it has none: on a GPU if "
+        "the machine has one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
     )
     add_suite(check)
     check.add_argument("--tasks", type=Path, metavar="DIR", help="keep the task folders here (default: thrown away)")
@@ -159,7 +159,7 @@ def _summary(arguments: argparse.Namespace) -> int:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Which files the campaign in `folder` is of: suite, gib, seeds.  Raises StoreError where it does not say."""
+    """Returns which files the campaign in `folder` has: suite, gib, seeds.  Raises StoreError if it does not say."""
     path = folder / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

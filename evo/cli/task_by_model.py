@@ -48,7 +48,7 @@ def make(arguments: argparse.Namespace, kernel: str) -> int:
     folder: Path = arguments.folder
     model = _model(arguments)
     get_target(arguments.target)
-    first_prompt(kernel)  # raises where there is nothing to ask about, before anything is started
+    first_prompt(kernel)  # raises if the kernel has nothing to ask about, before anything is started
     devices = common.find_devices(arguments.gpus, None, arguments.target)
     devices.say(sys.stderr)
     write(folder, {})
@@ -66,7 +66,7 @@ def make(arguments: argparse.Namespace, kernel: str) -> int:
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Writes files into a folder, which is made where it is missing."""
+    """Writes files into a folder, which is made if missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -77,7 +77,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _model(arguments: argparse.Namespace) -> Model:
-    """The one model to ask.  Raises ConfigError where there are several, or the limits cannot be kept."""
+    """Returns the one model to ask.  Raises ConfigError if there are several, or if the limits cannot be kept."""
     from evo.core.settings import check_limit
     from evo.llm.models import read_models
 

@@ -27,9 +27,9 @@ def add(commands: Any) -> None:
     new = subcommands.add_parser(
         "new",
         help="make a task folder from a kernel",
-        description="Writes DIR/kernel.py and DIR/task.py, with EDIT where you have to decide; or has a model write "
-        "task.py, validates it and freezes it (docs/llm.md). Exit code 0: done; 1: no answer of the model could be "
-        "used; 2: misuse.",
+        description="Writes DIR/kernel.py and DIR/task.py, with EDIT at each place that needs your decision. With "
+        "--model, a model writes task.py, and evo validates and freezes it (docs/llm.md). Exit code 0: done; 1: no "
+        "answer of the model could be used; 2: misuse.",
     )
     new.add_argument("folder", type=Path, metavar="DIR")
     new.add_argument("kernel", type=Path, metavar="KERNEL.py")
@@ -65,7 +65,7 @@ def _new_task(arguments: argparse.Namespace) -> int:
     from fitness.tasks.scaffold import parse_kernel
 
     source = common.read_kernel(arguments.kernel)
-    parse_kernel(source, str(arguments.kernel))  # what is no Python is said of this file
+    parse_kernel(source, str(arguments.kernel))  # the error for invalid Python names this file
     folder: Path = arguments.folder
     taken = [name for name in task_by_model.NAMES if (folder / name).exists()]
     if taken:
@@ -80,7 +80,7 @@ def _new_task(arguments: argparse.Namespace) -> int:
     entry, *others = (function.name for function in entries(source))
     beside = f" (others that launch: {', '.join(others)}; change entry in task.py for one of them)" if others else ""
     common.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
-    common.say("mend what is marked EDIT in task.py, then")
+    common.say("edit what is marked EDIT in task.py, then")
     common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
     return 0
 
