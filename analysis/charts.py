@@ -77,7 +77,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """From `x` on the best is `y`, with its interval."""
+    """A step of the curve: from `x` on the best is `y`, with its interval."""
 
     x: float
     y: float

@@ -28,7 +28,7 @@ Parts = Iterator[tuple[str, pa.RecordBatch]]  # name of a table, some of its row
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files that an export wrote.
 
     `rows` by file name; `estimated`: runs with speedups that no GPU measured; `notes`: of training data, how many
     answers are not there, or not fully, and why; `asked`: whether a language model was, in any of the runs.
@@ -139,7 +139,7 @@ class Files:
 def write_manifest(
     folder: Path, facts: Mapping[str, Any], tables: Iterable[schema.Table], written: Mapping[str, int]
 ) -> None:
-    """What a Parquet file says of itself, for readers of any format, and how many rows each file has."""
+    """Writes the metadata of a Parquet file for readers of any format, and how many rows each file has."""
     columns = {
         table.name: [
             {"name": c.name, "type": schema.in_words(c.type), "unit": c.unit, "description": c.text}
@@ -152,7 +152,7 @@ def write_manifest(
 
 
 def _has_estimates(reader: RunReader) -> bool:
-    """Whether a model computed one of its speedups."""
+    """Returns whether a model computed one of the run's speedups."""
     return bool(next(reader.rows("SELECT EXISTS (SELECT 1 FROM evaluations WHERE estimated)"))[0])
 
 

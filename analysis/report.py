@@ -35,7 +35,7 @@ SHARED = ("none", "≤ 16 KiB", "≤ 56 KiB", "≤ 113 KiB", "> 113 KiB")  # a p
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a roofline needs and a store does not hold: the work of each case and the ceilings of the device.
+    """Data of a roofline that a store does not hold: the work of each case and the ceilings of the device.
 
     `problem` says why it is not known; "" if it is.
     """
@@ -74,7 +74,7 @@ class Course:
 
 @dataclass(frozen=True)
 class View:
-    """What the template shows of one run."""
+    """The part of one run that the template shows."""
 
     number: int
     folder: str
@@ -317,7 +317,7 @@ def _ancestors(run: RunReader, best: Trial) -> dict[int, Trial]:
 
 
 def _diffs(run: RunReader, best: Trial) -> list[dict[str, Any]]:
-    """Each step on the line of first parents, from the seed on."""
+    """Returns the diff of each step on the line of first parents, from the seed on."""
     line = run.lineage(best.index)[::-1]
     steps = []
     for old, new in zip([None, *line[:-1]], line, strict=True):
@@ -328,7 +328,7 @@ def _diffs(run: RunReader, best: Trial) -> list[dict[str, Any]]:
 
 
 def _final_diff(course: Course) -> str:
-    """From the seed to the source that is to be used, with its chosen configuration."""
+    """Returns the diff from the seed to the source to use, with its chosen configuration."""
     if course.seed is None or course.best is None or course.best.index == 0:
         return ""
     return diff(course.seed.proposal.candidate.source, best_source(course.best), "seed/kernel.py", "best/kernel.py")
@@ -338,7 +338,7 @@ def _final_diff(course: Course) -> str:
 
 
 def _archive(course: Course) -> list[dict[str, Any]]:
-    """A row for each bottleneck and number of warps; its cells, one a class of registers, list the niches by memory."""
+    """Returns a row for each bottleneck and number of warps, with a cell for each class of registers."""
     if not course.niches:
         return []
     most = max(speedup for speedup, _ in course.niches.values())
@@ -365,7 +365,7 @@ def _cases(course: Course) -> list[dict[str, Any]]:
 
 
 def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
-    """For each case whose work is known: the rates of seed and best."""
+    """Returns the rates of seed and best for each case whose work is known."""
     moves = []
     for row in _cases(course):
         flops, moved = bounds.work.get(row["case"], (0.0, 0.0))

@@ -369,7 +369,7 @@ TRAINING = {table.name: table for table in _TRAINING}
 
 
 def markdown() -> str:
-    """All tables in words, as in `docs/export.md`."""
+    """Returns the description of all tables for `docs/export.md`."""
     lines = []
     for table in (*_TABLES, *_TRAINING):
         lines += [f"### {table.name}", "", table.text, "", "| column | type | unit | |", "|---|---|---|---|"]

@@ -21,7 +21,7 @@ _MAGNITUDES = ((0.71, "large"), (0.64, "medium"), (0.56, "small"))
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive values, at least one."""
+    """Returns the geometric mean of positive values, at least one."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 

@@ -51,11 +51,11 @@ class SuiteKernel:
 
     @property
     def speedup(self) -> float:
-        """Of the best candidate beyond its interval; 1 without one."""
+        """The speedup of the best candidate beyond its interval; 1 without one."""
         return self.outcome.best if self.outcome else 1.0
 
     def over(self, name: str) -> float | None:
-        """How many times as fast as that baseline the best is, or without a search the kernel itself.
+        """Returns how many times as fast as that baseline the best is, or without a search the kernel itself.
 
         The product of two measured ratios: the best over the kernel, the kernel over the baseline.
         """
@@ -82,8 +82,8 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
     if done:
         parts += [
             _table(("figure", "value"), _figures(done)),
-            "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
-            "from all of a kernel hold one that is right, or that is a success:\n",
+            "By number of candidates: the results of the search after them, and pass@k, the chance that k candidates "
+            "drawn from all of a kernel hold one that is right, or that is a success:\n",
             _table(_BY_BUDGET, _by_budget(done)),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
@@ -166,7 +166,7 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
 
 
 def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
-    """How many successes are certified; empty without a GPU."""
+    """Returns the line on certified successes; nothing without a GPU."""
     if not _on_gpu(done):
         return []
     certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
@@ -174,7 +174,7 @@ def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
 
 
 def _on_gpu(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
-    """Seconds of a GPU; empty without one."""
+    """Returns the line on seconds of a GPU; nothing without one."""
     spent = sum(k.outcome.gpu_spent for k in done if k.outcome)
     if not spent and not any("gpu_seconds" in k.unknown for k in done):
         return []
@@ -193,7 +193,7 @@ _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pas
 
 
 def _by_budget(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str]]:
-    """After 1, 2, 4 and so on, and after all."""
+    """Returns the rows after 1, 2, 4, ... candidates, and after all."""
     runs = [(k.outcome, count(k), count(k, *RIGHT)) for k in done if k.outcome]
     budget = max(run.budget for run, _, _ in runs)
     rows = []

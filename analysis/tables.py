@@ -61,7 +61,7 @@ def named_runs(folders: Sequence[Path | str]) -> dict[str, Path]:
 
 
 def metadata(runs: Mapping[str, Path]) -> dict[str, Any]:
-    """What an export says of itself: version of the tables and of the code that wrote them, and each run's own."""
+    """Returns the metadata of an export: versions of the tables and of the code that wrote them, and each run's own."""
     return {
         "schema_version": schema.VERSION,
         "written_by": {"evo": evo.__version__, "code": _code(), "pyarrow": pa.__version__},

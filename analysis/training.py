@@ -53,7 +53,7 @@ _UNJUDGED = f"SELECT (SELECT COUNT(answer) FROM llm_calls) - (SELECT COUNT(*) FR
 
 @dataclass(frozen=True)
 class TrainingAnswer:
-    """A model's answer with the verdict on what it became, and on its twin for a duplicate.
+    """A model's answer with the verdict on its candidate, and for a duplicate on the candidate that it repeats.
 
     Speedups are None unless `correct`.
     """
@@ -90,7 +90,7 @@ class TrainingAnswer:
 
     @property
     def syntax(self) -> bool:
-        """It holds a source that is Python; the gate's compile error is that of Python's parser."""
+        """Whether it holds a source that is Python; the gate's compile error is that of Python's parser."""
         verdict, stage = self.judged
         return stage != "answer" and not (stage == "gate" and verdict is Verdict.COMPILE_ERROR)
 
@@ -199,7 +199,7 @@ def sft(
 
 
 def grpo(run: str, reader: RunReader, *, operators: Operators, notes: Counter[str]) -> Iterator[Row]:
-    """All answers with a verdict on their text, each with its rewards and its advantages within its group.
+    """Yields all answers with a verdict on their text, each with its rewards and its advantages within its group.
 
     `operators` read the answers; `notes` counts the answers that are left out, by reason, those with tuned parameters,
     and those that have no other to compare with.

@@ -37,7 +37,7 @@ class Parent:
 
 @dataclass(frozen=True)
 class Context:
-    """What an operator may use.  All randomness comes from `rng`, which is keyed by (seed, proposal)."""
+    """The things that an operator may use.  All randomness comes from `rng`, which is keyed by (seed, proposal)."""
 
     rng: random.Random
     screen: Screen | None = None  # None: no screening possible, do without

@@ -93,7 +93,7 @@ class _Site:
 
     @property
     def owns(self) -> set[object]:
-        """What no other gene may change."""
+        """The nodes and variables that no other gene may change."""
         settled = {(self.override.variable, id(self.override.anchor))} if self.override else set()
         return {id(n) for n in (*self.literals, self.default) if n is not None} | settled
 
@@ -284,7 +284,7 @@ def _given_site(
 
 
 def _is_work(launch: LaunchSite, parameter: str, value: cst.BaseExpression) -> bool:
-    """The number of another kind is one of lanes, of pieces, or of turns of a loop, and not one to compute with."""
+    """Returns whether a number of another kind counts lanes, pieces or iterations, and is not computed with."""
     variable = value.value if isinstance(value, cst.Name) else ""
     loops = launch.kernel.calls("range", "tl.range", "tl.static_range")
     counted = any(parameter in names(a.value) for c in loops for a in c.args)
@@ -292,7 +292,7 @@ def _is_work(launch: LaunchSite, parameter: str, value: cst.BaseExpression) -> b
 
 
 def _is_shape(kernel: Kernel, parameter: str) -> bool:
-    """Some tile of the kernel has this many elements along an axis."""
+    """Returns whether some tile of the kernel has this many elements along an axis."""
     makers = kernel.calls("tl.arange", "tl.zeros", "tl.full", "tl.make_block_ptr")
     shapes = [a for c in makers for a in (c.args if called(c) != "tl.make_block_ptr" else c.args[-2:])]
     return any(parameter in names(a.value) for a in shapes)
@@ -427,7 +427,7 @@ def _site(kernel: Kernel, parameter: str, name: str, location: str, literals: tu
 
 
 def _kind(kernel: Kernel, parameter: str) -> str | None:
-    """What sort of number a parameter takes; None for flags and sizes, which are not tunable."""
+    """Returns the kind of number that a parameter takes; None for flags and sizes, which are not tunable."""
     if parameter in _KIND_BY_NAME:
         return _KIND_BY_NAME[parameter]
     ranged = any(parameter in names(a.value) for c in kernel.calls("tl.arange") for a in c.args)

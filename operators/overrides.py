@@ -69,7 +69,7 @@ def hint(values: Sequence[Binding]) -> int | None:
 
 
 def divisor(node: cst.CSTNode) -> cst.BaseExpression | None:
-    """What a size is cut into pieces of: `b` of `triton.cdiv(n, b)` and of `n // b`."""
+    """Returns the divisor of a size: `b` of `triton.cdiv(n, b)` and of `n // b`."""
     if isinstance(node, cst.Call) and called(node).endswith("cdiv") and len(node.args) == 2:
         return node.args[1].value
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.FloorDivide):
@@ -78,7 +78,7 @@ def divisor(node: cst.CSTNode) -> cst.BaseExpression | None:
 
 
 def is_tiled(launch: LaunchSite, parameter: str, variable: str = "") -> bool:
-    """Some size is cut into blocks of this parameter, by the host or by a loop of the kernel: the block may be smaller.
+    """Returns whether the host or a loop of the kernel cuts a size into blocks of this parameter: it may be smaller.
 
     A block that is not (`triton.next_power_of_2(n)` lanes for a row of n) has to cover what it covers.
     """

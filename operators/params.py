@@ -201,7 +201,7 @@ class Params:
 
 
 class RandomParams:
-    """All genes at random, uniformly over their legal values."""
+    """Sets all genes at random, uniformly over their legal values."""
 
     name = "random_params"
     arity = 1

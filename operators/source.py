@@ -1,4 +1,4 @@
-"""What a candidate's source holds: kernels, host functions, launches, and how names are bound.
+"""Parses a candidate's source: kernels, host functions, launches, and how names are bound.
 
 Everything here is syntax (libcst); nothing is imported or run.  All nodes belong to one parsed tree.  So an edit
 replaces a node by identity and leaves every other character of the source as it was.
@@ -81,7 +81,7 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def names(node: cst.CSTNode) -> set[str]:
-    """Every name that occurs in `node` as a variable (no attribute names, no keywords of calls)."""
+    """Returns every name that occurs in `node` as a variable (no attribute names, no keywords of calls)."""
     found: set[str] = set()
     if isinstance(node, cst.Name):
         found.add(node.value)
@@ -184,7 +184,7 @@ class Kernel:
 
     @cached_property
     def bound(self) -> dict[str, list[Binding]]:
-        """What each of its names is bound to."""
+        """The values bound to each of its names."""
         return bindings(self.node)
 
     @cached_property
@@ -242,7 +242,7 @@ class Source:
     def replaced(self, pairs: Sequence[tuple[cst.CSTNode, Any]]) -> str:
         """The text with nodes replaced as by `replace`.
 
-        Only the statements of the module that they are in are made anew, which is several times as quick: a search for
+        Only the statements of the module that they are in are made again, which is several times as quick: a search for
         parameters does little else.
         """
         table = {id(old) for old, _ in pairs}
@@ -274,7 +274,7 @@ class Source:
 
     @cached_property
     def _around(self) -> tuple[str, str]:
-        """What stands before the statements and after them."""
+        """The text before the statements and after them."""
         head, foot = (
             "".join(map(self.module.code_for_node, part)) for part in (self.module.header, self.module.footer)
         )
@@ -291,7 +291,7 @@ class Source:
 
     @cached_property
     def _mentions(self) -> Counter[str]:
-        """How often each name stands in the module."""
+        """The number of occurrences of each name in the module."""
         return Counter(n.value for n in walk(self.module) if isinstance(n, cst.Name))
 
     def resolve(self, node: cst.BaseExpression, host: cst.FunctionDef | None) -> cst.BaseExpression | None:
@@ -306,14 +306,14 @@ class Source:
 
 
 def _statements(new: Any) -> Sequence[cst.BaseStatement]:
-    """What `replace` made of a statement: one, several, or none."""
+    """Returns the statements that `replace` made from one: one, several, or none."""
     if isinstance(new, cst.RemovalSentinel):
         return []
     return list(new) if isinstance(new, cst.FlattenSentinel) else [new]
 
 
 def bindings(scope: cst.FunctionDef | cst.Module) -> dict[str, list[Binding]]:
-    """What each name of a scope is bound to, parameters by their defaults; inner functions are not looked into."""
+    """Returns the values bound to each name of a scope, parameters by their defaults, without inner functions."""
     found: dict[str, list[Binding]] = {}
 
     def bind(target: cst.CSTNode, value: Binding) -> None:
@@ -461,7 +461,7 @@ def _launch(
 
 
 def _grid_of(target: cst.Subscript) -> cst.BaseExpression:
-    """What stands in the brackets; `kernel[m, n]` and `kernel[m,]` have a tuple there."""
+    """Returns the expression in the brackets; `kernel[m, n]` and `kernel[m,]` have a tuple there."""
     values = [s.slice.value for s in target.slice if isinstance(s.slice, cst.Index)]
     if len(values) < len(target.slice):
         return expr("None")
@@ -478,7 +478,7 @@ def grid_tuple(source: Source, launch: LaunchSite) -> tuple[cst.Tuple | None, bo
 
 
 def _grid(source: Source, launch: LaunchSite) -> cst.BaseExpression | None:
-    """What the grid is; of a variable that the host assigns anew for each launch, what it is at this one."""
+    """Returns the expression of the grid; of a variable that the host assigns for each launch, its value here."""
     grid = source.resolve(launch.grid, launch.host)
     if grid is not None or launch.host is None or not isinstance(launch.grid, cst.Name):
         return grid

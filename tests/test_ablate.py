@@ -271,7 +271,19 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     assert main(["ablate", "here"]) == 0
     assert capsys.readouterr().out == first
     assert {name: (Path("here") / name).read_bytes() for name in written} == written
-    shutil.rmtree("here/runs")  # as a reference is committed: outcomes rounded, runs left out
+    Path("here/runs").rename("here/cells")  # as earlier versions of evo called all of it
+    for name, new, old in (
+        ("campaign.json", '"variants"', '"arms"'),
+        ("outcomes.json", '"variant"', '"arm"'),
+        ("outcomes.json", '"format": 2', '"format": 1'),
+    ):
+        text = (Path("here") / name).read_text()
+        assert new in text
+        (Path("here") / name).write_text(text.replace(new, old))
+    assert main(["ablate", "here"]) == 0
+    assert capsys.readouterr().out == first
+    assert {name: (Path("here") / name).read_bytes() for name in written} == written
+    shutil.rmtree("here/cells")  # as a reference is committed: outcomes rounded, runs left out
     assert main(["ablate", "here"]) == 0
     assert capsys.readouterr().out == first
     assert ablate("--out", "here") == 2

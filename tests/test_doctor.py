@@ -116,7 +116,7 @@ def test_layers_that_are_missing_are_named_with_their_reason(monkeypatch):
     [
         ("", True, "", MISSING, "not found"),
         ("/bin/ncu", True, "", OK, "1.2, works on GPU 0"),
-        ("/bin/ncu", False, "", UNUSABLE, "no GPU to use it on"),
+        ("/bin/ncu", False, "", UNUSABLE, "has no GPU for it"),
         ("/bin/ncu", True, "no permission to read the GPU's performance counters", UNUSABLE, "no permission"),
     ],
 )

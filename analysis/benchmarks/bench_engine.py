@@ -40,7 +40,7 @@ class Clock:
 
 
 def milliseconds(stamps: list[float]) -> list[float]:
-    """Of each trial, from stamps in seconds."""
+    """Returns the milliseconds of each trial, from stamps in seconds."""
     return [1e3 * (b - a) for a, b in itertools.pairwise(stamps)]
 
 
@@ -66,7 +66,7 @@ def _open(folder: Path, config: RunConfig) -> Store:
 
 
 def _import_all() -> None:
-    """What the engine imports when it first needs it, so that memory is counted above it."""
+    """Imports what the engine imports late, so that memory is counted above it."""
     from deap import base, tools  # noqa: F401
 
 

@@ -133,7 +133,7 @@ def measure(run: Path, form: str) -> float:
 
 
 def _cpu_seconds() -> float:
-    """Of all exports so far."""
+    """Returns the CPU seconds of all exports so far."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -39,7 +39,7 @@ from fitness.tasks.task import Task, load_task
 
 TARGET = "sm_90"
 LIMITS = Limits(wall_s=120)
-PROCESSES = 8  # candidates that are judged by a process each, four times as many at once
+PROCESSES = 8  # candidates with a process each, four times this number at once
 
 SOFTMAX_TASK = '''"""Softmax of the rows of an 8192 x 8192 float32 matrix."""
 import torch
@@ -185,10 +185,10 @@ def throughput(count: int, recorders: int, stress: bool) -> Iterator[dict[str, A
 
 
 def processes(root: Path, sources: list[str], at_once: int) -> float:
-    """Candidates a second, each judged by a process of its own."""
+    """Returns candidates a second, each evaluated by a process of its own."""
     (root / "seed.py").write_text(SOFTMAX.format(padding=-1e30, warps=4))
 
-    def judge(number: int) -> None:
+    def evaluate(number: int) -> None:
         path = root / f"candidate_{number}.py"
         path.write_text(sources[number])
         command = [sys.executable, "-m", "analysis.benchmarks.process_per_candidate", str(path), str(root / "seed.py")]
@@ -196,7 +196,7 @@ def processes(root: Path, sources: list[str], at_once: int) -> float:
 
     begin = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(judge, range(len(sources))))
+        list(pool.map(evaluate, range(len(sources))))
     return len(sources) / (time.perf_counter() - begin)
 
 

@@ -53,7 +53,7 @@ def rates(
     sources: Iterator[str],
     begin: Callable[[], object] = lambda: None,
 ) -> Any:
-    """Of `count` candidates, after `workers` others and `begin`."""
+    """Returns the rates of `count` candidates, after `workers` others and `begin`."""
     with open_evaluator() as evaluator, ThreadPoolExecutor(workers) as pool:
         evaluator.prepare()
 

@@ -40,8 +40,8 @@ class Ask:
     def prompt(self, parents: Sequence[Parent], context: LlmContext) -> Prompt | None:
         self.contexts.append(context)
         about = "; ".join(f"trial {p.index}: {genes(p.source)} {p.verdict} {p.message}" for p in parents)
-        told = len(context.history)
-        text = f"{self.name} {about}; {told} tries before; luck {context.rng.random()}"
+        tries = len(context.history)
+        text = f"{self.name} {about}; {tries} tries before; luck {context.rng.random()}"
         return Prompt(self.name, (Message("system", "You write genes."), Message("user", text)))
 
     def read(self, answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:
@@ -60,7 +60,7 @@ def answer_to(text: str) -> str:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server does with one request.  `tokens`: billed (in, out); None: not in the reply."""
+    """The server's reaction to one request.  `tokens`: billed (in, out); None: not in the reply."""
 
     status: int = 200
     text: str | None = None  # of the answer; None: follows from the prompt

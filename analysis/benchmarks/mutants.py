@@ -161,7 +161,7 @@ def binary(scope: ast.AST, *kinds: type[ast.operator]) -> Iterator[ast.BinOp]:
 
 
 def loops(kernel: ast.AST) -> Iterator[tuple[ast.For, ast.Call]]:
-    """Each loop over a range of several arguments, with the call that makes the range."""
+    """Yields each loop over a range of several arguments, with the call that makes the range."""
     for node in ast.walk(kernel):
         if isinstance(node, ast.For) and called(node.iter) in ("range", "tl.range"):
             assert isinstance(node.iter, ast.Call)
@@ -387,7 +387,7 @@ def launch_dropped(text: Text) -> Iterator[list[Edit]]:
 
 @operator
 def rescale_lost(text: Text) -> Iterator[list[Edit]]:
-    """What a loop carries on is not multiplied by the factor of its turn."""
+    """What a loop carries on is not multiplied by the factor of its iteration."""
     for kernel in text.kernels:
         for loop, _ in loops(kernel):
             targets = [t for n in ast.walk(loop) if isinstance(n, ast.Assign) for t in n.targets]
@@ -662,7 +662,7 @@ def bases(task: str) -> dict[str, str]:
 
 
 def mutants(source: str, name: str, *, task: str = "", kernel: str = "") -> Iterator[Variant]:
-    """All mutants of a source by the operator `name`, in the order of the places."""
+    """Returns all mutants of a source by the operator `name`, in the order of the places."""
     text = Text(source)
     known = {candidate_id(source)}
     for edits in OPERATORS[name](text):

@@ -91,7 +91,7 @@ class OutsideWrite(Exception):
 
 
 class Watch:
-    """In Triton's interpreter: looks at the address of each access, and keeps those outside from memory."""
+    """Checks the address of each access in Triton's interpreter, and keeps those outside from memory."""
 
     def __init__(self) -> None:
         from triton.runtime import interpreter
@@ -121,7 +121,7 @@ class Watch:
         self.read = self.written = False
 
     def _outside(self, addresses: Any, mask: Any, size: int) -> Any:
-        """Which elements of an access lie outside."""
+        """Returns which elements of an access lie outside."""
         import numpy as np
 
         places = addresses.astype(np.int64)
@@ -258,7 +258,7 @@ class Lab:
         return self._expected[key][0]
 
     def _intact(self, case: Case, variant: str) -> bool:
-        """Whether what is expected is still what was computed: a kernel can write to it too."""
+        """Returns whether the expected values are unchanged: a kernel can write to them too."""
         expected, bits = self._expected[case.name, variant]
         intact = self.watch is not None or _bits(expected) == bits
         if variant != "normal" and self.watch is None:
@@ -372,7 +372,7 @@ def serve(device: str) -> None:
 
 
 class Process:
-    """A process that executes kernels; started anew when it died, took too long, or was broken by a kernel."""
+    """A process that executes kernels; started again when it died, took too long, or was broken by a kernel."""
 
     def __init__(self, device: str, cache: Path) -> None:
         self._command = [sys.executable, "-m", "analysis.benchmarks.witnesses", device]

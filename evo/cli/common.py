@@ -1,4 +1,4 @@
-"""What commands share: tasks, evaluators and scores put together, arguments, output."""
+"""Shares code between commands: tasks, evaluators and scores, arguments, output."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def open_evaluator(task: Task, target: str, device: str) -> Profiler:
 
 @dataclass(frozen=True)
 class Devices:
-    """What evaluates: this process, on one GPU or none, or the workers of a Ray cluster."""
+    """The devices that evaluate: this process, on one GPU or none, or the workers of a Ray cluster."""
 
     choice: Choice
     cluster: Cluster | None
@@ -131,7 +131,8 @@ class Devices:
 
 
 def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:
-    """What to evaluate with; `gpus` and `address` as given on the command line, `before`: of a run that goes on.
+    """Returns the devices to evaluate with; `gpus` and `address`: from the command line, `before`: of a run that
+    continues.
 
     Raises ConfigError if it is not available.
     """
@@ -186,7 +187,7 @@ def scorer() -> Score:
 
 
 def one_thread_each() -> None:
-    """For work in many threads: with threads of PyTorch's own for all cores in each they would be thousands."""
+    """Limits PyTorch to one thread for work in many threads: its own threads for all cores would be thousands."""
     import torch
 
     torch.set_num_threads(1)

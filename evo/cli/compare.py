@@ -1,4 +1,4 @@
-"""`evo compare`: whether one run or campaign is worse than another, for people and for CI."""
+"""`evo compare`: tests whether one run or campaign is worse than another, for people and for CI."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         "no regression; 1: B is worse beyond noise; 2: misuse, or a run that is not finished.",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a run, a folder of runs, or a campaign, finished")
-    compare.add_argument("b", type=Path, metavar="B", help="the same of what is to be judged")
+    compare.add_argument("b", type=Path, metavar="B", help="the same, of the runs to test")
     compare.set_defaults(command=_compare)
 
 
@@ -52,7 +52,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _runs(folder: Path) -> list[Run]:
-    """Of a campaign, of a run, or of all runs in a folder (each named by its own task and seed)."""
+    """Returns the outcomes of a campaign, of a run, or of all runs in a folder (named by their own task and seed)."""
     from analysis.outcomes import FILE, load, outcome_of
     from evo.storage import store
 
@@ -75,7 +75,7 @@ def _runs(folder: Path) -> list[Run]:
 
 
 def _instead(folder: Path) -> str:
-    """What to do about a folder that holds nothing to compare."""
+    """Returns what to do about a folder that holds nothing to compare."""
     from evo.campaign.spec import FILE
 
     if (folder / FILE).exists():
@@ -102,7 +102,7 @@ def _check_ended(pairs: Sequence[Pair], runs: Sequence[Run]) -> None:
 
 
 def _state(folder: Path) -> tuple[str, bool]:
-    """What a run has spent of its budget and how it ended, in words; whether it came to its end."""
+    """Returns a text on a run's spent budget and its end, and whether it came to its own end."""
     from evo.search import termination
     from evo.storage.store import RunReader
 
@@ -113,7 +113,7 @@ def _state(folder: Path) -> tuple[str, bool]:
 
 
 def _few(texts: Sequence[str]) -> str:
-    """Some of them, and how many more there are."""
+    """Returns a few of them as text, and how many more there are."""
     different = list(dict.fromkeys(texts))
     more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     return f"{', '.join(different[:SHOWN])}{more}"

@@ -227,7 +227,7 @@ def _driver() -> Check:
 
 
 def _gpu(gpus: Gpus) -> list[Check]:
-    """What torch sees, and the packages that drive it."""
+    """Checks the GPU that torch sees, and the packages that drive it."""
     import torch
 
     if gpus.problem and not gpus.count:

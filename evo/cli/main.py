@@ -1,4 +1,4 @@
-"""The command line: reads arguments, runs a command, turns errors into exit codes."""
+"""Runs the command line: reads arguments, runs a command, turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What is not written yet would fail once more at exit."""
+    """Drops output that is not written yet, which would fail again at exit."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):  # it may be no file

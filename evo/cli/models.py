@@ -1,4 +1,4 @@
-"""Language models on the command line: the options of `evo run`, and the models' side of a run put together."""
+"""Adds language models to the command line: the options of `evo run`, and the models' side of a run."""
 
 from __future__ import annotations
 
@@ -180,15 +180,15 @@ def _report_failure(model: Model, error: str) -> None:
 
 
 def say_failures(store: Store) -> None:
-    """Why each model that gave no answer to some question gave none at first."""
+    """Prints the first failure of each model that failed."""
     for name, error in store.first_failures().items():
         common.say(f"first failure of model {name}: {error}")
 
 
 def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
-    """What all prompts of a run have in common.
+    """Returns a function that makes a prompt's context from its own part and the part common to the run.
 
-    All of it is from the store, nothing from this machine: a prompt is to be the same wherever the run is re-done.
+    The common part is from the store and not from this machine, so that a replay elsewhere makes the same prompts.
     """
     from fitness.briefing import hardware_facts, rules, task_facts
     from fitness.frontend.target import from_spec

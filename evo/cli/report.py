@@ -1,4 +1,4 @@
-"""`evo report`: one HTML file about runs."""
+"""`evo report`: writes one HTML file about runs."""
 
 from __future__ import annotations
 

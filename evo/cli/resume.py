@@ -1,4 +1,4 @@
-"""`evo resume`: go on with a run that was stopped."""
+"""`evo resume`: continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    resume = commands.add_parser("resume", help="go on with a run that was stopped")
+    resume = commands.add_parser("resume", help="continue a run that was stopped")
     resume.add_argument("folder", type=run_folder, metavar="DIR")
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
     resume.add_argument("--gpu-seconds", type=float, metavar="X", help="another limit on GPU seconds, in total")

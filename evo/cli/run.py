@@ -1,4 +1,4 @@
-"""`evo run`: search for a faster kernel."""
+"""`evo run`: searches for a faster kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search under a progress display, and what is said at its end: shared by `run`, `resume` and `ablate`."""
+"""Runs a search under a progress display and prints its result, for `run`, `resume` and `ablate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The halves of `evo run`: `--propose-only` proposes and evaluates nothing, `--evaluate-only` the other way round.
+"""Runs half of a search: `evo run --propose-only` evaluates nothing, `evo run --evaluate-only` proposes nothing.
 
 Both work alternately on one run folder, which may be copied between machines.  Proposing needs no GPU and starts no
 evaluator; evaluating needs no network.  The first evaluation decides which device the run uses.
@@ -90,7 +90,7 @@ def evaluate(arguments: argparse.Namespace, config: RunConfig) -> int:
 
 
 def comparable_versions(info: RunInfo) -> dict[str, str]:
-    """What a run of `info` is compared with on this machine: all versions once it is evaluated, evo's own before."""
+    """Returns the versions that a run of `info` must match here: all once it is evaluated, evo's own before."""
     from evo.core.versions import own_versions, versions
 
     return versions() if info.environment else {**info.versions, **own_versions()}
@@ -108,7 +108,7 @@ def with_budget(store: Store, config: RunConfig, budget: int | None) -> RunConfi
 
 
 def find_devices(store: Store, config: RunConfig, arguments: argparse.Namespace) -> tuple[common.Devices, RunConfig]:
-    """What the run is evaluated with from now on, by --gpus and --ray-address, and its settings then.
+    """Returns the devices for the run from now on, by --gpus and --ray-address, and its settings with them.
 
     The first evaluation decides whether times are measured or estimated, and that stays.
     """
@@ -130,7 +130,7 @@ def check_devices(store: Store, config: RunConfig, arguments: argparse.Namespace
 
 
 def prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Evaluator) -> Evaluation:
-    """The evaluation of the seed.  Nothing can be refused any more: the run goes on with `config` and versions `going`.
+    """Returns the evaluation of the seed.  All checks are passed: the run continues with `config` and versions `going`.
 
     The first evaluator of a run is noted in its store, but not its machine: prompts that were made before said what the
     target's name stands for, and those of one run say the same.
@@ -155,7 +155,7 @@ def _folder(arguments: argparse.Namespace, option: str) -> Path:
 def _open(
     folder: Path, arguments: argparse.Namespace, wanted: RunConfig
 ) -> tuple[Task, Store, RunConfig, Mapping[str, str]]:
-    """The task and the store of the run in `folder`, its settings and versions, to go on with half of it."""
+    """Returns the task and the store of the run in `folder`, its settings and versions, to run half of it."""
     from evo.storage.store import RunReader, Store
 
     with RunReader(folder) as run:

@@ -1,4 +1,4 @@
-"""`evo suite check`: which files of a benchmark suite this machine can take as tasks, and why not the others.
+"""`evo suite check`: finds the files of a benchmark suite that this machine can take as tasks, and why not the others.
 
 `evo suite summary`: what searches over a suite came to, from the figures that campaigns left.
 """
@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
 
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
-    """What says which files of which suite."""
+    """Adds the arguments that name a suite and its files."""
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
     parser.add_argument("--only", metavar="A,B", help="these files alone, by name without .py; * stands for anything")
@@ -219,7 +219,7 @@ def outcomes(
     workers: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[CheckOutcome]:
-    """In the order in which files are finished, until they all are or `stop` says so.
+    """Yields outcomes in the order in which files are finished, until all are or `stop` returns True.
 
     `gpus`: how many verify; with 0 Triton's interpreter does.
     """
@@ -264,7 +264,7 @@ def _checker(
 
 
 def stages(suite: str) -> Sequence[str]:
-    """What a file comes through, first to last."""
+    """Returns the stages of a file, first to last."""
     if suite != KERNELBENCH:
         from fitness.suites.check import STAGES
 

@@ -1,4 +1,4 @@
-"""`evo tasks new --model`: a model writes task.py, which is checked, tried on its own kernel and frozen."""
+"""`evo tasks new --model`: has a model write task.py, checks it, tries it on its own kernel and freezes it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[DraftC
 
 
 def _keep(folder: Path, done: Round) -> None:
-    """Tells of a round; what cannot be used is kept under a name that no command takes for a task."""
+    """Prints a round; keeps an unusable answer under a name that no command takes for a task."""
     number = len(list((folder / DRAFTS).glob("*.reason.txt"))) + 1
     if not done.reason:
         common.say(f"answer {number}: the task holds")

@@ -1,4 +1,4 @@
-"""`evo tasks`: list the built-in tasks, start a new one, or check that a task finds kernels wrong that do nothing."""
+"""`evo tasks`: lists the built-in tasks, starts a new one, or checks that a task refuses kernels that do nothing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[VacuousFinding]]:
-    """Why a task is not usable, "" if it is, and what was found of idle kernels."""
+    """Returns why a task is not usable ("" if it is), and the results of idle kernels."""
     from fitness.frontend.stages import Stop
     from fitness.validation import vacuous
 

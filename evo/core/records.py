@@ -39,7 +39,7 @@ class Verdict(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        """How far a candidate with this verdict came, from 0 to 5; not a score.
+        """The progress of a candidate with this verdict, from 0 to 5; not a score.
 
         0: infrastructure (nothing is known); 1: rejected; 2: compile_error, unsupported; 3: out_of_memory,
         runtime_error, timeout; 4: wrong; 5: duplicate, ok.

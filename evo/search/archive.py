@@ -1,4 +1,4 @@
-"""What a search keeps of its candidates: the best one, and the best of every niche (MAP-Elites, Mouret & Clune 2015).
+"""Keeps the best candidate of a search and the best of every niche (MAP-Elites, Mouret & Clune 2015).
 
 A niche is a bottleneck (the largest term of the time model) with a class of resources (registers, shared memory,
 warps): the ways in which two kernels of the same speed can differ in what would make them faster.

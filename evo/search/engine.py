@@ -74,7 +74,7 @@ class Llm:
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """How a run ended.
+    """The outcome of a run.
 
     `reason`: "budget spent", "search space exhausted", "interrupted", why the strategy ended it, or why no model can be
     asked.  For half of a search: "proposed", "all of the budget is proposed", "nothing new can be made of what is

@@ -18,7 +18,7 @@ from operators.params import GLOBAL_RANDOM
 
 @dataclass
 class _Individual:
-    """What DEAP expects: something with a `fitness`."""
+    """An elite as DEAP expects it: with a `fitness`."""
 
     elite: Elite
     fitness: Any

@@ -46,11 +46,11 @@ class Strategy(Protocol):
         """Takes in a finished trial; `elite` if it is a possible parent."""
 
     def operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
-        """The name of one of the operators `among`.  `wide`: earlier choices led nowhere, look elsewhere."""
+        """Returns the name of one of the operators `among`.  `wide`: earlier choices gave nothing new."""
         ...
 
     def parents(self, island: int, count: int, rng: random.Random, *, wide: bool) -> Sequence[Elite]:
-        """Up to `count` different parents."""
+        """Returns up to `count` different parents."""
         ...
 
 

@@ -39,7 +39,7 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found: its best trial, the certificate of that, and faster trials that theirs refused."""
+    """The result of a run: its best trial, the certificate of that, and faster trials whose certificates failed."""
 
     best: Trial
     certificate: Certificate
@@ -90,7 +90,7 @@ def read_result(run: RunReader) -> Result | None:
 
 
 def _evidence(info: RunInfo, result: Result) -> dict[str, object]:
-    """All there is to believe a speedup, or not to."""
+    """Returns all the evidence for a speedup."""
     best = result.best
     evaluation = dataclasses.asdict(best.evaluation)
     del evaluation["frozen_source"]  # it is kernel.py

@@ -39,7 +39,7 @@ from evo.storage import folders
 FILE = folders.FILE
 LOCK = "run.lock"
 SCHEMA_VERSION = 2
-APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
+APPLICATION_ID = 0x65766F31  # "evo1": identifies a run among SQLite files.
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
 _SCHEMA = """
@@ -265,7 +265,7 @@ class RunReader:
         return int(self._db.execute("SELECT COUNT(*) FROM screens").fetchone()[0])
 
     def models(self) -> list[ModelUse]:
-        """What each language model was asked, most asked first."""
+        """Returns the calls and costs of each language model, most asked first."""
         return [ModelUse(*row) for row in self._db.execute(_MODELS)]
 
     def spent(self) -> int:
@@ -277,7 +277,7 @@ class RunReader:
         return dict(self._db.execute(_FIRST_FAILURES))
 
     def answers(self) -> list[dict[str, Any]]:
-        """All answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
+        """Returns all answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
         rows = self._db.execute(f"SELECT {', '.join(_ANSWER)} FROM llm_calls WHERE answer IS NOT NULL ORDER BY call")
         return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
 
@@ -477,7 +477,7 @@ class Store(RunReader):
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
 
     def goes_on(self, config: RunConfig, versions: Mapping[str, str]) -> None:
-        """Stores that the run goes on, and with which configuration."""
+        """Stores that the run continues, and with which configuration."""
         with self._transaction():
             self._update_config(config)
             self._insert_event("resumed", _in_words(versions))
@@ -676,7 +676,7 @@ def check_makeable(folder: Path) -> None:
 
 
 def is_written(folder: Path) -> bool:
-    """Whether a process on this machine is running the run in `folder`.
+    """Returns whether a process on this machine is running the run in `folder`.
 
     A shared lock is tried, which harms no writer that is there; it is given back at once.
     """

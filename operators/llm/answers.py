@@ -1,4 +1,4 @@
-"""What a model answered, taken apart: its reasoning, its plan, and one block of code.
+"""Splits a model's answer into its reasoning, its plan and one block of code.
 
 The rules, which `docs/prompts.md` states for those who write prompts or answers:
 
@@ -56,7 +56,7 @@ class ParsedAnswer:
 
 
 def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> ParsedAnswer | Unreadable:
-    """Plan and code of an answer that was to hold a whole file; `wanted` is what tells that file from other code."""
+    """Plan and code of an answer that was to hold a whole file; `wanted` matches that file and no other code."""
     body = body_of(text)
     if isinstance(body, Unreadable):
         return body

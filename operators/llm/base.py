@@ -1,4 +1,4 @@
-"""What an operator of a language model is: parents in, a prompt out; an answer in, a draft out.
+"""Defines operators of language models: parents in, a prompt out; an answer in, a draft out.
 
 Between the two lies a model, an agent or a person, minutes and a price; all of that belongs to the engine.  So `prompt`
 and `read` are pure functions: same parents, same context, same prompt, and the answer alone decides the draft.
@@ -37,7 +37,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is sent to a model for one draft."""
+    """The messages that a model gets for one draft."""
 
     operator: str
     messages: tuple[Message, ...]

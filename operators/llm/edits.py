@@ -1,4 +1,4 @@
-"""Search/replace blocks: how a model changes a long file without writing it out.
+"""Reads, writes and applies search/replace blocks, by which a model changes a long file.
 
     <<<<<<< SEARCH
     lines of the file
@@ -138,7 +138,7 @@ def _equal_but_ends(found: Lines, search: Lines) -> bool:
 
 
 def _shift(search: Lines, found: Lines) -> Shift | None:
-    """What makes `search` equal `found` by indenting all lines by the same amount, more or less."""
+    """Returns the change of indentation, the same for all lines, that makes `search` equal `found`."""
     ours = [line.rstrip() for line in textwrap.dedent("\n".join(search)).split("\n")]
     theirs = [line.rstrip() for line in textwrap.dedent("\n".join(found)).split("\n")]
     if ours != theirs:

@@ -1,4 +1,4 @@
-"""The operators of a language model: which parents each takes, and what it says about them."""
+"""Defines the operators of language models: which parents each takes, and what its prompt says about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operators.llm.edits import apply_edits, has_edits, read_edits
 from operators.llm.pitfalls import pitfalls
 from operators.llm.render import line, render
 
-HISTORY = 16  # latest tries that a prompt tells of: about a thousand tokens
+HISTORY = 16  # latest tries that a prompt describes: about a thousand tokens
 HINT = "hint:"  # a draft that says which hint it follows has cost {"hint:ID": 1}, for counting
 
 # Prompts on the same parent differ by one of these: sampling alone makes models say the same thing again and again.
@@ -47,7 +47,7 @@ ADVICE = {
 
 
 class _Asking:
-    """What all have in common: the system message, the format of answers, and how they are read."""
+    """The base of all: the system message, the format of answers, and how they are read."""
 
     name: str
     arity: int
@@ -91,7 +91,7 @@ class _Asking:
         return len(parents) == self.arity and all(p.verdict is Verdict.OK for p in parents)
 
     def _values(self, parents: Sequence[Parent]) -> Mapping[str, Any]:
-        """What only this operator's template uses."""
+        """The values that only this operator's template uses."""
         return {}
 
 
@@ -177,7 +177,7 @@ def _finding(finding: Finding) -> str:
 
 
 def strengths(one: Parent, two: Parent) -> list[str]:
-    """For each case that both have, which is faster and by how much."""
+    """Returns, for each case that both have, which parent is faster and by how much."""
     rows = []
     for case, a in one.per_case.items():
         if case in two.per_case and a > 0 and two.per_case[case] > 0:

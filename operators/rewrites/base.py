@@ -1,4 +1,4 @@
-"""What a rewrite is, and what several families of them ask about a kernel."""
+"""Defines rewrites, and questions about a kernel that several families of them share."""
 
 from __future__ import annotations
 

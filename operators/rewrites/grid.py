@@ -177,7 +177,7 @@ def _own_grid(source: Source, launch: LaunchSite, axes: int) -> bool:
 
 
 def _persistent(source: Source, rng: random.Random) -> str | None:
-    """As many programs as the device holds at once; each walks over the tiles in steps of the number of programs.
+    """Launches as many programs as the device holds at once; each walks over tiles in steps of the number of programs.
 
     Every tile is computed by exactly one program, as before, with the same code.
     """
@@ -340,7 +340,7 @@ def _written_out(kernel: Kernel, node: cst.BaseExpression) -> str:
 
 
 def _one_each(source: Source, launch: LaunchSite, block: str, end: str) -> bool:
-    """As many programs as elements are launched."""
+    """Returns whether the launch has as many programs as elements."""
     values = grid_values(source, launch)
     known = end in launch.arguments and block in launch.arguments
     return values is not None and known and values == [code(launch.arguments[end].value)]

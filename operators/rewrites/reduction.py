@@ -253,7 +253,7 @@ def _max_then_sum(kernel: Kernel) -> Iterator[tuple[cst.For, cst.For, list[Any],
 
 
 def _starts_at_zero(kernel: Kernel, name: str) -> bool:
-    """What the first step rescales has to be nothing."""
+    """Returns whether the first step rescales zero."""
     values = [a[1] for s in kernel.body if (a := assigned(s)) and a[0] == name]
     return len(values) == 1 and (code(values[0]) in ("0.0", "0") or called(values[0]) == "tl.zeros")
 

@@ -113,7 +113,7 @@ def _positions(kernel: Kernel, node: cst.CSTNode) -> set[int | None]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of a value: its dimensions, before the rewrite, and whether it depends on the row."""
+    """The kind of a value: its dimensions, before the rewrite, and whether it depends on the row."""
 
     rank: int
     row: bool = False
@@ -134,7 +134,7 @@ def _plain(kind: _Kind) -> _Kind:
 
 
 class _Again(Exception):
-    """What a loop carries was found to depend on the row, so it has to from the beginning."""
+    """A value that a loop carries depends on the row, so it must depend on it from the beginning."""
 
 
 def _as_tile(source: Source, kernel: Kernel, axis: int, rows: str, total: str) -> Pairs | None:
@@ -306,7 +306,8 @@ class _Tile:
         raise _Refused
 
     def _joined(self, operands: Sequence[cst.BaseExpression], *, stored: bool = False) -> _Kind:
-        """Of an elementwise operation.  Triton puts what has fewer dimensions in the last ones, behind the row's.
+        """Returns the kind of an elementwise operation.  Triton puts what has fewer dimensions in the last ones, behind
+        the row's.
 
         stored: the first is the place, and no place gets values of several rows.
         """
