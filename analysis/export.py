@@ -160,7 +160,7 @@ def _has_estimates(reader: RunReader) -> bool:
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder to write into that becomes `out` when all is written, and vanishes if something fails."""
     if out.exists() or out.is_symlink():
-        raise ConfigError(f"--out: expected a new path, but {out} exists; choose another or remove it")
+        raise ConfigError(f"--out: expected a path where nothing is yet, but {out} exists; choose another or remove it")
     try:
         folder = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed

@@ -30,8 +30,8 @@ ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
 TUNED = "with parameters that were tuned before the verdict: the completion has the judged source (column tuned)"
 
-# `e` is the evaluation of the answer's candidate.  For a duplicate, `t` is that of the candidate that does the same
-# work, or (at stage "answer") of the one with the same source, which may itself be a duplicate of `u`.
+# What an answer became is judged by `e`.  A duplicate is judged by its twin `t`: the candidate that does the same work,
+# or (at stage "answer") the one with the same source, which may be a duplicate of `u` in turn.
 _TWIN = "ON {0}p.candidate = CASE {1}.verdict WHEN 'duplicate' THEN json_extract({1}.evaluation, '$.duplicate_of') END"
 _ANSWERS = f"""
     SELECT c.call, c.prompt_hash, c.model, c.operator, c.trial, c.request, c.answer, c.reasoning, c.spans,
