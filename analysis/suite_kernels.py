@@ -32,9 +32,11 @@ _ADDED = frozenset({"certified", "gpu_seconds", "successes", "valid"})
 
 
 def write_kernels(path: Path, kernels: Sequence[SuiteKernel]) -> None:
-    """One row a file: name, lines, reason, note; of its run best, ci_low, ci_high, certified, estimated, candidates
-    (how many, and of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve; of each
-    baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    """Writes one row a file to `path`.
+
+    Columns: name, lines, reason, note.  Of its run: best, ci_low, ci_high, certified, estimated, the curve; candidates
+    (and of these valid, right, successes); seconds (of all stages, and those of a GPU).  Of each baseline a struct:
+    name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
     """
     rows = []
     for k in kernels:

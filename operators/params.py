@@ -17,7 +17,7 @@ from operators.genes import COMPUTED, Gene, get_genes, set_genes
 
 Setting = tuple[int, ...]  # one value per gene, in the order of get_genes.
 
-_POPULATION = 4  # a third of the usual screening budget of 12, so that there are several generations
+_POPULATION = 4  # a third of the usual screening budget of 12: several generations.
 _CROSSOVER = 0.5  # share of children with two parents
 _STALE_GENERATIONS = 3  # generations without a new setting after which the neighbourhood counts as exhausted
 FEWEST = 4  # measured candidates; with fewer they have no say

@@ -2,8 +2,8 @@
 
 A point is a setting, one coordinate a gene: the logarithm (base 2) of its value.  Genes are distinguished by name, so a
 candidate with other genes is a point too, at a fixed distance along those that it lacks.  The prediction is the mean of
-a Gaussian process of the logarithm of the speedup (Rasmussen and Williams, "Gaussian Processes for Machine Learning",
-2006, chapter 2).  Speedups are cut off below, because it does not matter how bad the bad ones are.  The covariance is a
+a Gaussian process of the logarithm of the speedup: Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+2006, chapter 2.  Speedups are cut off below, because it does not matter how bad the bad ones are.  The covariance is a
 sum over single genes plus a product over all of them: Duvenaud, Nickisch and Rasmussen, "Additive Gaussian Processes",
 2011.  The sum says that eight warps are good or bad here, whatever else; the product, that points close in all genes
 are alike.

@@ -95,7 +95,7 @@ def test_a_folder_of_another_campaign_is_left_as_it_was(checkout: Path, capsys: 
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     capsys.readouterr()
     assert bench(checkout, "--budget", "3") == 2
-    assert "cannot go on with the campaign" in capsys.readouterr().err
+    assert "cannot continue the campaign" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
     # Where it is the same one, what was lost is written again.
     assert bench(checkout, "--only", "broken", "--budget", "2") == 1

@@ -2,8 +2,8 @@
 
 Evaluator and operators are instant (`instant.py`), so all time is the engine's: choosing parents, hashing and storing
 sources, SQLite transactions, populations, the way through the worker thread.  Prints milliseconds a trial of the first
-and the last thousand, resident memory above that of the imports, the cost of a replay, and the limit of each; exit code
-1 if one exceeds its limit.
+and the last thousand, resident memory above that of the imports, and the cost of a replay, each with its limit; exit
+code 1 if one exceeds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evo.search.engine import Engine
 from evo.storage.store import RunInfo, Store
 
 MEAN_MS_LIMIT = 2.0  # a trial
-GROWTH_LIMIT = 1.25  # CPU time of the last thousand over the first: what changes between equal runs is below that
+GROWTH_LIMIT = 1.25  # CPU time of the last thousand over the first: equal runs differ by less.
 MEMORY_MB_LIMIT = 300.0
 
 

@@ -3,8 +3,8 @@
     python -m analysis.benchmarks.bench_evaluator [--task softmax] [--candidates 40] [--workers 2]
 
 The candidates are the seed kernel with other warps, stages and constants, so that none is a duplicate and nothing is
-answered from a cache.  The same candidates are also evaluated the usual way, in one fresh process each (imports, zygote
-and all), which is what a script per candidate costs.
+answered from a cache.  The same candidates are also evaluated the usual way: in one fresh process each, with imports
+and zygote, as by a script per candidate.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A mutant is a right kernel with one fault.  Each operator (`OPERATORS`) finds th
 gives the edits of each place.  Edits replace parts of the text, so the rest of a source stays as it is, in every
 version of Python.
 
-A right rewrite is a right kernel after one of the structural rewrites of `operators/`, or with another number of warps,
-stages or elements in a block.
+A right rewrite is a right kernel after a structural rewrite of `operators/`, or with another number of warps, stages or
+elements in a block.
 
 The same seed gives the same mutants and rewrites on every machine.
 """

@@ -1,8 +1,8 @@
 """Finds inputs at which a kernel is wrong without evo's evaluator: it simply executes the kernel.
 
-Its Python entry is called on real tensors, in Triton's own interpreter (device "interpret") or on a GPU (device
-"cuda"), and the result is compared with the task's reference in float64.  These are our own sources, so they need no
-sandbox.  But a wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
+It calls the Python entry on real tensors, in Triton's own interpreter (device "interpret") or on a GPU (device "cuda").
+It compares the result with the task's reference in float64.  These are our own sources, so they need no sandbox.  But a
+wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
 
 `python -m analysis.benchmarks.witnesses DEVICE` is such a process: a job is a line of JSON on its standard input, the
 answer a line on its standard output.  An answer that says "broken" is the last of its process.

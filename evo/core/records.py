@@ -26,7 +26,7 @@ from evo.core import syntax
 class Verdict(enum.StrEnum):
     """The result of a candidate."""
 
-    REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels
+    REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels.
     COMPILE_ERROR = "compile_error"  # syntax, import or Triton compilation failed
     UNSUPPORTED = "unsupported"  # correct perhaps, but it cannot be recorded (needs a computed value on the host)
     RUNTIME_ERROR = "runtime_error"  # host code or kernel raised or crashed

@@ -64,7 +64,7 @@ class Tried:
     note: str  # what was done, one line.
     verdict: Verdict
     message: str = ""
-    speedup: float | None = None  # over the seed, if the verdict is ok
+    speedup: float | None = None  # over the seed, if the verdict is ok.
     parent_speedup: float | None = None  # of the best parent, to tell a gain from a loss
 
 
