@@ -82,8 +82,8 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
     if done:
         parts += [
             _table(("figure", "value"), _figures(done)),
-            "By number of candidates: the results of the search after them, and pass@k, the chance that k candidates "
-            "drawn from all of a kernel hold one that is right, or that is a success:\n",
+            "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
+            "from all of a kernel hold one that is right, or that is a success:\n",
             _table(_BY_BUDGET, _by_budget(done)),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
