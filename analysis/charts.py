@@ -1,7 +1,7 @@
-"""Charts of the report as inline SVG.
+"""Draws the charts of the report as inline SVG.
 
-Colours and fonts are the page's (CSS classes `c0` ... `c7`), so charts follow its light and dark look.  Nothing is told
-by colour alone: series differ in their dashes too, points in their shapes.  All text is escaped.
+Colours and fonts are the page's (CSS classes `c0` ... `c7`), so charts follow its light and dark look.  Colour alone
+never distinguishes: series differ in their dashes too, points in their shapes.  All text is escaped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Axis:
 
 
 def axis(values: Sequence[float], first_px: float, last_px: float, *, log: bool | None = None) -> Axis:
-    """An axis that holds `values` with a little room; without `log` it is logarithmic where they span much."""
+    """An axis that holds `values` with a little room; without `log` it is logarithmic if they span much."""
     low, high = min(values), max(values)
     if log is None:
         log = low > 0 and high / low > LOG_FROM
@@ -77,7 +77,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """From `x` on the best is `y`, with its interval."""
+    """A step of the curve: from `x` on the best is `y`, with its interval."""
 
     x: float
     y: float
@@ -169,7 +169,7 @@ class CaseBar:
 
 
 def case_speedups(bars: Sequence[CaseBar], kind: str) -> Markup:
-    """A point with its interval for each case, beside the line of no change.  `kind`: as of `Series`."""
+    """A point with its interval for each case, beside the line of no change.  `kind`: see `Series`."""
     row, left = 34, 130
     height = _TOP + row * len(bars) + _BOTTOM
     x = axis([v for b in bars for v in (b.low, b.high)] + [1.0], left, WIDTH - _RIGHT - 34)
@@ -213,7 +213,7 @@ class Move:
 
 
 def roofline(moves: Sequence[Move], bytes_per_s: float, flops_per_s: float, kind: str) -> Markup:
-    """Both ceilings and where each case moved, from its seed (hollow) to the best kernel (filled)."""
+    """Both ceilings, and for each case a line from its seed (hollow) to the best kernel (filled)."""
     ridge = flops_per_s / bytes_per_s
     intensities = [m.intensity for m in moves] + [ridge]
     x = axis(intensities, _LEFT, WIDTH - _RIGHT, log=True)
@@ -258,7 +258,7 @@ def _move(place: int, move: Move, x: float, y: Axis) -> Markup:
 
 @dataclass(frozen=True)
 class Node:
-    """A trial in the lineage of the best; `main` where it lies on the line of first parents."""
+    """A trial in the lineage of the best; `main` if it lies on the line of first parents."""
 
     index: int
     parents: Sequence[int]

@@ -1,4 +1,4 @@
-"""Arms of a campaign against its first one: shares, means, areas, effects, tests."""
+"""Compares the variants of a campaign with its first one: shares, means, areas, effects, tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from analysis import stats
 from analysis.outcomes import Outcome
 
-LEVEL = 0.95  # of intervals; a test finds something at 1 - LEVEL
+LEVEL = 0.95  # of intervals; a test is significant at 1 - LEVEL
 # Pairs below which intervals, tests and words for effects say nothing: of four, the exact test gives p = 0.125 at best.
 ENOUGH = 5
 
 
 @dataclass(frozen=True)
-class Arm:
-    """An arm over all its runs.  `by_task`: geometric mean of each task, failures as 1.0."""
+class VariantSummary:
+    """A variant over all its runs.  `by_task`: geometric mean of each task, failures as 1.0."""
 
     name: str
     runs: int
@@ -31,10 +31,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Effect:
-    """What an arm's difference from the first one is worth, for one quantity.
+    """The difference of a variant from the first one, for one quantity.
 
     `size`: ratio of geometric means for the best speedup, difference for the area.  p-values are adjusted for the
-    number of arms (Holm).
+    number of variants (Holm).
     """
 
     size: float
@@ -53,19 +53,19 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`arms` in the order of the campaign; `against` has all but the first.  `seeds`: pairs a task."""
+    """`variants` in the order of the campaign; `against` has all but the first.  `seeds`: pairs a task."""
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
     budget: int
     gpu_seconds: float | None
     estimated: bool
-    arms: tuple[Arm, ...]
+    variants: tuple[VariantSummary, ...]
     against: tuple[Against, ...]
 
     @property
     def pairs(self) -> int:
-        """Tasks times seeds that all arms have run."""
+        """Tasks times seeds that all variants have run."""
         return sum(self.seeds)
 
     @property
@@ -77,44 +77,49 @@ class Comparison:
 Values = list[list[float]]  # by task, then by seed
 
 
-def compare(outcomes: Sequence[Outcome], arms: Sequence[str]) -> Comparison:
-    """Of what all `arms` have run: a task's seed counts where every arm finished it.  Raises ValueError without any."""
-    found = {(o.arm, o.task, o.seed): o for o in outcomes}
+def compare(outcomes: Sequence[Outcome], variants: Sequence[str]) -> Comparison:
+    """Returns the comparison of `variants`.
+
+    A seed of a task counts if every variant finished it.  Raises ValueError without such a seed.
+    """
+    found = {(o.variant, o.task, o.seed): o for o in outcomes}
     tasks = list(dict.fromkeys(o.task for o in outcomes))
     blocks = {
         task: [
             seed
             for seed in sorted({o.seed for o in outcomes if o.task == task})
-            if all((arm, task, seed) in found for arm in arms)
+            if all((variant, task, seed) in found for variant in variants)
         ]
         for task in tasks
     }
     blocks = {task: seeds for task, seeds in blocks.items() if seeds}
     if not blocks:
-        raise ValueError("no task and seed that all arms have finished")
+        raise ValueError("no task and seed that all variants have finished")
     ceilings = {task: max(o.best for o in outcomes if o.task == task) for task in blocks}
     best: dict[str, Values] = {}
     area: dict[str, Values] = {}
-    for arm in arms:
-        runs = [[found[arm, task, seed] for seed in seeds] for task, seeds in blocks.items()]
-        best[arm] = [[math.log(o.best) for o in group] for group in runs]
-        area[arm] = [[o.area(ceilings[o.task]) for o in group] for group in runs]
-    of_best = _effects(best, arms)
-    of_area = _effects(area, arms)
+    for variant in variants:
+        runs = [[found[variant, task, seed] for seed in seeds] for task, seeds in blocks.items()]
+        best[variant] = [[math.log(o.best) for o in group] for group in runs]
+        area[variant] = [[o.area(ceilings[o.task]) for o in group] for group in runs]
+    of_best = _effects(best, variants)
+    of_area = _effects(area, variants)
     return Comparison(
         tasks=tuple(blocks),
         seeds=tuple(len(seeds) for seeds in blocks.values()),
         budget=outcomes[0].budget,
         gpu_seconds=outcomes[0].gpu_seconds,
         estimated=any(o.estimated for o in outcomes),
-        arms=tuple(_arm(arm, best[arm], area[arm]) for arm in arms),
-        against=tuple(Against(arm, _as_ratio(b), a) for arm, b, a in zip(arms[1:], of_best, of_area, strict=True)),
+        variants=tuple(_variant(variant, best[variant], area[variant]) for variant in variants),
+        against=tuple(
+            Against(variant, _as_ratio(b), a) for variant, b, a in zip(variants[1:], of_best, of_area, strict=True)
+        ),
     )
 
 
-def _arm(name: str, best: Values, area: Values) -> Arm:
+def _variant(name: str, best: Values, area: Values) -> VariantSummary:
     gains = [math.exp(v) for group in best for v in group if v > 0]
-    return Arm(
+    return VariantSummary(
         name=name,
         runs=sum(map(len, best)),
         successes=len(gains),
@@ -127,15 +132,15 @@ def _arm(name: str, best: Values, area: Values) -> Arm:
     )
 
 
-def _effects(values: dict[str, Values], arms: Sequence[str]) -> list[Effect]:
-    """Of every arm but the first, in their order; p-values adjusted over them."""
-    reference = values[arms[0]]
+def _effects(values: dict[str, Values], variants: Sequence[str]) -> list[Effect]:
+    """Returns the effect of every variant but the first, in their order; p-values adjusted over them."""
+    reference = values[variants[0]]
     differences = [
         [
             [a - r for a, r in zip(mine, theirs, strict=True)]
-            for mine, theirs in zip(values[arm], reference, strict=True)
+            for mine, theirs in zip(values[variant], reference, strict=True)
         ]
-        for arm in arms[1:]
+        for variant in variants[1:]
     ]
     flat = [[d for group in groups for d in group] for groups in differences]
     flips = stats.holm([stats.sign_flips(d) for d in flat])
@@ -144,11 +149,11 @@ def _effects(values: dict[str, Values], arms: Sequence[str]) -> list[Effect]:
         Effect(
             size=_mean(groups),
             ci=stats.interval(groups, level=LEVEL),
-            a12=math.fsum(map(stats.a12, values[arm], reference)) / len(reference),
+            a12=math.fsum(map(stats.a12, values[variant], reference)) / len(reference),
             p_flips=flips[i],
             p_wilcoxon=wilcoxon[i],
         )
-        for i, (arm, groups) in enumerate(zip(arms[1:], differences, strict=True))
+        for i, (variant, groups) in enumerate(zip(variants[1:], differences, strict=True))
     ]
 
 
@@ -157,7 +162,7 @@ def _as_ratio(effect: Effect) -> Effect:
 
 
 def _mean(groups: Values) -> float:
-    """Over the tasks, of each task's mean."""
+    """Returns the mean over the tasks of each task's mean."""
     return math.fsum(math.fsum(group) / len(group) for group in groups) / len(groups)
 
 

@@ -1,4 +1,4 @@
-"""`evo export`: runs as files that others read, written as a whole or not at all."""
+"""`evo export`: writes runs as files for other programs, as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Parts = Iterator[tuple[str, pa.RecordBatch]]  # name of a table, some of its row
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files that an export wrote.
 
     `rows` by file name; `estimated`: runs with speedups that no GPU measured; `notes`: of training data, how many
     answers are not there, or not fully, and why; `asked`: whether a language model was, in any of the runs.
@@ -44,7 +44,7 @@ class Exported:
 def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = False) -> Exported:
     """Writes one file for each table of `schema.EXPORT` into the new folder `out`.  `form`: one of FORMATS.
 
-    Raises StoreError where a folder holds no run, ConfigError where `out` exists or cannot be written.
+    Raises StoreError if a folder holds no run, ConfigError if `out` exists or cannot be written.
     """
 
     def parts(run: str, reader: RunReader) -> Parts:
@@ -140,7 +140,7 @@ class Files:
 def write_manifest(
     folder: Path, facts: Mapping[str, Any], tables: Iterable[schema.Table], written: Mapping[str, int]
 ) -> None:
-    """What a Parquet file says of itself, for readers of any format, and how many rows each file has."""
+    """Writes the metadata of a Parquet file for readers of any format, and how many rows each file has."""
     columns = {
         table.name: [
             {"name": c.name, "type": schema.in_words(c.type), "unit": c.unit, "description": c.text}
@@ -154,7 +154,7 @@ def write_manifest(
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `out` when all is written, and vanishes where something fails."""
+    """A folder to write into that becomes `out` when all is written, and vanishes if something fails."""
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out: expected a path where nothing is yet, but {out} exists; choose another or remove it")
     try:

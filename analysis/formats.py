@@ -1,4 +1,4 @@
-"""The file formats of an export.  Each writes batches as they come and never holds a table."""
+"""Writes the file formats of an export, batch by batch, without ever holding a table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _plain_values(column: pa.Array) -> list[Any]:
 
 
 def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes JSON of a value of this type, other than null; None where nothing need be done."""
+    """Returns the function that turns a value of this type (not null) into JSON; None if JSON has the type."""
     if pa.types.is_floating(kind):
         return _number
     if pa.types.is_timestamp(kind):

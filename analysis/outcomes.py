@@ -1,4 +1,4 @@
-"""What came of a run, as far as comparing searches needs it; many of them in one JSON file."""
+"""Summarizes a run as an `Outcome` for comparisons of searches; saves and loads many in one JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from evo.storage.queries import RunReader
 from evo.storage.result import Conclusion, read_result
 
 FILE = "outcomes.json"
-_FORMAT = 1
+_FORMAT = 2
+_FORMATS = (1, _FORMAT)  # that this version reads; in the first, a variant is an "arm"
 
 SUCCESS = 1.05  # times as fast as the seed, from which on TritonForge (arXiv:2512.09196) counts a kernel as sped up
 
@@ -27,18 +28,18 @@ SUCCESS = 1.05  # times as fast as the seed, from which on TritonForge (arXiv:25
 class Outcome:
     """One run.  Only gains count that are beyond their interval: without one, the best is 1.0.
 
-    `curve[i]`: the best speedup after candidate i + 1 of the budget (the seed is before it), level where the run ended
-    early.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added up;
-    `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best of
-    those whose own Python was run too, and did the same (champions, and what was written to best/; 1.0 without one, and
-    without a GPU).  What a certificate refused counts as no gain.  `task_hash` and `target`: "" where unknown, as in
-    files of before they were kept.
+    `curve[i]`: the best speedup after candidate i + 1 of the budget (the seed is before it); it stays level after an
+    early end.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added
+    up; `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best
+    of those with a passed certificate (champions, and what was written to best/); 1.0 without one, and without a GPU.
+    A candidate whose certificate failed counts as no gain.  `task_hash` and `target`: "" if unknown, as in files of
+    earlier versions.
 
-    Where GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate
-    that was not done within them does not count.
+    If GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate that
+    was not done within them does not count.
     """
 
-    arm: str
+    variant: str
     task: str
     seed: int
     budget: int
@@ -64,21 +65,21 @@ class Outcome:
         return self.best > 1
 
     def area(self, ceiling: float) -> float:
-        """Under the curve, over what the budget counts; `ceiling` as of `stats.area_under`."""
+        """Returns the area under the curve, over what the budget counts; `ceiling`: see `stats.area_under`."""
         if self.gpu_seconds is None:
             return area_under(self.curve, ceiling)
         return area_under_steps(self.curve, self.at, self.gpu_seconds, ceiling)
 
 
-def outcome_of(folder: Path, arm: str = "") -> Outcome:
-    """Of the run in `folder`, finished or not.  Raises StoreError where there is none."""
+def outcome_of(folder: Path, variant: str = "") -> Outcome:
+    """Returns the outcome of the run in `folder`, finished or not.  Raises StoreError without one."""
     with RunReader(folder) as run:
         config = run.info.config
         trials = [t for t in run.trials() if t.index]
         gains, certified = _gains(trials, read_result(run))
         best, ci95, successes = 1.0, (1.0, 1.0), 0
         curve: list[float] = []  # after each candidate
-        steps = {0.0: 1.0}  # after so many GPU seconds
+        steps = {0.0: 1.0}  # GPU seconds -> best after them
         for trial, spent in _within(trials[: config.budget], config.gpu_seconds):
             if gains[trial.index] > best and trial.fitness:
                 best, ci95 = trial.fitness.speedup, trial.fitness.ci95
@@ -88,7 +89,7 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
         curve += [best] * (config.budget - len(curve))
         by_gpu = config.gpu_seconds is not None
         return Outcome(
-            arm=arm,
+            variant=variant,
             task=Path(config.task).name,
             seed=config.seed,
             budget=config.budget,
@@ -108,7 +109,7 @@ def outcome_of(folder: Path, arm: str = "") -> Outcome:
 
 
 def _gains(trials: Sequence[Trial], result: Conclusion | None) -> tuple[dict[int, float], float]:
-    """Of each trial, and the best of a certified one.  result: what is in best/, with the certificates for it."""
+    """Returns the gain of each trial, and the best certified one.  result: what is in best/, with its certificates."""
     refused = {number for number, _ in result.refused} if result else set()
     gains = {t.index: 1.0 if t.index in refused else gain(t) for t in trials}
     certified = {t.index for t in trials if t.evaluation.environment.get(CERTIFICATE) == PASSED}
@@ -118,7 +119,7 @@ def _gains(trials: Sequence[Trial], result: Conclusion | None) -> tuple[dict[int
 
 
 def _within(trials: Iterable[Trial], most: float | None) -> Iterator[tuple[Trial, float]]:
-    """Those that were done within `most` GPU seconds, each with how many were spent when it was."""
+    """Yields the trials done within `most` GPU seconds, each with the GPU seconds spent until then."""
     spent = 0.0
     for trial in trials:
         spent += gpu_seconds(trial.evaluation)
@@ -128,14 +129,14 @@ def _within(trials: Iterable[Trial], most: float | None) -> Iterator[tuple[Trial
 
 
 def gain(trial: Trial) -> float:
-    """The speedup where its interval lies above 1, else 1."""
+    """Returns the speedup if its interval lies above 1, else 1."""
     return trial.fitness.speedup if trial.fitness and trial.fitness.ci95[0] > 1 else 1.0
 
 
 def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
     """Writes `outcomes` to `path`, with `about` beside them; figures to 6 digits.
 
-    Killed meanwhile, the file is as it was before.  Raises StoreError where it cannot be written.
+    If the process is killed meanwhile, the file stays as it was.  Raises StoreError if it cannot be written.
     """
     rows = [
         {**dataclasses.asdict(o), "curve": _rounded(o.curve), "ci95": _rounded(o.ci95), "at": _rounded(o.at)}
@@ -154,18 +155,18 @@ def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
 
 
 def load(path: Path) -> list[Outcome]:
-    """What `save` wrote.  Raises StoreError where `path` is nothing of the kind."""
+    """Returns what `save` wrote.  Raises StoreError if `path` is another file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        if raw["format"] != _FORMAT:
-            raise ValueError(f"format {raw['format']}, this version reads {_FORMAT}")
+        if raw["format"] not in _FORMATS:
+            raise ValueError(f"format {raw['format']}, this version reads {_FORMATS[0]} to {_FORMATS[-1]}")
+        rows = [{"variant" if key == "arm" else key: value for key, value in row.items()} for row in raw["outcomes"]]
         return [
-            Outcome(**{**row, **{name: tuple(row.get(name, ())) for name in ("curve", "ci95", "at")}})
-            for row in raw["outcomes"]
+            Outcome(**{**row, **{name: tuple(row.get(name, ())) for name in ("curve", "ci95", "at")}}) for row in rows
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            f"expected the outcomes of runs in {path}, got: {error!r}; restore it from a copy, or move it away where "
+            f"expected the outcomes of runs in {path}, got: {error!r}; restore it from a copy, or move it away if "
             f"all its runs are there"
         ) from error
 

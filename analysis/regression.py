@@ -1,4 +1,4 @@
-"""Whether the runs B are worse than the runs A: the question of `evo compare`."""
+"""Tests whether the runs B are worse than the runs A, for `evo compare`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Pair = tuple[Outcome, Outcome]
 class RegressionResult:
     """`ratio`: geometric mean over tasks and seeds of B's best over A's, with its 95% interval.
 
-    `p`: one-sided, that B is worse and better, of the permutation test over pairs and of Wilcoxon's; None where there
-    are too few pairs, then the interval comes from those of the runs themselves and decides.
+    `p`: one-sided, that B is worse and better, of the permutation test over pairs and of Wilcoxon's.  With too few
+    pairs it is None; then the interval comes from the intervals of the runs and decides.
     """
 
     pairs: int
@@ -39,24 +39,24 @@ class RegressionResult:
 
 
 def pair_up(a: Sequence[Outcome], b: Sequence[Outcome]) -> list[Pair]:
-    """Runs of the same arm, task and seed.
+    """Returns the pairs of runs of the same variant, task and seed.
 
-    Raises ValueError where there are none, or where the two could not be compared: different tasks of one name (as far
-    as both are known), targets or budgets, or one estimated and one measured.
+    Raises ValueError without any, or if two runs cannot be compared: they differ in task (as far as both hashes are
+    known), target or budget, or one is estimated and one measured.
     """
-    known = {(o.arm, o.task, o.seed): o for o in a}
-    pairs = [(known[o.arm, o.task, o.seed], o) for o in b if (o.arm, o.task, o.seed) in known]
+    known = {(o.variant, o.task, o.seed): o for o in a}
+    pairs = [(known[o.variant, o.task, o.seed], o) for o in b if (o.variant, o.task, o.seed) in known]
     if not pairs:
-        raise ValueError(f"no arm, task and seed that both have; A has {_held(a)}; B has {_held(b)}")
+        raise ValueError(f"no variant, task and seed that both have; A has {_held(a)}; B has {_held(b)}")
     for first, second in pairs:
         if why := _incomparable(first, second):
-            name = ", ".join(str(x) for x in (second.arm, second.task, f"seed {second.seed}") if x)
+            name = ", ".join(str(x) for x in (second.variant, second.task, f"seed {second.seed}") if x)
             raise ValueError(f"{name}: {why}")
     return pairs
 
 
 def _incomparable(a: Outcome, b: Outcome) -> str:
-    """Why two runs of one name cannot be compared; "" where they can."""
+    """Returns why two runs of one name cannot be compared; "" if they can."""
     budgets = [in_words(o.budget, o.gpu_seconds) for o in (a, b)]
     if budgets[0] != budgets[1]:
         return f"budgets differ, {' and '.join(budgets)}"
@@ -70,10 +70,10 @@ def _incomparable(a: Outcome, b: Outcome) -> str:
 
 
 def _held(outcomes: Sequence[Outcome]) -> str:
-    """The arms, tasks and seeds there are, a few of each."""
+    """Lists the variants, tasks and seeds of `outcomes`, a few of each."""
     texts = []
     for kind, values in (
-        ("arms", sorted({o.arm or "none (runs of their own)" for o in outcomes})),
+        ("variants", sorted({o.variant or "none (runs of their own)" for o in outcomes})),
         ("tasks", sorted({o.task for o in outcomes})),
         ("seeds", sorted({o.seed for o in outcomes})),
     ):
@@ -82,11 +82,11 @@ def _held(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(texts) if outcomes else "no finished runs"
 
 
-def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> RegressionResult:
-    """Worse or better beyond noise at `alpha`; runs without a gain count as 1.0x."""
+def find_regression(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> RegressionResult:
+    """Tests whether B is worse or better beyond noise at `alpha`; runs without a gain count as 1.0x."""
     groups: dict[tuple[str, str], list[Pair]] = {}
     for a, b in pairs:
-        groups.setdefault((a.arm, a.task), []).append((a, b))
+        groups.setdefault((a.variant, a.task), []).append((a, b))
     logs = [[math.log(b.best / a.best) for a, b in group] for group in groups.values()]
     flat = [d for group in logs for d in group]
     a12 = math.fsum(
@@ -104,9 +104,10 @@ def judge(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> RegressionResult:
 
 
 def _from_runs(pairs: Sequence[Pair], alpha: float) -> tuple[float, float]:
-    """Interval of the mean ratio from each run's own 95% interval, taken as independent and normal in the logarithm.
+    """Returns the interval of the mean ratio from each run's own 95% interval.
 
-    It knows how well the kernels are known, not how much another seed of the search would differ.
+    The intervals are taken as independent and normal in the logarithm.  They contain the noise of timing, but not the
+    difference that another seed of the search would make.
     """
     quantile = NormalDist().inv_cdf(1 - alpha / 2)
     centre = math.fsum(math.log(b.best / a.best) for a, b in pairs) / len(pairs)

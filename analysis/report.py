@@ -1,4 +1,4 @@
-"""One HTML file about runs: their course, the way to the best kernel, what it cost, what it was measured with.
+"""Writes one HTML file about runs: their course, the lineage of the best kernel, costs, and how it was measured.
 
 Everything in it is read from the stores in one pass, and nothing is loaded from elsewhere.  The only script is that of
 the button that copies the best kernel's source.  All texts of candidates and models are escaped by the template
@@ -42,15 +42,15 @@ SHARED = ("none", "≤ 16 KiB", "≤ 56 KiB", "≤ 113 KiB", "> 113 KiB")  # a p
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a roofline needs and a store does not hold: the work of each case and the ceilings of the device.
+    """Data of a roofline that a store does not hold: the work of each case and the ceilings of the device.
 
-    `problem` says why it is not known; "" where it is.
+    `problem` says why it is not known; "" if it is.
     """
 
     work: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # case: (flops, bytes)
     bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
-    ceilings: str = ""  # where the two come from
+    ceilings: str = ""  # the source of the two
     problem: str = ""
 
 
@@ -61,7 +61,9 @@ class Course:
     seed: Trial | None = None
     best: Trial | None = None
     trials: int = 0  # the seed is not counted
-    steps: list[tuple[dict[str, float], Trial]] = field(default_factory=list)  # improvements, where on each axis
+    steps: list[tuple[dict[str, float], Trial]] = field(
+        default_factory=list
+    )  # improvements, with the place on each axis
     at: dict[str, float] = field(default_factory=lambda: {"trials": 0.0, "GPU seconds": 0.0, "tokens": 0.0})
     dots: list[tuple[dict[str, float], float]] = field(default_factory=list)
     by_operator: dict[str, Counter[str]] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class Course:
 
 @dataclass(frozen=True)
 class View:
-    """What the template shows of one run."""
+    """The part of one run that the template shows."""
 
     number: int
     folder: str
@@ -115,7 +117,8 @@ class View:
 def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -> None:
     """Writes the report of the runs in `folders` to `out`; `bounds`: one for each.
 
-    Raises StoreError where a folder holds no run, ConfigError where `out` cannot be written or is no report.
+    Raises StoreError if a folder holds no run, ConfigError if `out` cannot be written or is something other than a
+    report.
     """
     _check_replaceable(out)
     with ExitStack() as stack:
@@ -135,14 +138,14 @@ def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -
 
 
 def _check_replaceable(out: Path) -> None:
-    """Raises ConfigError where `out` is taken by anything but an earlier report, or is the name of a run's own file."""
+    """Raises ConfigError if `out` exists and is not an earlier report, or has the name of a run's own file."""
     found = ""
     if out.name.startswith(FILE) or out.name == LOCK:
         found = "the name of a file of a run"
     elif out.is_dir():
         found = "a folder"
     elif out.exists() and not _is_report(out):
-        found = "a file that is no report of evo, which stays as it is"
+        found = "a file that is not a report of evo, which stays as it is"
     if found:
         raise ConfigError(f"expected a new file or an earlier report at {out}, got {found}; name another by --out")
 
@@ -323,8 +326,10 @@ def _campaign_of(run: Path) -> Path | None:
     """The folder of the campaign that a run is of; None if it is of none."""
     from evo.campaign.spec import FILE as CAMPAIGN
 
-    above = run.resolve().parents  # CAMPAIGN/cells/TASK/VARIANT/seed-N
-    return above[3] if len(above) > 3 and above[2].name == "cells" and (above[3] / CAMPAIGN).exists() else None
+    above = run.resolve().parents  # CAMPAIGN/runs/TASK/VARIANT/seed-N; earlier versions wrote cells
+    return (
+        above[3] if len(above) > 3 and above[2].name in ("runs", "cells") and (above[3] / CAMPAIGN).exists() else None
+    )
 
 
 def variants(views: Sequence[View]) -> list[VariantTable]:
@@ -396,7 +401,7 @@ def _ancestors(run: RunReader, best: Trial) -> dict[int, Trial]:
 
 
 def _diffs(run: RunReader, best: Trial) -> list[dict[str, Any]]:
-    """Each step on the line of first parents, from the seed on."""
+    """Returns the diff of each step on the line of first parents, from the seed on."""
     line = run.lineage(best.index)[::-1]
     steps = []
     for old, new in zip([None, *line[:-1]], line, strict=True):
@@ -413,7 +418,7 @@ def _source(course: Course) -> str:
 
 
 def _final_diff(course: Course) -> str:
-    """From the seed to the source that is to be used, with its chosen configuration."""
+    """Returns the diff from the seed to the source to use, with its chosen configuration."""
     if course.seed is None or course.best is None or course.best.index == 0:
         return ""
     return diff(course.seed.proposal.candidate.source, best_source(course.best), "seed/kernel.py", "best/kernel.py")
@@ -423,7 +428,7 @@ def _final_diff(course: Course) -> str:
 
 
 def _archive(course: Course) -> list[dict[str, Any]]:
-    """A row for each bottleneck and number of warps; its cells, one a class of registers, list the niches by memory."""
+    """Returns a row for each bottleneck and number of warps, with a cell for each class of registers."""
     if not course.niches:
         return []
     most = max(speedup for speedup, _ in course.niches.values())
@@ -450,7 +455,7 @@ def _cases(course: Course) -> list[dict[str, Any]]:
 
 
 def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
-    """For each case whose work is known: the rates of seed and best."""
+    """Returns the rates of seed and best for each case whose work is known."""
     moves = []
     for row in _cases(course):
         flops, moved = bounds.work.get(row["case"], (0.0, 0.0))
@@ -460,7 +465,7 @@ def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
 
 
 def _models(calls: Sequence[CallCost]) -> list[dict[str, Any]]:
-    """A row for each language model: calls, failures, tokens, dollars; None where nobody counted."""
+    """A row for each language model: calls, failures, tokens, dollars; None if they were not counted."""
     rows: dict[str, dict[str, Any]] = {}
     for call in calls:
         row = rows.setdefault(call.model, {"calls": 0, "failed": 0, "tokens_in": None, "tokens_out": None, "usd": None})

@@ -1,4 +1,4 @@
-"""The rows of each table of `analysis.schema`, read from the store of a run one after the other.
+"""Reads the rows of each table of `analysis.schema` from the store of a run, one after the other.
 
 Rows are tuples in the order of the columns, without the first (`run`).  Times are microseconds since 1970.
 """

@@ -1,4 +1,4 @@
-"""The tables of an export: every column with its type, its unit and what it says.
+"""Defines the tables of an export: every column with its type, its unit and its meaning.
 
 `docs/export.md` holds the same in words (`python -m analysis.schema` prints it); a test compares the two.  Whoever
 changes a column raises VERSION.
@@ -29,7 +29,7 @@ _MESSAGES = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
 class Column:
     name: str
     type: pa.DataType
-    unit: str  # "" where there is none
+    unit: str  # "" without one
     text: str
 
 
@@ -127,7 +127,7 @@ _TABLES = (
             ("config", _TEXT, "", "all settings, JSON"),
             ("versions", pa.map_(_TEXT, _TEXT), "", "evo, its code, Python, torch, triton"),
             ("environment", _TEXT, "", "what the evaluator said of its machine, JSON"),
-            ("fingerprint", _TEXT, "", "12 hex digits of versions and environment: equal where both are"),
+            ("fingerprint", _TEXT, "", "12 hex digits of versions and environment: equal if both are"),
         ],
     ),
     _table(
@@ -163,7 +163,7 @@ _TABLES = (
             ("operator", _TEXT, "", "that made the trial"),
             ("speedup", _REAL, "ratio", "of the trial over the seed kernel; null unless ok"),
             ("parent_speedup", _REAL, "ratio", "of the parent over the seed kernel; null unless ok"),
-            ("gain", _REAL, "ratio", "speedup / parent_speedup; null where one is"),
+            ("gain", _REAL, "ratio", "speedup / parent_speedup; null if one is"),
             ("estimated", _FLAG, "", "true: a model computed one of the two; null without either"),
         ],
     ),
@@ -184,7 +184,7 @@ _TABLES = (
                 "how far a candidate with this verdict came; 0: infrastructure; 1: rejected; 2: compile_error, "
                 "unsupported; 3: out_of_memory, runtime_error, timeout; 4: wrong; 5: duplicate, ok",
             ),
-            ("message", _TEXT, "", 'why; "" where there is nothing to say'),
+            ("message", _TEXT, "", 'why; "" if there is nothing to say'),
             *_SPEEDUP,
             (
                 "cases",
@@ -194,11 +194,11 @@ _TABLES = (
             ),
             ("findings", pa.list_(_FINDING), "", "rules broken, with the line (0: none applies)"),
             ("builds", pa.list_(_BUILD), "as named; occupancy 0..1", "resources of each compiled kernel"),
-            ("check_cases", _INT, "", "inputs it was verified on; null where it was not, as the next three"),
+            ("check_cases", _INT, "", "inputs it was verified on; null if it was not, as the next three"),
             ("check_worst_case", _TEXT, "", "the one farthest from the oracle"),
             ("check_max_error", _REAL, "error budgets", "error of that one; 1 is the limit"),
             ("check_budget", _REAL, "as the output", "its error budget, root mean square"),
-            ("plan_hash", _TEXT, "", 'same hash, same work on the device where it is timed; "" where there is no plan'),
+            ("plan_hash", _TEXT, "", 'same hash, same work on the device where it is timed; "" if there is no plan'),
             ("duplicate_of", _TEXT, "", "candidate with the same plan; null unless duplicate"),
             ("stage_seconds", _NUMBERS, "s", "wall time by stage"),
             ("environment", _TEXT, "", "where it was evaluated, JSON"),
@@ -223,19 +223,19 @@ _TABLES = (
         "One row a profiled candidate and tier.",
         [
             _RUN,
-            ("trial", _INT, "", "that proposed the candidate; null where none did"),
+            ("trial", _INT, "", "that proposed the candidate; null if none did"),
             _CANDIDATE,
             ("tier", _TEXT, "", "`ncu`: hardware counters; `counters-free`: measured times; `estimate`: a model"),
             ("bottleneck", _TEXT, "", "`memory`, `compute`, `latency`, `parallelism` or `overhead`"),
             ("reason", _TEXT, "", "one sentence"),
-            ("case", _TEXT, "", 'the size that was looked at; "" where unknown'),
-            ("kernel", _TEXT, "", 'the one that takes the most time; "" where unknown'),
-            ("roofline", _REAL, "0..1", "least possible time / time; null where unknown"),
+            ("case", _TEXT, "", 'the size that was looked at; "" if unknown'),
+            ("kernel", _TEXT, "", 'the one that takes the most time; "" if unknown'),
+            ("roofline", _REAL, "0..1", "least possible time / time; null if unknown"),
             ("numbers", _NUMBERS, "as named", "the few that show the bottleneck"),
             ("before", _NUMBERS, "as named", "the same of the candidate it was made from"),
             ("metrics", _NUMBERS, "as named", "all that was read"),
             ("hints", pa.list_(_HINT), "", "actions it suggests"),
-            ("fallback", _TEXT, "", 'why a better tier was not used; "" where it was'),
+            ("fallback", _TEXT, "", 'why a better tier was not used; "" if it was'),
             ("profiled_at", _TIME, "UTC", "when"),
         ],
     ),
@@ -245,7 +245,7 @@ _TABLES = (
         [
             _RUN,
             ("call", _INT, "", "number of the call, in the order of asking"),
-            ("trial", _INT, "", "made of the answer; null where there is none (yet)"),
+            ("trial", _INT, "", "made of the answer; null if there is none (yet)"),
             ("prompt_hash", _TEXT, "", "of the messages: equal prompts, equal hash"),
             ("model", _TEXT, "", "that was asked"),
             ("operator", _TEXT, "", "that asked, with its model"),
@@ -254,11 +254,11 @@ _TABLES = (
             ("told", _INT, "trials", "finished when it was asked"),
             ("request", _TEXT, "", "messages and parameters, JSON"),
             ("answer", _TEXT, "", "what the model said; null without an answer"),
-            ("reasoning", _TEXT, "", "what it thought before, where the endpoint tells"),
-            ("finish", _TEXT, "", "why the model stopped; null where unknown"),
-            ("tokens_in", _INT, "tokens", "billed for prompts, of all attempts; null where unknown"),
-            ("tokens_out", _INT, "tokens", "billed for answers, reasoning included; null where unknown"),
-            ("usd", _REAL, "US dollars", "what those cost; null where the price is unknown"),
+            ("reasoning", _TEXT, "", "what it thought before, if the endpoint tells"),
+            ("finish", _TEXT, "", "why the model stopped; null if unknown"),
+            ("tokens_in", _INT, "tokens", "billed for prompts, of all attempts; null if unknown"),
+            ("tokens_out", _INT, "tokens", "billed for answers, reasoning included; null if unknown"),
+            ("usd", _REAL, "US dollars", "what those cost; null if the price is unknown"),
             ("attempts", _INT, "requests", "sent"),
             ("unsettled", _INT, "requests", "of those, the ones whose bill is not known"),
             ("seconds", _REAL, "s", "from the first attempt to the answer"),
@@ -275,7 +275,7 @@ _TABLES = (
             _CANDIDATE,
             _TRIAL,
             ("text", _TEXT, "", "the source, as proposed; a line that says so for an answer without one"),
-            ("frozen_text", _TEXT, "", "with the autotune configuration chosen; null where there was none to choose"),
+            ("frozen_text", _TEXT, "", "with the autotune configuration chosen; null if there was none to choose"),
         ],
     ),
 )
@@ -294,7 +294,7 @@ _SAMPLE = (
         "",
         "false: the completion is as the model wrote it; true: its code is the judged source, with tuned parameters",
     ),
-    ("reasoning", _TEXT, "", "what it said it thought, where the endpoint gives that apart; null otherwise"),
+    ("reasoning", _TEXT, "", "what it said it thought, if the endpoint gives that apart; null otherwise"),
     ("plan_start", _INT, "characters", "first character of the plan in the completion; null without a plan"),
     ("plan_end", _INT, "characters", "one past its last"),
     ("code_start", _INT, "characters", "first character of the code in the completion; null without code"),
@@ -319,7 +319,7 @@ _TRAINING = (
             ("ci_low", _REAL, "ratio", "lower end of its 95 % interval; above 1"),
             ("ci_high", _REAL, "ratio", "upper end"),
             ("estimated", _FLAG, "", "true: a model computed the speedup (only with `--allow-estimated`)"),
-            ("parent_speedup", _REAL, "ratio", "of the fastest parent; null where no parent was ok"),
+            ("parent_speedup", _REAL, "ratio", "of the fastest parent; null if no parent was ok"),
         ],
     ),
     _table(
@@ -340,7 +340,7 @@ _TRAINING = (
             _ESTIMATED,
             ("autotriton_reward", _REAL, "", "rules × correct"),
             ("autotriton_advantage", _REAL, "", "of that reward within the group"),
-            ("tritonrl_plan_reward", _REAL, "", "r_speed: speedup where correct, else 0; for the plan's tokens"),
+            ("tritonrl_plan_reward", _REAL, "", "r_speed: speedup if correct, else 0; for the plan's tokens"),
             ("tritonrl_plan_advantage", _REAL, "", "of that reward within the group"),
             (
                 "tritonrl_code_reward",
@@ -368,7 +368,7 @@ TRAINING = {table.name: table for table in _TRAINING}
 
 
 def markdown() -> str:
-    """All tables in words, as in `docs/export.md`."""
+    """Returns the description of all tables for `docs/export.md`."""
     lines = []
     for table in (*_TABLES, *_TRAINING):
         lines += [f"### {table.name}", "", table.text, "", "| column | type | unit | |", "|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Statistics of paired experiments: the same tasks and seeds under two arms.
+"""Computes statistics of paired experiments: the same tasks and seeds under two variants.
 
 Everything random takes a seed and gives the same answer each time.  Speedups are compared as logarithms, so that 2x up
 and 2x down weigh the same.
@@ -21,15 +21,15 @@ _MAGNITUDES = ((0.71, "large"), (0.64, "medium"), (0.56, "small"))
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive values, at least one."""
+    """Returns the geometric mean of positive values, at least one."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 def area_under(curve: Sequence[float], ceiling: float) -> float:
     """Area under a best-so-far curve, 0..1: the mean over the trials of log(best so far) / log(`ceiling`).
 
-    `curve[i]` is the best speedup (at least 1) after trial i + 1, `ceiling` the best that any arm found on the task: 1
-    is a search that had it at once, 0 one that never beat the seed.  Where nobody did, 0.
+    `curve[i]` is the best speedup (at least 1) after trial i + 1, `ceiling` the best that any variant found on the
+    task: 1 is a search that had it at once, 0 one that never beat the seed.  If no variant did, 0.
     """
     if ceiling <= 1:
         return 0.0

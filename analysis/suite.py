@@ -1,7 +1,7 @@
-"""What a search made of a benchmark suite: shares and means over its kernels, by length too, as Markdown.
+"""Summarizes the searches over a benchmark suite as Markdown: shares and means over its kernels, by length too.
 
 Failures count as 1.0x in the geometric mean.  TritonForge (arXiv:2512.09196) reports the share of kernels that got at
-least 1.05x faster and the mean of those alone; both are here.
+least 1.05x faster and the mean of those alone; the summary has both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SuiteBaseline:
 
 @dataclass(frozen=True)
 class SuiteKernel:
-    """One file.  `reason`: why it was not searched, "" where it was; `outcome` exists where its run is finished.
+    """One file.  `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
 
     `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
     of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid").
@@ -51,11 +51,11 @@ class SuiteKernel:
 
     @property
     def speedup(self) -> float:
-        """Of the best candidate beyond its interval; 1 without one."""
+        """The speedup of the best candidate beyond its interval; 1 without one."""
         return self.outcome.best if self.outcome else 1.0
 
     def over(self, name: str) -> float | None:
-        """How many times as fast as that baseline the best is, or without a search the kernel itself.
+        """Returns how many times as fast as that baseline the best is, or without a search the kernel itself.
 
         The product of two measured ratios: the best over the kernel, the kernel over the baseline.
         """
@@ -71,7 +71,7 @@ def code_lines(source: str) -> int:
 def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> str:
     """The summary; `with_pytorch`: of a suite with references in PyTorch.
 
-    Raises ValueError where nothing was searched and nothing measured.
+    Raises ValueError if nothing was searched and nothing measured.
     """
     done = [k for k in kernels if k.outcome]
     timed = [k for k in kernels if k.baselines]
@@ -166,7 +166,7 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
 
 
 def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
-    """How many successes are certified; nothing where no GPU was at work."""
+    """Returns the line on certified successes; nothing without a GPU."""
     if not _on_gpu(done):
         return []
     certified = sum(k.outcome.certified >= SUCCESS for k in done if k.outcome)
@@ -174,7 +174,7 @@ def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
 
 
 def _on_gpu(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
-    """Seconds of a GPU; nothing where none was at work."""
+    """Returns the line on seconds of a GPU; nothing without one."""
     spent = sum(k.outcome.gpu_spent for k in done if k.outcome)
     if not spent and not any("gpu_seconds" in k.unknown for k in done):
         return []
@@ -193,7 +193,7 @@ _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pas
 
 
 def _by_budget(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str]]:
-    """After 1, 2, 4 and so on, and after all."""
+    """Returns the rows after 1, 2, 4, ... candidates, and after all."""
     runs = [(k.outcome, count(k), count(k, *RIGHT)) for k in done if k.outcome]
     budget = max(run.budget for run, _, _ in runs)
     rows = []
@@ -245,7 +245,7 @@ def _fastest_first(done: Sequence[SuiteKernel]) -> list[SuiteKernel]:
 
 
 def count(kernel: SuiteKernel, *verdicts: str) -> int:
-    """Candidates evaluated (with one of `verdicts`, where some are named), the seed left out."""
+    """Returns how many candidates were evaluated (with one of `verdicts`, if named), without the seed."""
     assert kernel.outcome is not None
     found = kernel.outcome.verdicts
     return sum(n for v, n in found.items() if not verdicts or v in verdicts) - 1

@@ -1,4 +1,4 @@
-"""The kernels of a benchmark suite as Parquet, a row each: written by a campaign, read to sum up several of them."""
+"""Writes and reads the kernels of a suite's campaign as Parquet, a row each, to summarize several campaigns."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ _ADDED = frozenset({"certified", "gpu_seconds", "successes", "valid"})
 
 
 def write_kernels(path: Path, kernels: Sequence[SuiteKernel]) -> None:
-    """One row a file: name, lines, reason, note; of its run best, ci_low, ci_high, certified, estimated, candidates
-    (how many, and of these valid, right, successes), seconds (of all stages, and those of a GPU), the curve; of each
-    baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    """Writes one row a file to `path`.
+
+    Columns: name, lines, reason, note.  Of its run: best, ci_low, ci_high, certified, estimated, the curve; candidates
+    (and of these valid, right, successes); seconds (of all stages, and those of a GPU).  Of each baseline a struct:
+    name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
     """
     rows = []
     for k in kernels:
@@ -72,7 +74,7 @@ def _baseline_row(kernel: SuiteKernel, name: str, b: SuiteBaseline) -> dict[str,
 
 
 def read_kernels(path: Path) -> list[SuiteKernel]:
-    """What `write_kernels` wrote.  Raises StoreError where `path` is no such file.
+    """Returns what `write_kernels` wrote.  Raises StoreError if `path` is another file.
 
     Of verdicts the file has numbers alone: right ones are "ok" here, valid ones that are not right "wrong", all others
     "failed".  A file of an earlier version may lack columns: of a kernel that was searched they are `unknown`.
@@ -90,7 +92,7 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
 
 
 def merged(campaigns: Iterable[Iterable[SuiteKernel]]) -> list[SuiteKernel]:
-    """Each file once: as the first campaign that searched it found it, so that nothing is picked by what came of it.
+    """Returns each file once, from the first campaign that searched it, so that results do not decide which one counts.
 
     Of a file that none searched: the first that timed it beside PyTorch, else that says why it cannot be searched.
     """
@@ -123,7 +125,7 @@ def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
     right, valid = row["right"], row["valid"]
     verdicts = {"ok": seed + right, "wrong": valid - right, "failed": row["candidates"] - valid}
     return Outcome(
-        arm="",
+        variant="",
         task=row["kernel"],
         seed=0,
         budget=len(row["curve"]),

@@ -1,4 +1,4 @@
-"""Runs as tables of pyarrow, in memory or batch by batch."""
+"""Reads runs as tables of pyarrow, in memory or batch by batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evo.storage.queries import RunReader
 def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = False) -> dict[str, pa.Table]:
     """The runs in `folders` as tables by name (none named: all); a run that goes on is read at one moment.
 
-    Raises StoreError where a folder holds no run, ConfigError for unknown tables.
+    Raises StoreError if a folder holds no run, ConfigError for unknown tables.
     """
     unknown = [name for name in tables if name not in schema.EXPORT]
     if unknown:
@@ -40,7 +40,7 @@ def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = Fal
 
 @contextmanager
 def opened(folder: Path) -> Iterator[RunReader]:
-    """A run, held at one moment.  Raises StoreError where a trial has a parent that the run has not."""
+    """A run as it is at one moment.  Raises StoreError if a trial has a parent that the run lacks."""
     with RunReader(folder) as reader, reader.snapshot():
         reader.check_parents()
         yield reader
@@ -49,7 +49,7 @@ def opened(folder: Path) -> Iterator[RunReader]:
 def named_runs(folders: Sequence[Path | str]) -> dict[str, Path]:
     """Folder of each run by its name: the end of its path, as long as it takes to tell the runs apart.
 
-    Raises ConfigError where a run is given twice.
+    Raises ConfigError if a run is given twice.
     """
     check_once(folders)
     paths = [Path(folder).resolve() for folder in folders]
@@ -61,7 +61,7 @@ def named_runs(folders: Sequence[Path | str]) -> dict[str, Path]:
 
 
 def metadata(runs: Mapping[str, Path]) -> dict[str, Any]:
-    """What an export says of itself: version of the tables and of the code that wrote them, and each run's own."""
+    """Returns the metadata of an export: versions of the tables and of the code that wrote them, and each run's own."""
     return {
         "schema_version": schema.VERSION,
         "written_by": {"evo": VERSION, "code": _code(), "pyarrow": pa.__version__},

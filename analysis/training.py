@@ -1,10 +1,10 @@
-"""Training data for language models out of runs: answers, with what became of them.
+"""Makes training data for language models from runs: answers, with the results of their candidates.
 
 A row's completion yields the very source that its verdict and speedup are of: `evo.llm.completions`.
 
 Speedups are over the task's seed kernel, as everywhere (TritonRL's are over PyTorch).  Rewards and advantages:
 
-- `autotriton` (AutoTriton, arXiv 2507.05687): 1 where the rules are kept and the outputs are right, else 0.
+- `autotriton` (AutoTriton, arXiv 2507.05687): 1 if the rules are kept and the outputs are right, else 0.
 - `tritonrl` (TritonRL, arXiv 2510.17891): two rewards, each for its own tokens.  The code's get r_correct = syntax x
   rules x compiled x correct, the plan's r_speed = r_correct x speedup; in the loss the plan's tokens weigh ALPHA, the
   code's 1.
@@ -33,7 +33,7 @@ TUNED = "with parameters that were tuned before the verdict: the completion has 
 
 @dataclass(frozen=True)
 class TrainingAnswer:
-    """A model's answer with the verdict on what it became, and on its twin for a duplicate.
+    """A model's answer with the verdict on its candidate, and for a duplicate on the candidate that it repeats.
 
     Speedups are None unless `correct`.
     """
@@ -57,7 +57,7 @@ class TrainingAnswer:
     estimated: bool | None
     parent_speedup: float | None
     parents: str = "[]"  # JSON
-    source: str = ""  # that was evaluated; a line that says so where the text holds none of its own
+    source: str = ""  # that was evaluated; a line that says so if the text has no source of its own
     tuned: float = 0.0  # 1: other parameters than the text's were evaluated
 
     @property
@@ -69,7 +69,7 @@ class TrainingAnswer:
 
     @property
     def syntax(self) -> bool:
-        """It holds a source that is Python; the gate's compile error is that of Python's parser."""
+        """Whether it holds a source that is Python; the gate's compile error is that of Python's parser."""
         verdict, stage = self.judged
         return stage != "answer" and not (stage == "gate" and verdict is Verdict.COMPILE_ERROR)
 
@@ -102,7 +102,7 @@ class TrainingAnswer:
         }
 
     def completion(self, completions: Completions) -> Completion | str:
-        """A text that yields what was judged, or why there is none."""
+        """A text that yields the source that was evaluated, or the reason why it yields none."""
         return completions.of(
             JudgedSource(
                 operator=self.operator,
@@ -173,7 +173,7 @@ def sft(
 
 
 def grpo(run: str, reader: RunReader, *, operators: Operators, notes: Counter[str]) -> Iterator[Row]:
-    """All answers with a verdict on their text, each with its rewards and its advantages within its group.
+    """Yields all answers with a verdict on their text, each with its rewards and its advantages within its group.
 
     `operators` read the answers; `notes` counts the answers that are left out, by reason, those with tuned parameters,
     and those that have no other to compare with.

@@ -262,7 +262,7 @@ def _check_unused(config: RunConfig, settings: Settings) -> None:
 def check_limited(
     models: Sequence[Model], max_tokens: int | None, max_usd: float | None, fix: str = "add --model, or leave it out"
 ) -> None:
-    """Raises ConfigError for limits on models if there are none."""
+    """Raises ConfigError for limits on models if no model is given."""
     for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
         if limit is not None and not models:
             raise ConfigError(f"{name}: expected a model whose answers it limits, got none; {fix}")
@@ -519,7 +519,7 @@ def _search(
 
 
 def _say_failures(store: Store, listener: Listener) -> None:
-    """Why each model that gave no answer to some question gave none at first."""
+    """Says the first failure of each model that failed."""
     for name, error in store.first_failures().items():
         listener.say(f"first failure of model {name}: {error}")
 
@@ -594,7 +594,7 @@ def _conclude_again(store: Store, listener: Listener) -> None:
 
 
 def _comparable_versions(info: RunInfo) -> dict[str, str]:
-    """What a run of `info` is compared with on this machine: all versions once it is evaluated, evo's own before."""
+    """Returns the versions that a run of `info` must match here: all once it is evaluated, evo's own before."""
     return versions.versions() if info.environment else {**info.versions, **versions.own_versions()}
 
 
@@ -614,7 +614,7 @@ def _find_devices(
 ) -> tuple[Devices, RunConfig]:
     """What the run is evaluated with from now on, and its settings then.
 
-    Whether it is measured or estimated is decided if nothing is evaluated yet, and stays.
+    The first evaluation decides whether times are measured or estimated, and that stays.
     """
     given = {name: value for name, value in (("gpus", gpus), ("ray_address", ray_address)) if value is not None}
     wanted = dataclasses.replace(config, **given)  # type: ignore[arg-type]  # both are texts
@@ -628,7 +628,7 @@ def _find_devices(
 def _check_devices(
     store: Store, config: RunConfig, gpus: str | None, ray_address: str | None, workers: int | None
 ) -> None:
-    """Raises ConfigError for devices that were asked for and cannot be had, if nothing is left to evaluate."""
+    """Raises ConfigError for requested devices that are not available, if nothing is left to evaluate."""
     if gpus is not None or ray_address is not None:
         _find_devices(store, config, gpus, ray_address)
     if workers is not None:
@@ -636,7 +636,7 @@ def _check_devices(
 
 
 def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Profiler) -> Evaluation:
-    """The evaluation of the seed.  Nothing can be refused any more: the run goes on with `config` and versions `going`.
+    """Returns the evaluation of the seed.  All checks are passed: the run continues with `config` and versions `going`.
 
     The first evaluator of a run is noted in its store, but not its machine: prompts that were made before said what the
     target's name stands for, and those of one run say the same.
@@ -732,7 +732,7 @@ def evaluate_pending(
 def _open_half(
     folder: Path, task: AnyTask | None, wanted: _Wanted, settings: Settings, *, proposing: bool
 ) -> tuple[Task, Store, RunConfig, Mapping[str, str]]:
-    """The task and the store of the run in `folder`, its settings and versions, to go on with half of it."""
+    """Returns the task and the store of the run in `folder`, its settings and versions, to run half of it."""
     with RunReader(folder) as run:
         info = run.info
     _check_same(folder, wanted.config, info.config, settings)

@@ -1,4 +1,4 @@
-"""What an operator is: parents in, a draft of a new source out."""
+"""Defines operators (parents in, a draft of a new source out) and what they are given."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from evo.core.records import Build, Finding, Verdict
 if TYPE_CHECKING:
     from operators.surrogate import Measured
 
-# Estimated (or measured) speedup over the seed for each source, None where it does not even compile.  Results are
-# cached by source, so asking twice costs once.
+# Estimated (or measured) speedup over the seed for each source, None if it does not compile.  Results are cached by
+# source, so asking twice costs once.
 Screen = Callable[[Sequence[str]], list[float | None]]
 
 
 @dataclass(frozen=True)
 class Parent:
-    """An evaluated candidate, as an operator sees it.
+    """An evaluated candidate, as operators see it.
 
     Only operators that repair are given candidates that are not ok; those have a `message`, and no speedup.
     """
 
     index: int
     source: str
-    speedup: float  # over the seed; 0.0 where the verdict is not ok
+    speedup: float  # over the seed; 0.0 if the verdict is not ok
     per_case: Mapping[str, float] = field(default_factory=dict)
     verdict: Verdict = Verdict.OK
     stage: str = "done"
@@ -37,12 +37,12 @@ class Parent:
 
 @dataclass(frozen=True)
 class Context:
-    """What an operator may use.  All randomness comes from `rng`, which is keyed by (seed, proposal)."""
+    """The things that an operator may use.  All randomness comes from `rng`, which is keyed by (seed, proposal)."""
 
     rng: random.Random
     screen: Screen | None = None  # None: no screening possible, do without
     screen_budget: int = 12  # most sources an operator may screen for one draft
-    # Of the run, in the order in which they were judged; () where times are estimated.
+    # Of the run, in the order in which they were evaluated; () if times are estimated.
     measured: Sequence[Measured] = ()
 
 
@@ -51,8 +51,8 @@ class Draft:
     """A new source with one line on what was done and what it cost (e.g. {"screened": 8}).
 
     `base`: the position, among the parents, of the one that the source was made from; the others gave parts.
-    `spans`: where the parts of a model's answer lie in its text, as (first character, one past the last), by "plan" and
-    "code"; empty where no model answered.
+    `spans`: the places of the parts "plan" and "code" in the text of a model's answer, as (first character, one past
+    the last); empty without a model.
     """
 
     source: str
@@ -69,5 +69,5 @@ class Operator(Protocol):
     arity: int  # number of parents
 
     def __call__(self, parents: Sequence[Parent], context: Context) -> Draft | None:
-        """A draft, or None where the operator does not apply to these parents."""
+        """Returns a draft, or None if the operator does not apply to these parents."""
         ...

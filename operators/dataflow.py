@@ -1,4 +1,4 @@
-"""Where the values of a kernel come from: definitions, what they depend on, which memory they address."""
+"""Follows the values of a kernel back to their definitions, to what they depend on and to the memory they address."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def single(kernel: Kernel, name: str) -> cst.BaseExpression | None:
 
 
 def closure(kernel: Kernel, node: cst.CSTNode) -> set[str]:
-    """Every name a value depends on, through all assignments of the kernel."""
+    """Returns every name that a value depends on, through all assignments of the kernel."""
     bound = kernel.bound
     reached: set[str] = set()
     todo = list(names(node))
@@ -73,7 +73,7 @@ def pointers(kernel: Kernel, *functions: str) -> set[str]:
 
 
 def lanes_compared(kernel: Kernel, block: str) -> bool:
-    """Some comparison (a mask) depends on `tl.arange(0, block)`: the kernel knows how to leave lanes unused."""
+    """Returns whether a comparison (a mask) depends on `tl.arange(0, block)`, so that lanes can stay unused."""
 
     def lanes(node: cst.CSTNode) -> bool:
         return any(called(n) == "tl.arange" and block in names(n) for n in walk(node))

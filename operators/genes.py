@@ -1,10 +1,15 @@
-"""The tunable parameters ("genes") of a candidate: integer literals that shape a launch, and how to set them.
+"""Finds and sets the tunable parameters ("genes") of a candidate: integer literals that shape a launch.
 
-A gene is a literal given to a launch (`BLOCK=128`, `num_warps=4`), a variable that holds a literal and flows to a
-launch or a grid, an entry of a `triton.Config`, the `num_stages` of a `tl.range`, or an option a launch does not name
-yet.  Warps and stages that the host computes are genes too, and so are blocks that it computes and that something is
-cut into: their value is COMPUTED until a number takes the expression's place.  A block that has to cover a whole row
-(`triton.next_power_of_2(n)`) is structure, not a gene.
+A gene is one of:
+
+- a literal given to a launch (`BLOCK=128`, `num_warps=4`);
+- a variable that holds a literal and flows to a launch or a grid;
+- an entry of a `triton.Config`, or the `num_stages` of a `tl.range`;
+- an option that a launch does not name yet;
+- warps, stages and blocks that the host computes, if something is cut into these blocks.  Their value is COMPUTED until
+  a number replaces the expression.
+
+A block that has to cover a whole row (`triton.next_power_of_2(n)`) is structure, not a gene.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from operators.source import (
     walk,
 )
 
-# What Triton takes where a launch does not say.
+# What Triton takes if a launch does not say.
 OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 
 COMPUTED = 0  # the value of a gene that the host computes
@@ -63,8 +68,8 @@ class Gene:
     """One tunable integer.  `name` is the same in every candidate that has the same kernel and parameter."""
 
     name: str  # "softmax_kernel.BLOCK"; a second launch of a kernel is "softmax_kernel@2.BLOCK"
-    location: str  # where it stands, e.g. "softmax/launch/BLOCK"
-    value: int  # COMPUTED where an expression stands there
+    location: str  # its place, e.g. "softmax/launch/BLOCK".
+    value: int  # COMPUTED if it is an expression
     values: tuple[int, ...]  # legal ones, ascending, the current one among them
     kind: str  # block | dot | warps | stages | group | registers | unroll | other
 
@@ -80,28 +85,28 @@ Edit = Callable[[int], list[tuple[cst.CSTNode, object]]]
 @dataclass(frozen=True, eq=False)
 class _Site:
     gene: Gene
-    literals: tuple[cst.BaseExpression, ...]  # all change together; none where the option is to be added
+    literals: tuple[cst.BaseExpression, ...]  # all change together; () if the option is to be added.
     call: cst.Call | None = None  # the launch (or configuration) that gets the missing option
     option: str = ""
-    override: Override | None = None  # where the variable gets its number
+    override: Override | None = None  # the place at which the variable gets its number
     default: cst.Integer | None = None  # the literal that this takes the place of
 
     @property
     def owns(self) -> set[object]:
-        """What no other gene may change."""
+        """The nodes and variables that no other gene may change."""
         settled = {(self.override.variable, id(self.override.anchor))} if self.override else set()
         return {id(n) for n in (*self.literals, self.default) if n is not None} | settled
 
 
 def get_genes(source: str) -> tuple[Gene, ...]:
-    """The genes of a source, in the order of its launches; () where it is not Python or launches nothing."""
+    """The genes of a source, in the order of its launches; () if it is not Python or launches nothing."""
     return tuple(s.gene for s in _sites(source)[1].values())
 
 
 def set_genes(source: str, values: Mapping[str, int]) -> str:
     """The source with some genes set; everything but those literals stays as it was.
 
-    Raises ValueError for a gene the source does not have and for a value that is no positive integer.
+    Raises ValueError for a gene that the source does not have, and for a value that is not a positive integer.
     """
     parsed, sites = _sites(source)
     edits: list[tuple[cst.CSTNode, object]] = []
@@ -153,7 +158,7 @@ def _sites(text: str) -> tuple[Source | None, Mapping[str, _Site]]:
     """The genes of a source by name, with the one tree whose nodes they are."""
     source = parse(text)
     found: dict[str, _Site] = {}
-    taken: set[object] = set()  # what belongs to a gene already
+    taken: set[object] = set()  # what belongs to a gene already.
     if source is None:
         return None, found
     for site in _all_sites(source):
@@ -168,8 +173,8 @@ def _all_sites(source: Source) -> Iterator[_Site]:
     for launch in source.launches:
         kernel = launch.kernel
         launched[kernel.name] = launched.get(kernel.name, 0) + 1
-        turn = launched[kernel.name]
-        prefix = kernel.name if turn == 1 else f"{kernel.name}@{turn}"
+        number = launched[kernel.name]
+        prefix = kernel.name if number == 1 else f"{kernel.name}@{number}"
         yield from _launch_sites(source, launch, prefix)
         yield from _grid_sites(source, launch)
     for kernel in source.kernels.values():
@@ -197,9 +202,9 @@ def _launch_sites(source: Source, launch: LaunchSite, prefix: str) -> Iterator[_
                 yield site
                 continue
         if literal is arg.value and integer(literal) in ambiguous:
-            continue  # the grid repeats this number and it cannot be told for which parameter
-        twins = _grid_literals(launch, int(literal.value, 0)) if literal is arg.value and name in given else ()
-        site = _site(launch.kernel, name, f"{prefix}.{name}", f"{place}/{name}", (literal, *twins))
+            continue  # the grid repeats this number, and it is not clear for which parameter
+        repeated = _grid_literals(launch, int(literal.value, 0)) if literal is arg.value and name in given else ()
+        site = _site(launch.kernel, name, f"{prefix}.{name}", f"{place}/{name}", (literal, *repeated))
         if site is not None and (site.gene.kind != "other" or _is_work(launch, name, arg.value)):
             yield site
     if launch.kernel.autotuned or launch.opaque:
@@ -234,8 +239,8 @@ def _computed_site(
 ) -> _Site | None:
     """An option, or a block that something is cut into, whose value the host computes.
 
-    A number takes the place of an option's expression.  A block is a variable that the grid is made with too, so it is
-    set once more after its last assignment; where that has been done the number there is the gene.
+    A number takes the place of an option's expression.  The grid depends on a block variable too, so the edit sets it
+    once more after its last assignment.  If such an assignment exists already, its number is the gene.
     """
     if parameter in _KIND_BY_NAME:
         kind = _KIND_BY_NAME[parameter]
@@ -279,7 +284,7 @@ def _given_site(
 
 
 def _is_work(launch: LaunchSite, parameter: str, value: cst.BaseExpression) -> bool:
-    """The number of another kind is one of lanes, of pieces, or of turns of a loop, and not one to compute with."""
+    """Returns whether a number of another kind counts lanes, pieces or iterations, and is not computed with."""
     variable = value.value if isinstance(value, cst.Name) else ""
     loops = launch.kernel.calls("range", "tl.range", "tl.static_range")
     counted = any(parameter in names(a.value) for c in loops for a in c.args)
@@ -287,7 +292,7 @@ def _is_work(launch: LaunchSite, parameter: str, value: cst.BaseExpression) -> b
 
 
 def _is_shape(kernel: Kernel, parameter: str) -> bool:
-    """Some tile of the kernel has this many elements along an axis."""
+    """Returns whether some tile of the kernel has this many elements along an axis."""
     makers = kernel.calls("tl.arange", "tl.zeros", "tl.full", "tl.make_block_ptr")
     shapes = [a for c in makers for a in (c.args if called(c) != "tl.make_block_ptr" else c.args[-2:])]
     return any(parameter in names(a.value) for a in shapes)
@@ -422,7 +427,7 @@ def _site(kernel: Kernel, parameter: str, name: str, location: str, literals: tu
 
 
 def _kind(kernel: Kernel, parameter: str) -> str | None:
-    """What sort of number a parameter takes; None for flags and sizes, which are not tunable."""
+    """Returns the kind of number that a parameter takes; None for flags and sizes, which are not tunable."""
     if parameter in _KIND_BY_NAME:
         return _KIND_BY_NAME[parameter]
     ranged = any(parameter in names(a.value) for c in kernel.calls("tl.arange") for a in c.args)

@@ -1,4 +1,4 @@
-"""Where a variable that the host computes can get another value: after its last assignment, before its first use."""
+"""Finds the place for another value of a variable that the host computes: after its last assignment, before any use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Override:
     variable: str
     anchor: cst.BaseStatement
     after: bool
-    literal: cst.Integer | None  # where such an assignment stands there already: its number
+    literal: cst.Integer | None  # the number of such an assignment, if one stands there already.
     values: tuple[Binding, ...]  # what the variable is bound to now
 
     def statement(self, value: int) -> cst.BaseStatement:
@@ -26,7 +26,7 @@ class Override:
 
 
 def find_override(launch: LaunchSite, variable: str) -> Override | None:
-    """The place for a variable that the host of a launch binds; None where some use could see two values."""
+    """The place for a variable that the host of a launch binds; None if some use could see two values."""
     host = launch.host
     bound = bindings(host).get(variable, []) if host is not None else []
     if host is None or not bound or not isinstance(host.body, cst.IndentedBlock):
@@ -69,7 +69,7 @@ def hint(values: Sequence[Binding]) -> int | None:
 
 
 def divisor(node: cst.CSTNode) -> cst.BaseExpression | None:
-    """What a size is cut into pieces of: `b` of `triton.cdiv(n, b)` and of `n // b`."""
+    """Returns the divisor of a size: `b` of `triton.cdiv(n, b)` and of `n // b`."""
     if isinstance(node, cst.Call) and called(node).endswith("cdiv") and len(node.args) == 2:
         return node.args[1].value
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.FloorDivide):
@@ -78,7 +78,7 @@ def divisor(node: cst.CSTNode) -> cst.BaseExpression | None:
 
 
 def is_tiled(launch: LaunchSite, parameter: str, variable: str = "") -> bool:
-    """Some size is cut into blocks of this parameter, by the host or by a loop of the kernel: the block may be smaller.
+    """Returns whether the host or a loop of the kernel cuts a size into blocks of this parameter: it may be smaller.
 
     A block that is not (`triton.next_power_of_2(n)` lanes for a row of n) has to cover what it covers.
     """

@@ -1,4 +1,4 @@
-"""Search over the parameters of one candidate: an inner genetic algorithm, screened instead of measured."""
+"""Searches the parameters of one candidate by an inner genetic algorithm that is screened instead of measured."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from evo.core.records import candidate_id
 from operators.base import Context, Draft, Parent, Screen
 from operators.genes import COMPUTED, Gene, get_genes, set_genes
 
-Setting = tuple[int, ...]  # one value per gene, in the order of get_genes
+Setting = tuple[int, ...]  # one value per gene, in the order of get_genes.
 
-_POPULATION = 4  # a third of the usual screening budget of 12, so that there are several generations
+_POPULATION = 4  # a third of the usual screening budget of 12: several generations.
 _CROSSOVER = 0.5  # share of children with two parents
 _STALE_GENERATIONS = 3  # generations without a new setting after which the neighbourhood counts as exhausted
 FEWEST = 4  # measured candidates; with fewer they have no say
 POOL = 32  # neighbours among which measurements choose
 _BLIND = 0.25  # share of settings that measurements have no say in: what they say may be wrong
 
-# Held by whoever lends DEAP the global `random`: searches may go on in several threads of a process.
+# A thread holds this lock while DEAP uses the global `random`: searches may run in several threads of a process.
 GLOBAL_RANDOM = threading.Lock()
 
 
 @contextmanager
 def seeded_global_random(rng: random.Random) -> Iterator[None]:
-    """Seed the global `random` from `rng` for a while: DEAP draws from there.  The old state is put back."""
+    """Seeds the global `random`, from which DEAP draws, with `rng`, and restores the old state at the end."""
     with GLOBAL_RANDOM:
         state = random.getstate()
         random.seed(rng.getrandbits(64))
@@ -66,7 +66,7 @@ class Screened:
             self.scores.update(zip(new, self.screen([self.text(s) for s in new]), strict=True))
 
     def best(self, exclude: Setting | None = None) -> Setting | None:
-        """The setting with the highest score (the first of equals), None where none compiled."""
+        """The setting with the highest score (the first of equals), None if none compiled."""
         known = [(v, s) for s, v in self.scores.items() if v is not None and s != exclude]
         return max(known, key=lambda pair: pair[0])[1] if known else None
 
@@ -151,8 +151,8 @@ def _promising(source: str, genes: Sequence[Gene], context: Context, count: int)
     whole = {g.name: g.value for g in get_genes(source)}
     scores = predicted(context.measured, [whole | named(genes, s) for s in pool])
     ranked = [s for _, s in sorted(zip(scores, pool, strict=True), key=lambda pair: -pair[0])]
-    judged = {m.candidate for m in context.measured}
-    new = (s for s in ranked if candidate_id(_text(source, tuple(genes), s)) not in judged)
+    seen = {m.candidate for m in context.measured}
+    new = (s for s in ranked if candidate_id(_text(source, tuple(genes), s)) not in seen)
     return list(itertools.islice(new, count)) or neighbours(genes, start, rng, count)
 
 
@@ -177,8 +177,8 @@ def _describe(genes: Sequence[Gene], setting: Setting) -> str:
 class Params:
     """The best setting of the parent's genes that an inner search finds and that is not the parent itself.
 
-    It is returned even where it is no better than the parent, so that the search goes on.  Without a screen: one
-    neighbour.  Where the run has measured candidates, they choose the neighbours (`operators.surrogate`).
+    It is returned even if it is not better than the parent, so that the search goes on.  Without a screen: one
+    neighbour.  If the run has measured candidates, they choose the neighbours (`operators.surrogate`).
     """
 
     name = "params"
@@ -201,7 +201,7 @@ class Params:
 
 
 class RandomParams:
-    """All genes at random, uniformly over their legal values."""
+    """Sets all genes at random, uniformly over their legal values."""
 
     name = "random_params"
     arity = 1

@@ -1,4 +1,4 @@
-"""Operator `recombine`: parameters of one parent in the body of the other, or a function of one in the other."""
+"""Operator `recombine`: puts parameters or a function of one parent into the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from operators.source import Source, bindings, code, names, parse, walk
 
 
 class Recombine:
-    """A child of two parents; None where nothing of one can be put into the other, or where the child is a parent."""
+    """A child of two parents; None if nothing of one can be put into the other, or if the child equals a parent."""
 
     name = "recombine"
     arity = 2
@@ -35,7 +35,7 @@ class Recombine:
 
 
 def _exchange_genes(base: str, donor: str, rng: random.Random) -> tuple[str, str] | None:
-    """Some of the genes that both have and in which they differ, at the donor's values."""
+    """Sets some of the genes in which both differ to the donor's values."""
     legal = {g.name: g for g in get_genes(base)}
     given = {g.name: g.value for g in get_genes(donor)}
     differ = [n for n, g in legal.items() if n in given and given[n] != g.value and given[n] and given[n] in g.values]

@@ -1,4 +1,4 @@
-"""The operators by name: evo's own, and those of plug-ins."""
+"""Lists the operators by name: evo's own, and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def asking_names() -> list[str]:
 
 
 def get_operators(names: Iterable[str], *, model: bool = False) -> list[Operator]:
-    """Return those of the operators called `names` that ask no model, in that order.
+    """Returns the operators called `names` that do not ask a model, in that order.
 
-    Raises ConfigError for an unknown name, and if one needs a model and there is none.
+    Raises ConfigError if a name is unknown, or if one needs a model and `model` is False.
     """
     chosen = list(names)
     if not chosen:
@@ -88,7 +88,7 @@ def llm_operators(names: Iterable[str]) -> dict[str, LlmOperator]:
 
 
 def check_beginning(names: Iterable[str]) -> None:
-    """Raise ConfigError if none of the operators (called "mutate@NAME" if they ask) works on the seed alone."""
+    """Raise ConfigError if none of the operators ("mutate@NAME" if they ask a model) works on the seed alone."""
     chosen = {name: find_operator(name) for name in dict.fromkeys(OperatorRef.parse(n).name for n in names)}
     if not any(map(_begins, chosen.values())):
         why = "; ".join(

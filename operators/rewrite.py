@@ -1,4 +1,4 @@
-"""Operator `rewrite`: one structural change, chosen among those that apply."""
+"""Operator `rewrite`: makes one structural change, chosen among those that apply."""
 
 from __future__ import annotations
 

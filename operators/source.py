@@ -1,7 +1,7 @@
-"""What a candidate's source holds: kernels, host functions, launches, and how names are bound.
+"""Parses a candidate's source: kernels, host functions, launches, and how names are bound.
 
-Everything here is syntax (libcst); nothing is imported or run.  Nodes are the ones of one parsed tree, so that an edit
-is a replacement by identity and leaves every other character of the source as it was.
+Everything here is syntax (libcst); nothing is imported or run.  All nodes belong to one parsed tree.  So an edit
+replaces a node by identity and leaves every other character of the source as it was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def dotted(node: cst.CSTNode) -> str:
 
 
 def called(node: cst.CSTNode) -> str:
-    """The dotted name of the function that `node` calls, "" where it is no such call."""
+    """The dotted name of the function that `node` calls, "" if it is not such a call."""
     return dotted(node.func) if isinstance(node, cst.Call) else ""
 
 
@@ -81,7 +81,7 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def names(node: cst.CSTNode) -> set[str]:
-    """Every name that occurs in `node` as a variable (no attribute names, no keywords of calls)."""
+    """Returns every name that occurs in `node` as a variable (no attribute names, no keywords of calls)."""
     found: set[str] = set()
     if isinstance(node, cst.Name):
         found.add(node.value)
@@ -113,8 +113,8 @@ class _Replacer(cst.CSTTransformer):
 def replace(tree: Any, pairs: Sequence[tuple[cst.CSTNode, Any]]) -> Any:
     """The tree with nodes replaced by identity.
 
-    The second of a pair is a node, a list of statements (for a statement), `cst.RemoveFromParent()`, or a function of
-    the node as it is after the replacements below it.
+    The second of a pair is a node, a list of statements (for a statement) or `cst.RemoveFromParent()`.  It may also be
+    a function of the node as it is after the replacements below it.
     """
     table = {id(old): cst.FlattenSentinel(new) if isinstance(new, list) else new for old, new in pairs}
     return tree.visit(_Replacer(table))
@@ -162,7 +162,7 @@ def keyword(call: cst.Call, name: str) -> cst.Arg | None:
 
 _MAX_CHAIN = 4  # names that stand for a name
 
-Binding = cst.BaseExpression | None  # None: bound by something that is no plain value (loop, augmented, unpacked)
+Binding = cst.BaseExpression | None  # None: bound by something other than a plain value (loop, augmented, unpacked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +184,7 @@ class Kernel:
 
     @cached_property
     def bound(self) -> dict[str, list[Binding]]:
-        """What each of its names is bound to."""
+        """The values bound to each of its names."""
         return bindings(self.node)
 
     @cached_property
@@ -220,7 +220,7 @@ class LaunchSite:
     kernel: Kernel
     grid: cst.BaseExpression
     host: cst.FunctionDef | None  # the outermost function it stands in, perhaps a method
-    line: cst.SimpleStatementLine | None  # the statement, where the launch is one by itself
+    line: cst.SimpleStatementLine | None  # the statement, if the launch is one by itself
     arguments: Mapping[str, cst.Arg]  # by parameter of the kernel
     options: Mapping[str, cst.Arg]
     opaque: bool  # has *args or **kwargs: what it passes is not known
@@ -242,7 +242,7 @@ class Source:
     def replaced(self, pairs: Sequence[tuple[cst.CSTNode, Any]]) -> str:
         """The text with nodes replaced as by `replace`.
 
-        Only the statements of the module that they are in are made anew, which is several times as quick: a search for
+        Only the statements of the module that they are in are made again, which is several times as quick: a search for
         parameters does little else.
         """
         table = {id(old) for old, _ in pairs}
@@ -268,13 +268,13 @@ class Source:
 
     @cached_property
     def _pieces(self) -> list[tuple[str, frozenset[int]]]:
-        """The code of each statement of the module, and the nodes below it; [] where it is not that of the text."""
+        """The code of each statement of the module, and the nodes below it; [] if it is not that of the text."""
         found = [(self.module.code_for_node(s), frozenset(map(id, walk(s)))) for s in self.module.body]
         return found if self._around[0] + "".join(code for code, _ in found) + self._around[1] == self.text else []
 
     @cached_property
     def _around(self) -> tuple[str, str]:
-        """What stands before the statements and after them."""
+        """The text before the statements and after them."""
         head, foot = (
             "".join(map(self.module.code_for_node, part)) for part in (self.module.header, self.module.footer)
         )
@@ -291,11 +291,11 @@ class Source:
 
     @cached_property
     def _mentions(self) -> Counter[str]:
-        """How often each name stands in the module."""
+        """The number of occurrences of each name in the module."""
         return Counter(n.value for n in walk(self.module) if isinstance(n, cst.Name))
 
     def resolve(self, node: cst.BaseExpression, host: cst.FunctionDef | None) -> cst.BaseExpression | None:
-        """The expression itself, or for a name the one expression it is bound to; None where that is not certain."""
+        """The expression itself, or for a name the one expression it is bound to; None if that is not certain."""
         value: Binding = node
         for _ in range(_MAX_CHAIN):  # `BLOCK_N = BLOCK_M`: a name may stand for another
             if not isinstance(value, cst.Name):
@@ -306,14 +306,14 @@ class Source:
 
 
 def _statements(new: Any) -> Sequence[cst.BaseStatement]:
-    """What `replace` made of a statement: one, several, or none."""
+    """Returns the statements that `replace` made from one: one, several, or none."""
     if isinstance(new, cst.RemovalSentinel):
         return []
     return list(new) if isinstance(new, cst.FlattenSentinel) else [new]
 
 
 def bindings(scope: cst.FunctionDef | cst.Module) -> dict[str, list[Binding]]:
-    """What each name of a scope is bound to, parameters by their defaults; inner functions are not looked into."""
+    """Returns the values bound to each name of a scope, parameters by their defaults, without inner functions."""
     found: dict[str, list[Binding]] = {}
 
     def bind(target: cst.CSTNode, value: Binding) -> None:
@@ -368,8 +368,9 @@ def parameters(function: cst.FunctionDef) -> list[cst.Param]:
 
 @lru_cache(maxsize=128)
 def parse(text: str) -> Source | None:
-    """The parsed source; None where it is not Python, nested so deep that a recursive walk could not end, or of so many
-    functions or launches that what is done for each pair of them would not.
+    """Returns the parsed source; None if it is not Python or too large.
+
+    Too large: nested too deep for a recursive walk, or with too many functions or launches for work on each pair.
     """
     try:
         module = cst.parse_module(text)
@@ -460,7 +461,7 @@ def _launch(
 
 
 def _grid_of(target: cst.Subscript) -> cst.BaseExpression:
-    """What stands in the brackets; `kernel[m, n]` and `kernel[m,]` have a tuple there."""
+    """Returns the expression in the brackets; `kernel[m, n]` and `kernel[m,]` have a tuple there."""
     values = [s.slice.value for s in target.slice if isinstance(s.slice, cst.Index)]
     if len(values) < len(target.slice):
         return expr("None")
@@ -469,7 +470,7 @@ def _grid_of(target: cst.Subscript) -> cst.BaseExpression:
 
 
 def grid_tuple(source: Source, launch: LaunchSite) -> tuple[cst.Tuple | None, bool]:
-    """The tuple that makes the grid, and whether it is the body of a lambda; None where there is no such tuple."""
+    """The tuple that makes the grid, and whether it is the body of a lambda; None without such a tuple."""
     grid = _grid(source, launch)
     if isinstance(grid, cst.Lambda):
         return (grid.body, True) if isinstance(grid.body, cst.Tuple) else (None, True)
@@ -477,7 +478,7 @@ def grid_tuple(source: Source, launch: LaunchSite) -> tuple[cst.Tuple | None, bo
 
 
 def _grid(source: Source, launch: LaunchSite) -> cst.BaseExpression | None:
-    """What the grid is; of a variable that the host assigns anew for each launch, what it is at this one."""
+    """Returns the expression of the grid; of a variable that the host assigns for each launch, its value here."""
     grid = source.resolve(launch.grid, launch.host)
     if grid is not None or launch.host is None or not isinstance(launch.grid, cst.Name):
         return grid
@@ -490,7 +491,7 @@ def _grid(source: Source, launch: LaunchSite) -> cst.BaseExpression | None:
                 grid = bound[0] if plain else None
         once = isinstance(block[at], cst.SimpleStatementLine)
         if (once or isinstance(block[at], (cst.For, cst.While))) and _bound_in(block[at], launch.grid.value):
-            return None  # by the launch itself, or by a loop: before its first turn it is another one
+            return None  # by the launch itself, or by a loop: before its first iteration it is another one
         if once:
             return grid
         inner = [n for n in walk(block[at]) if isinstance(n, cst.IndentedBlock) and _holds(n, launch.call)]
@@ -507,7 +508,7 @@ def _holds(node: cst.CSTNode, call: cst.Call) -> bool:
 
 
 def grid_values(source: Source, launch: LaunchSite) -> list[str] | None:
-    """The elements of the grid as text to put before the launch; None where they are not known there.
+    """The elements of the grid as text to put before the launch; None if they are not known there.
 
     A grid that is a function of the launch's own arguments (`lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`) is written
     out with what the launch gives.

@@ -1,11 +1,12 @@
-"""What the candidates measured so far say about settings of genes that nobody has measured.
+"""Predicts the speedup of settings of genes from the candidates measured so far.
 
-A point is a setting, one coordinate a gene: the logarithm (base 2) of its value.  Genes are told apart by their names,
-so a candidate that has others is a point too, at a fixed distance along those that it lacks.  What is predicted is the
-mean of a Gaussian process of the logarithm of the speedup, cut off below: how bad the bad ones are is of no interest
-(Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2).  Its covariance is a sum over
-single genes (eight warps are good or bad here, whatever else) plus a product over all of them (points that are close by
-in everything are alike): Duvenaud, Nickisch and Rasmussen, "Additive Gaussian Processes", 2011.
+A point is a setting, one coordinate a gene: the logarithm (base 2) of its value.  Genes are distinguished by name, so a
+candidate with other genes is a point too, at a fixed distance along those that it lacks.  The prediction is the mean of
+a Gaussian process of the logarithm of the speedup: Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+2006, chapter 2.  Speedups are cut off below, because it does not matter how bad the bad ones are.  The covariance is a
+sum over single genes plus a product over all of them: Duvenaud, Nickisch and Rasmussen, "Additive Gaussian Processes",
+2011.  The sum says that eight warps are good or bad here, whatever else; the product, that points close in all genes
+are alike.
 
 Lengths and variances are fixed; docs/suites.md says how they were chosen, and what they are worth.
 """
@@ -25,24 +26,24 @@ from operators.rewrites.configs import inlined
 
 Point = Mapping[str, int]  # name of a gene -> its value
 
-MOST = 256  # the last so many count: fitting takes the third power of their number
+MOST = 256  # the last ones that count: fitting takes the third power of their number
 
-_SPAN = 1.0  # of logarithms: what is e times slower than the best is as bad as a failure
-_LENGTH = 2.0  # a factor of four makes a setting another one
+_SPAN = 1.0  # of logarithms: a candidate e times slower than the best is as bad as a failure
+_LENGTH = 2.0  # a factor of four makes a setting another one.
 _LACKING = 1.0  # distance, in lengths, between having a gene and not having it
 _SINGLE, _JOINT = 0.02, 0.5  # variances: of a gene's own effect, of all together
 _NOISE = 0.05  # variance of what genes do not say: other structure, and the error of measuring
-_COMPUTED_LOG2 = -3.0  # where COMPUTED lies: below every number
+_COMPUTED_LOG2 = -3.0  # the coordinate of COMPUTED: below every number
 _DIGITS = 6  # kept of a prediction, so that equal ones are equal with every library of linear algebra
 _CONFIG = re.compile(r"\.config\d+")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A candidate that was judged.
+    """A candidate that was evaluated.
 
-    candidate: its id; source: of several autotune configurations with the chosen one alone, where one was chosen;
-    speedup: over the seed, None where it is not ok.
+    candidate: its id; source: with only the chosen one of several autotune configurations, if one was chosen; speedup:
+    over the seed, None if the candidate is not ok.
     """
 
     candidate: str

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import operators.registry
-from analysis import figures, outcomes
+from analysis import campaign_report, outcomes
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
 from evo.campaign.runner import CLAIM
-from evo.campaign.spec import Cell
+from evo.campaign.spec import CampaignRun
 from evo.cli import common
 from evo.cli.main import main
 from evo.core.locks import try_lock
@@ -36,11 +36,11 @@ ROOT = Path(__file__).parent.parent
 SPEC = """
 tasks = ["softmax", "rotary"]
 seeds = 3
-arms = ["full", "no-islands", "random"]
+variants = ["full", "no-islands", "random"]
 [budget]
 trials = 6
 """
-DRAW = figures.draw
+DRAW = campaign_report.draw
 ONE_GPU = SimpleNamespace(count=1, name="H200", problem="")
 FILES = {"tables.md", "tables.tex", "outcomes.json", "curves.pdf", "curves.png", "effects.pdf", "effects.png"}
 
@@ -49,7 +49,7 @@ FILES = {"tables.md", "tables.tex", "outcomes.json", "curves.pdf", "curves.png",
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CliEvaluator]:
     monkeypatch.chdir(tmp_path)
     Path("spec.toml").write_text(SPEC)
-    monkeypatch.setattr(figures, "draw", lambda *_: [])  # slow, and seen once
+    monkeypatch.setattr(campaign_report, "draw", lambda *_: [])  # slow, and seen once
     return install(monkeypatch.setattr)
 
 
@@ -58,20 +58,20 @@ def ablate(*more: str) -> int:
 
 
 def runs(folder: Path) -> dict[str, dict[str, list[Any]]]:
-    return {str(path.parent.relative_to(folder)): facts(path.parent) for path in folder.glob("cells/*/*/*/run.sqlite")}
+    return {str(path.parent.relative_to(folder)): facts(path.parent) for path in folder.glob("runs/*/*/*/run.sqlite")}
 
 
-def test_a_cell_that_another_process_works_on_is_left_to_it(
+def test_a_run_that_another_process_works_on_is_left_to_it(
     opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    theirs = Path("runs/spec/cells/rotary/full/seed-1")
+    theirs = Path("runs/spec/runs/rotary/full/seed-1")
     theirs.mkdir(parents=True)
     with try_lock(theirs / CLAIM) as held:
         assert held
         assert ablate("--workers", "2", "--no-figures") == 0
     said = capsys.readouterr().out
-    assert "1 cells are left to other processes that run this campaign" in said
-    assert "1 of 18 cells are missing" in said
+    assert "1 runs are left to other processes that run this campaign" in said
+    assert "1 of 18 runs are missing" in said
     assert len(runs(Path("runs/spec"))) == 17
     assert ablate("--workers", "2", "--no-figures") == 0
     assert "left to other processes" not in capsys.readouterr().out
@@ -96,18 +96,18 @@ def test_processes_share_a_campaign(opened: list[CliEvaluator]) -> None:
     assert len(found) == 18 and all(len(run["evaluations"]) == 7 for run in found.values())
 
 
-def test_a_campaign_runs_every_cell_and_reports(
+def test_a_campaign_runs_every_run_and_reports(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(figures, "draw", DRAW)
+    monkeypatch.setattr(campaign_report, "draw", DRAW)
     assert ablate("--workers", "3") == 0
     folder, said = Path("runs/spec"), capsys.readouterr().out
-    assert {p.name for p in folder.iterdir()} >= FILES | {"campaign.json", "spec.toml", "cells"}
-    assert "3 arms x 2 tasks x 3 seeds = 18 cells of 6 candidates; 0 finished; 3 at once" in said
+    assert {p.name for p in folder.iterdir()} >= FILES | {"campaign.json", "spec.toml", "runs"}
+    assert "3 variants x 2 tasks x 3 seeds = 18 runs of 6 candidates; 0 finished; 3 at once" in said
     assert len(re.findall(r"^\[\d+/18\] ", said, re.MULTILINE)) == 18
     assert len(opened) == 2 and all(e.closed for e in opened)  # one evaluator a task
     found = outcomes.load(folder / "outcomes.json")
-    assert {(o.arm, o.task, o.seed) for o in found} == {
+    assert {(o.variant, o.task, o.seed) for o in found} == {
         (a, t, s) for a in ("full", "no-islands", "random") for t in ("softmax", "rotary") for s in range(3)
     }
     assert all(len(o.curve) == 6 and o.estimated for o in found)
@@ -117,7 +117,7 @@ def test_a_campaign_runs_every_cell_and_reports(
     assert r"\toprule" in (folder / "tables.tex").read_text()
 
 
-def test_finished_cells_are_not_run_again(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_are_not_run_again(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
     assert ablate("--workers", "1") == 0
     before, first = runs(Path("runs/spec")), capsys.readouterr().out.partition("Best speedup")[2]
     assert ablate() == 0
@@ -127,23 +127,23 @@ def test_finished_cells_are_not_run_again(opened: list[CliEvaluator], capsys: py
     assert runs(Path("runs/spec")) == before
 
 
-def test_a_cell_does_not_depend_on_how_many_run_at_once(opened: list[CliEvaluator]) -> None:
+def test_a_run_does_not_depend_on_how_many_run_at_once(opened: list[CliEvaluator]) -> None:
     assert ablate("--workers", "1", "--out", "one") == 0
     assert ablate("--workers", "4", "--out", "four") == 0
     assert runs(Path("one")) == runs(Path("four"))
 
 
-def test_a_cell_that_fails_stops_no_other_and_is_tried_again(
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cell = Cell("softmax", "random", 1)
-    broken = Path("runs/spec") / cell.path
+    run = CampaignRun("softmax", "random", 1)
+    broken = run.folder(Path("runs/spec"))
     broken.mkdir(parents=True)
     (broken / "run.sqlite").write_text("not a database, but long enough to be taken for the start of one" * 20)
     assert ablate() == 1
     said = capsys.readouterr().out
     assert "failed: softmax, random, seed 1: expected a run in" in said
-    assert "1 of 18 cells are missing; their tasks and seeds are left out for all arms." in said
+    assert "1 of 18 runs are missing; their tasks and seeds are left out for all variants." in said
     assert re.search(r"\| full \| \d/5 \|", said)
     assert "StoreError" in (broken / "failure.txt").read_text()
     (broken / "run.sqlite").unlink()
@@ -157,7 +157,7 @@ def test_a_task_whose_seed_is_wrong_fails_alone(opened: list[CliEvaluator], caps
     assert ablate() == 1
     said = capsys.readouterr().out
     assert said.count("failed: broken, ") == 9
-    assert "1 task, 3 runs an arm" in said
+    assert "1 task, 3 runs a variant" in said
 
 
 def test_on_a_gpu_evaluations_are_not_shared(
@@ -167,12 +167,12 @@ def test_on_a_gpu_evaluations_are_not_shared(
     assert ablate() == 0
     assert {e.device for e in opened} == {"gpu"}
     assert not Path("runs/spec/evaluations.sqlite").exists()
-    with RunReader(Path("runs/spec/cells/softmax/full/seed-0")) as run:
+    with RunReader(Path("runs/spec/runs/softmax/full/seed-0")) as run:
         assert run.info.config.device == "gpu" and run.info.config.screen_budget == 4
     assert "measured on a GPU" in capsys.readouterr().out
 
 
-def test_several_gpus_and_clusters_evaluate_the_cells_of_all_tasks(
+def test_several_gpus_and_clusters_evaluate_the_runs_of_all_tasks(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     joined, workshops = [], []
@@ -210,7 +210,7 @@ def test_several_gpus_and_clusters_evaluate_the_cells_of_all_tasks(
     assert "--gpus 3: expected at most 2" in capsys.readouterr().err
 
 
-def test_cells_at_equal_gpu_seconds(
+def test_runs_at_equal_gpu_seconds(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("spec.toml").write_text(SPEC.replace("trials = 6", "trials = 400\ngpu_seconds = 7.5"))
@@ -220,16 +220,16 @@ def test_cells_at_equal_gpu_seconds(
     assert "a budget of 7.5 GPU seconds: expected a GPU that measures, got estimated times" in captured.err
     assert not Path("runs").exists()
     monkeypatch.setattr(evaluators, "find_gpus", lambda target: ONE_GPU)
-    monkeypatch.setattr(figures, "draw", DRAW)
+    monkeypatch.setattr(campaign_report, "draw", DRAW)
     assert ablate() == 0
     said = capsys.readouterr().out
-    assert "18 cells of 7.5 GPU seconds (400 candidates at most)" in said
+    assert "18 runs of 7.5 GPU seconds (400 candidates at most)" in said
     table = Path("runs/spec/tables.md").read_text()
     assert "after 7.5 GPU seconds (400 candidates at most)" in table
     assert "best-so-far curve over GPU seconds (verifying and timing)" in table
     counts = set()
     for found in outcomes.load(Path("runs/spec/outcomes.json")):
-        with RunReader(Path("runs/spec") / Cell(found.task, found.arm, found.seed).path) as run:
+        with RunReader(CampaignRun(found.task, found.variant, found.seed).folder(Path("runs/spec"))) as run:
             spent = [gpu_seconds(trial.evaluation) for trial in run.trials() if trial.index]
         assert sum(spent) >= 7.5 > sum(spent[:-1])
         assert (found.at[0], found.curve[0]) == (0.0, 1.0) and list(found.at) == sorted(found.at) and found.at[-1] < 7.5
@@ -261,15 +261,27 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     assert main(["ablate", "here"]) == 0
     assert {name: (Path("here") / name).read_bytes() for name in written} == written
     first = capsys.readouterr().out
-    run = Path("here") / Cell("rotary", "full", 0).path / "run.sqlite"
+    run = CampaignRun("rotary", "full", 0).folder(Path("here")) / "run.sqlite"
     whole = run.read_bytes()
     run.write_bytes(b"of another version")
     assert main(["ablate", "here"]) == 1
     said = capsys.readouterr().out
-    assert "failed: rotary, full, seed 0: expected a run in here/cells/rotary/full/seed-0" in said
-    assert "1 of 18 cells are missing" in said
+    assert "failed: rotary, full, seed 0: expected a run in here/runs/rotary/full/seed-0" in said
+    assert "1 of 18 runs are missing" in said
     assert Path("here/outcomes.json").read_bytes() == written["outcomes.json"]  # it may come back
     run.write_bytes(whole)
+    assert main(["ablate", "here"]) == 0
+    assert capsys.readouterr().out == first
+    assert {name: (Path("here") / name).read_bytes() for name in written} == written
+    Path("here/runs").rename("here/cells")  # as earlier versions of evo called all of it
+    for name, new, old in (
+        ("campaign.json", '"variants"', '"arms"'),
+        ("outcomes.json", '"variant"', '"arm"'),
+        ("outcomes.json", '"format": 2', '"format": 1'),
+    ):
+        text = (Path("here") / name).read_text()
+        assert new in text
+        (Path("here") / name).write_text(text.replace(new, old))
     assert main(["ablate", "here"]) == 0
     assert capsys.readouterr().out == first
     assert {name: (Path("here") / name).read_bytes() for name in written} == written
@@ -287,15 +299,15 @@ def test_a_stored_outcome_is_never_dropped(
 ) -> None:
     assert ablate("--out", "whole", "--no-figures") == 0
     whole, tables = Path("whole/outcomes.json").read_bytes(), Path("whole/tables.md").read_bytes()
-    for cell in [p.parent for p in Path("whole/cells").glob("*/*/*/run.sqlite")][1:]:
-        shutil.rmtree(cell)  # archived without them
+    for run in [p.parent for p in Path("whole/runs").glob("*/*/*/run.sqlite")][1:]:
+        shutil.rmtree(run)  # archived without them
     assert main(["ablate", "whole", "--no-figures"]) == 0
     assert Path("whole/tables.md").read_bytes() == tables and Path("whole/outcomes.json").read_bytes() == whole
-    shutil.rmtree("whole/cells")
+    shutil.rmtree("whole/runs")
     monkeypatch.setattr("evo.search.interrupt.Interrupt.__call__", lambda self: True)
-    assert ablate("--out", "whole", "--no-figures") == common.EXIT_INTERRUPTED  # stopped before any cell
+    assert ablate("--out", "whole", "--no-figures") == common.EXIT_INTERRUPTED  # stopped before any run
     assert Path("whole/outcomes.json").read_bytes() == whole
-    broken = Path("whole") / Cell("softmax", "random", 1).path
+    broken = CampaignRun("softmax", "random", 1).folder(Path("whole"))
     broken.mkdir(parents=True, exist_ok=True)
     (broken / "run.sqlite").write_bytes(b"damaged")
     assert ablate("--out", "whole", "--no-figures") == common.EXIT_INTERRUPTED
@@ -308,15 +320,15 @@ def test_a_stored_outcome_is_never_dropped(
     assert Path("whole/outcomes.json").read_text() == "{"
 
 
-def test_a_run_that_is_not_its_cells_does_not_count(
+def test_a_run_that_is_not_its_runs_does_not_count(
     opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ablate("--no-figures") == 0
     folder = Path("runs/spec")
-    longer, other = (folder / Cell("softmax", arm, 0).path for arm in ("full", "no-islands"))
+    longer, other = (CampaignRun("softmax", variant, 0).folder(folder) for variant in ("full", "no-islands"))
     with Store.resume(longer, task_hash="hash", versions={"evo": "1"}) as store:  # as `evo resume --budget 9` does
         store.set_config(store.info.config.with_budget(9))
-    shutil.copyfile(folder / Cell("softmax", "random", 0).path / "run.sqlite", other / "run.sqlite")
+    shutil.copyfile(CampaignRun("softmax", "random", 0).folder(folder) / "run.sqlite", other / "run.sqlite")
     for argument in ("runs/spec", "spec.toml"):
         capsys.readouterr()
         assert main(["ablate", argument, "--no-figures"]) == 1
@@ -326,19 +338,19 @@ def test_a_run_that_is_not_its_cells_does_not_count(
             f"expected the run of softmax, no-islands, seed 0 in {other}, got one with strategy 'random' instead"
             in said
         )
-        assert "2 of 18 cells are missing" in said
+        assert "2 of 18 runs are missing" in said
     assert "16 finished" in said
     shutil.rmtree(longer)
     shutil.rmtree(other)
     assert ablate("--no-figures") == 0
 
 
-def test_a_cell_may_be_gone_on_with_on_another_machine(
+def test_a_run_may_be_gone_on_with_on_another_machine(
     opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ablate("--no-figures") == 0
-    cell = Path("runs/spec") / Cell("softmax", "full", 0).path
-    with Store.resume(cell, task_hash="hash", versions={"evo": "1"}) as store:
+    run = CampaignRun("softmax", "full", 0).folder(Path("runs/spec"))
+    with Store.resume(run, task_hash="hash", versions={"evo": "1"}) as store:
         elsewhere = {"task": "/elsewhere/softmax", "gpus": "all", "ray_address": "head:1"}
         store.set_config(dataclasses.replace(store.info.config, **elsewhere))
         store.event("ended", "budget spent")
@@ -350,10 +362,10 @@ def test_a_folder_without_a_comparison_is_not_ok(
     opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ablate("--no-figures") == 0
-    shutil.rmtree("runs/spec/cells")
+    shutil.rmtree("runs/spec/runs")
     Path("runs/spec/outcomes.json").unlink()
     assert main(["ablate", "runs/spec", "--no-figures"]) == 1
-    assert "nothing to compare: no task and seed that all arms have finished" in capsys.readouterr().out
+    assert "nothing to compare: no task and seed that all variants have finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -372,9 +384,9 @@ def test_stopped_or_killed_the_same_command_goes_on(
             break
     rest, _ = process.communicate(timeout=120)
     if number == signal.SIGINT:
-        assert process.returncode == common.EXIT_INTERRUPTED and "go on by the same command" in rest
-    if Path("runs/spec/tables.md").exists():  # some seed was finished in all arms
-        assert re.search(r"\d+ of 18 cells are missing", Path("runs/spec/tables.md").read_text())
+        assert process.returncode == common.EXIT_INTERRUPTED and "the same command continues" in rest
+    if Path("runs/spec/tables.md").exists():  # some seed was finished in all variants
+        assert re.search(r"\d+ of 18 runs are missing", Path("runs/spec/tables.md").read_text())
     assert 2 <= len(runs(Path("runs/spec"))) < 18
     deadline = time.monotonic() + 60
     while ablate() != 0:  # in this process, without sleeping
@@ -392,13 +404,13 @@ def test_a_second_ctrl_c_does_not_wait_and_loses_nothing_finished(tmp_path: Path
     deadline = time.monotonic() + 100
     log = tmp_path / LOG
     while not (log.exists() and len(log.read_text().split()) == 2) and time.monotonic() < deadline:
-        time.sleep(0.05)  # until both cells evaluate
+        time.sleep(0.05)  # until both runs evaluate
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)  # two signals at once would be one
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=100)  # an evaluation takes 600 s
     assert process.returncode == common.EXIT_INTERRUPTED
-    assert "interrupted; the same command goes on with runs/spec" in said
+    assert "interrupted; the same command continues runs/spec" in said
     found = runs(tmp_path / "runs/spec")
     assert len(found) == 2 and all(len(tables["evaluations"]) == 1 for tables in found.values())  # the seed
 
@@ -408,7 +420,7 @@ def test_a_second_ctrl_c_does_not_wait_and_loses_nothing_finished(tmp_path: Path
 ASKING = """
 tasks = ["softmax"]
 seeds = 2
-arms = ["full", "no-llm", "no-repair"]
+variants = ["full", "no-llm", "no-repair"]
 models = ["m@{url}"]
 [budget]
 trials = 12
@@ -424,12 +436,12 @@ def asking(opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators.registry, "LLM_OPERATORS", {o.name: o for o in (Ask(), Ask("mend", repairs=True))})
 
 
-def used(arm: str) -> set[str]:
-    with RunReader(Path("runs/spec") / Cell("softmax", arm, 0).path) as run:
+def used(variant: str) -> set[str]:
+    with RunReader(CampaignRun("softmax", variant, 0).folder(Path("runs/spec"))) as run:
         return {t.proposal.operator for t in run.trials()}
 
 
-def test_arms_that_ask_models(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_that_ask_models(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
     with Endpoint() as endpoint:
         Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
         assert ablate() == 0
@@ -442,11 +454,14 @@ def test_arms_that_ask_models(asking: None, capsys: pytest.CaptureFixture[str]) 
     assert not any("@" in name for name in used("no-llm"))
 
 
-def test_a_cell_whose_model_fell_silent_is_none_of_its_arm(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_model_fell_silent_is_none_of_its_variant(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
     with Endpoint(lambda body, number: Reply() if number < 3 else Reply(status=500)) as endpoint:
         Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
         assert ablate("--workers", "1") == 1
-    assert "failed: softmax, full, seed 0: no model answers, so this cell is none of its arm" in capsys.readouterr().out
-    assert ablate("--workers", "1") == 1  # going on without it would only finish another search than the arm's
+    assert (
+        "failed: softmax, full, seed 0: no model answers, so this run does not count for its variant"
+        in capsys.readouterr().out
+    )
+    assert ablate("--workers", "1") == 1  # going on without it would only finish another search than the variant's
     assert "failed: softmax, full, seed 0: no model answered any more" in (said := capsys.readouterr().out)
     assert "nothing to compare" in said

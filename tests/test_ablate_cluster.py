@@ -16,7 +16,7 @@ from tests.engine_support import facts
 SPEC = """
 tasks = ["vector_sin"]
 seeds = 2
-arms = ["full", "hillclimb"]
+variants = ["full", "hillclimb"]
 [budget]
 trials = 2
 [run]
@@ -50,7 +50,7 @@ def test_a_campaign_whose_node_is_lost_is_that_of_one_machine(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert main([*command, "--out", "alone"]) == 0
-    runs = sorted(path.parent.relative_to("cluster") for path in Path("cluster").glob("cells/*/*/*/run.sqlite"))
+    runs = sorted(path.parent.relative_to("cluster") for path in Path("cluster").glob("runs/*/*/*/run.sqlite"))
     assert len(runs) == 4
     for run in runs:
         assert facts("cluster" / run) == facts("alone" / run)

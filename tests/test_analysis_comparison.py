@@ -1,4 +1,4 @@
-"""analysis.comparison, and what analysis.tables and analysis.figures make of it."""
+"""analysis.comparison and analysis.campaign_report."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import ablation_tables as tables
-from analysis import figures
+from analysis import campaign_report
 from analysis.comparison import compare
 from analysis.outcomes import Outcome
 from tests.ablation_support import campaign, outcome
 
-ARMS = ("full", "worse", "same")
+VARIANTS = ("full", "worse", "same")
 OUTCOMES = campaign({"full": 1.0, "worse": 0.7, "same": 1.0})
 
 
-def test_arms_are_summed_up_over_tasks_then_seeds() -> None:
+def test_variants_are_summed_up_over_tasks_then_seeds() -> None:
     found = [
         outcome("a", "x", 0, [1.0, 4.0]),
         outcome("a", "x", 1, [1.0, 1.0]),
@@ -28,7 +27,7 @@ def test_arms_are_summed_up_over_tasks_then_seeds() -> None:
         outcome("b", "y", 0, [1.0, 1.0]),
     ]
     comparison = compare(found, ("a", "b"))
-    a, b = comparison.arms
+    a, b = comparison.variants
     assert (a.runs, a.successes, b.successes) == (3, 2, 0)
     assert a.by_task == pytest.approx((2.0, 8.0)) and a.mean == pytest.approx(4.0)  # failures as 1.0
     assert a.of_successes == pytest.approx(6.0) and b.of_successes is None
@@ -41,56 +40,60 @@ def test_arms_are_summed_up_over_tasks_then_seeds() -> None:
     assert (comparison.tasks, comparison.seeds, comparison.budget) == (("x", "y"), (2, 1), 2)
 
 
-def test_a_worse_arm_is_found_and_the_same_one_is_not() -> None:
-    worse, same = compare(OUTCOMES, ARMS).against
+def test_a_worse_variant_is_found_and_the_same_one_is_not() -> None:
+    worse, same = compare(OUTCOMES, VARIANTS).against
     assert worse.best.size == pytest.approx(0.7, rel=0.05) and worse.best.ci[1] < 0.8
     assert worse.best.p_flips < 0.001 and worse.best.p_wilcoxon < 0.001 and worse.best.a12 < 0.1
     assert worse.area.size < 0 and worse.area.p_flips < 0.001
     assert same.best.ci[0] < 1 < same.best.ci[1] and same.best.p_flips > 0.05 and same.best.p_wilcoxon > 0.05
 
 
-def test_seeds_that_an_arm_lacks_are_left_out_for_all() -> None:
-    some = [o for o in OUTCOMES if (o.arm, o.task, o.seed) not in {("worse", "task-1", 2), ("same", "task-3", 0)}]
-    comparison = compare(some, ARMS)
+def test_seeds_that_a_variant_lacks_are_left_out_for_all() -> None:
+    some = [o for o in OUTCOMES if (o.variant, o.task, o.seed) not in {("worse", "task-1", 2), ("same", "task-3", 0)}]
+    comparison = compare(some, VARIANTS)
     assert comparison.seeds == (5, 4, 5, 4)
-    assert [arm.runs for arm in comparison.arms] == [18, 18, 18]
+    assert [variant.runs for variant in comparison.variants] == [18, 18, 18]
     with pytest.raises(ValueError, match="no task and seed"):
-        compare([o for o in OUTCOMES if o.arm != "same"], ARMS)
+        compare([o for o in OUTCOMES if o.variant != "same"], VARIANTS)
 
 
 def test_tables_say_what_they_hold() -> None:
-    comparison = compare(OUTCOMES, ARMS)
-    text = tables.markdown(comparison)
-    assert "after 4 candidates, 4 tasks, 20 runs an arm; measured on a GPU" in text and "est" not in text.split("\n")[2]
+    comparison = compare(OUTCOMES, VARIANTS)
+    text = campaign_report.markdown(comparison)
+    assert (
+        "after 4 candidates, 4 tasks, 20 runs a variant; measured on a GPU" in text and "est" not in text.split("\n")[2]
+    )
     rows = [line for line in text.split("\n") if line.startswith("| worse |")]
     assert len(rows) == 2 and "<0.001 / <0.001" in rows[1] and "(large)" in rows[1]
-    estimated = tables.markdown(compare([outcome(*key, [2.0], estimated=True) for key in KEYS], ("full", "same")))
-    heads = [line for line in estimated.split("\n") if "---" not in line and line.startswith(("| arm", "| task"))]
+    estimated = campaign_report.markdown(
+        compare([outcome(*key, [2.0], estimated=True) for key in KEYS], ("full", "same"))
+    )
+    heads = [line for line in estimated.split("\n") if "---" not in line and line.startswith(("| variant", "| task"))]
     assert len(heads) == 3 and all("(est.)" in head for head in heads)
     assert "no GPU measured anything" in estimated
 
 
 def test_few_pairs_give_no_intervals_no_tests_and_no_words() -> None:
     few = [o for o in OUTCOMES if o.task == "task-1" and o.seed < 4]
-    comparison = compare(few, ARMS)
+    comparison = compare(few, VARIANTS)
     assert comparison.pairs == 4 and not comparison.enough
-    for text in (tables.markdown(comparison), tables.latex(comparison)):
+    for text in (campaign_report.markdown(comparison), campaign_report.latex(comparison)):
         assert "4 pairs of runs, fewer than 5: too few for intervals and tests" in text
         assert not any(word in text for word in ("[", "large", "medium", "small", "negligible", "Wilcoxon", "0.125"))
-    rows = [line for line in tables.markdown(comparison).split("\n") if line.startswith("| worse |")]
+    rows = [line for line in campaign_report.markdown(comparison).split("\n") if line.startswith("| worse |")]
     assert len(rows) == 2 and rows[1].count("| – |") == 2
-    (panel,) = figures._curves(comparison, few).axes[:1]
-    assert not panel.collections and not figures._effects(comparison).axes[0].collections
-    enough = compare([o for o in OUTCOMES if o.task == "task-1"], ARMS)
-    assert enough.enough and "[" in tables.markdown(enough)
+    (panel,) = campaign_report._curves(comparison, few).axes[:1]
+    assert not panel.collections and not campaign_report._effects(comparison).axes[0].collections
+    enough = compare([o for o in OUTCOMES if o.task == "task-1"], VARIANTS)
+    assert enough.enough and "[" in campaign_report.markdown(enough)
 
 
-KEYS = [(arm, "layer_norm", seed) for arm in ("full", "same") for seed in range(2)]
+KEYS = [(variant, "layer_norm", seed) for variant in ("full", "same") for seed in range(2)]
 
 
 def test_latex_is_balanced_and_escaped() -> None:
     comparison = compare([outcome(*key, [2.0], estimated=True) for key in KEYS], ("full", "same"))
-    text = tables.latex(comparison)
+    text = campaign_report.latex(comparison)
     for name in ("table", "tabular"):
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 3
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 3
@@ -100,10 +103,10 @@ def test_latex_is_balanced_and_escaped() -> None:
 
 
 def test_figures_are_files_that_are_the_same_each_time(tmp_path: Path) -> None:
-    comparison = compare(OUTCOMES, ARMS)
+    comparison = compare(OUTCOMES, VARIANTS)
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        paths = figures.draw(tmp_path / folder, comparison, OUTCOMES)
+        paths = campaign_report.draw(tmp_path / folder, comparison, OUTCOMES)
         assert [p.name for p in paths] == ["curves.pdf", "curves.png", "effects.pdf", "effects.png"]
     for path in (tmp_path / "one").iterdir():
         content = path.read_bytes()
@@ -112,8 +115,8 @@ def test_figures_are_files_that_are_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_at_equal_gpu_seconds_areas_and_curves_are_over_them(tmp_path: Path) -> None:
-    def over(arm: str, seed: int, at: list[float]) -> Outcome:
-        return outcome(arm, "x", seed, [1.0, 2.0, 4.0], budget=50, gpu_seconds=8.0, at=tuple(at))
+    def over(variant: str, seed: int, at: list[float]) -> Outcome:
+        return outcome(variant, "x", seed, [1.0, 2.0, 4.0], budget=50, gpu_seconds=8.0, at=tuple(at))
 
     found = [
         over("early", 0, [0, 1, 2]),
@@ -122,20 +125,20 @@ def test_at_equal_gpu_seconds_areas_and_curves_are_over_them(tmp_path: Path) -> 
         over("late", 1, [0, 4, 8]),
     ]
     comparison = compare(found, ("early", "late"))
-    early, late = comparison.arms
+    early, late = comparison.variants
     assert early.area == pytest.approx(((1 / 2 + 6) / 8 + (1 / 2 + 4) / 8) / 2)
     assert late.area == pytest.approx(((1 / 2 + 1) / 8 + (4 / 2) / 8) / 2)
     assert early.mean == late.mean == pytest.approx(4.0)
-    assert "after 8 GPU seconds (50 candidates at most)" in tables.markdown(comparison)
-    x, logs = figures._sampled([o for o in found if o.arm == "early"])
+    assert "after 8 GPU seconds (50 candidates at most)" in campaign_report.markdown(comparison)
+    x, logs = campaign_report._sampled([o for o in found if o.variant == "early"])
     assert list(x) == [0, 1, 2, 3, 4, 8]
     assert np.exp(logs) == pytest.approx(np.array([[1, 2, 4, 4, 4, 4], [1, 1, 1, 2, 4, 4]]))
-    assert (tmp_path / "curves.png") in figures.draw(tmp_path, comparison, found)
+    assert (tmp_path / "curves.png") in campaign_report.draw(tmp_path, comparison, found)
 
 
 def test_the_geometric_mean_of_the_seeds_is_that_of_scipy() -> None:
     from scipy.stats import gmean
 
-    comparison = compare(OUTCOMES, ARMS)
-    speedups = [o.best for o in OUTCOMES if o.arm == "full"]
-    assert math.isclose(comparison.arms[0].mean, float(gmean(speedups)))  # equally many seeds a task
+    comparison = compare(OUTCOMES, VARIANTS)
+    speedups = [o.best for o in OUTCOMES if o.variant == "full"]
+    assert math.isclose(comparison.variants[0].mean, float(gmean(speedups)))  # equally many seeds a task

@@ -41,7 +41,7 @@ def test_only_gains_beyond_their_interval_count(tmp_path: Path) -> None:
     assert found.certified == 1.3
     assert found.curve == (1.0, 1.0, 1.3, 1.3, 2.0, 2.0, 2.0)  # level to the end of the budget
     assert (found.best, found.ci95, found.success) == (2.0, (1.5, 2.6), True)
-    assert (found.arm, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)
+    assert (found.variant, found.task, found.seed, found.budget, found.estimated) == ("full", "instant", 0, 7, True)
     assert found.verdicts == {"ok": 5, "wrong": 1}
     assert (found.task_hash, found.target) == ("hash", "sm_90")
 
@@ -112,14 +112,24 @@ def test_outcomes_survive_their_file_to_six_digits(tmp_path: Path) -> None:
     found = campaign({"full": 1.0, "random": 0.8})
     save(tmp_path / "outcomes.json", found, campaign="campaign.json")
     again = load(tmp_path / "outcomes.json")
-    assert [(o.arm, o.task, o.seed, o.verdicts) for o in again] == [(o.arm, o.task, o.seed, o.verdicts) for o in found]
+    assert [(o.variant, o.task, o.seed, o.verdicts) for o in again] == [
+        (o.variant, o.task, o.seed, o.verdicts) for o in found
+    ]
     for a, b in zip(found, again, strict=True):
         assert b.curve == pytest.approx(a.curve, rel=1e-5) and b.ci95 == pytest.approx(a.ci95, rel=1e-5)
     save(tmp_path / "again.json", again, campaign="campaign.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "outcomes.json").read_bytes()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 7}', '{"format": 1, "outcomes": [{"arm": "full"}]}'])
+def test_a_file_of_an_earlier_version_says_arm(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.json"
+    save(path, campaign({"full": 1.0}))
+    found = load(path)
+    path.write_text(path.read_text().replace('"variant"', '"arm"').replace('"format": 2', '"format": 1'))
+    assert load(path) == found and found[0].variant == "full"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 7}', '{"format": 2, "outcomes": [{"variant": "full"}]}'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "outcomes.json").write_text(text)
     with pytest.raises(StoreError, match="expected the outcomes of runs"):

@@ -11,7 +11,7 @@ import pytest
 
 import fitness.tasks.task
 from evo.cli import bench as command
-from evo.cli import checking
+from evo.cli import suite_checks
 from evo.cli.main import main
 from fitness.suites.tritonbench import FOLDER
 from tests.test_suites_tritonbench import BROKEN, SCALE
@@ -54,7 +54,7 @@ def test_a_suite_is_searched_summed_up_and_gone_on_with(checkout: Path, capsys: 
     assert "broken" in again
     assert "scale" not in again.partition("files can be searched")[0]
     assert (out / "summary.md").read_text() == summary
-    best = out / "cells" / "scale" / "full" / "seed-0" / "best"
+    best = out / "runs" / "scale" / "full" / "seed-0" / "best"
     assert not best.exists()
     # Asked for later, of what is finished.
     assert bench(checkout, "--budget", "2", "--workers", "1", "--best") == 0
@@ -70,7 +70,7 @@ def test_processes_share_the_searches(checkout: Path, capfd: pytest.CaptureFixtu
     for name in ("scale2", "scale3"):
         (checkout / FOLDER / f"{name}.py").write_text(SCALE, encoding="utf-8")
     assert bench(checkout, "--budget", "2", "--workers", "2", "--processes", "2", "--best") == 0
-    assert len(list((checkout.parent / "out").glob("cells/*/*/*/best/evidence.json"))) == 3
+    assert len(list((checkout.parent / "out").glob("runs/*/*/*/best/evidence.json"))) == 3
     said = capfd.readouterr().out
     assert said.count("budget spent") == 3  # each by one process
     assert said.count("4 files: 3 searched, 1 not runnable here") == 1
@@ -95,7 +95,7 @@ def test_a_folder_of_another_campaign_is_left_as_it_was(checkout: Path, capsys: 
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     capsys.readouterr()
     assert bench(checkout, "--budget", "3") == 2
-    assert "cannot go on with the campaign" in capsys.readouterr().err
+    assert "cannot continue the campaign" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
     # Where it is the same one, what was lost is written again.
     assert bench(checkout, "--only", "broken", "--budget", "2") == 1
@@ -124,7 +124,7 @@ def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fitness.tasks.task, "load_task", lambda path, tried: SimpleNamespace(name=path.name, hash=""))
     chosen = [SimpleNamespace(name=name) for name in ("quick", "slow", "wrong", "late", "slower")]
     arriving = command._arriving(made, chosen, lambda: None)
-    with checking.adding(tmp_path / checking.CHECKED) as add:
+    with suite_checks.adding(tmp_path / suite_checks.CHECKED) as add:
         assert next(arriving) is None
         for name, seconds in (("quick", 1.0), ("wrong", 9.0), ("slow", 5.0)):
             stages = [] if name == "wrong" else ["verified"]

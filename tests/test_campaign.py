@@ -1,4 +1,4 @@
-"""evo.campaign.spec: specs, arms, what is frozen."""
+"""evo.campaign.spec: specs, variants, what is frozen."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from evo.campaign.spec import FILE, Campaign, Cell, Spec, read_plan, read_spec
-from evo.campaign.variants import ARMS
+from evo.campaign.spec import FILE, Campaign, CampaignRun, Spec, read_plan, read_spec
+from evo.campaign.variants import VARIANTS
 from evo.core.errors import ConfigError, StoreError
 
 SPEC = """
 tasks = ["softmax", "layer_norm"]
 seeds = 2
-arms = ["full", "no-islands", "greedy"]
+variants = ["full", "no-islands", "greedy"]
 [budget]
 trials = 8
 [run]
 islands = 4
-[arm.greedy]
+[variant.greedy]
 strategy = "hillclimb"
 screen_budget = 3
 """
@@ -35,16 +35,20 @@ def spec_of(folder: Path, text: str = SPEC) -> Spec:
 
 def test_a_spec_becomes_configurations(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    full, greedy = (spec.config("softmax", arm, 1, "cpu") for arm in ("full", "greedy"))
+    full, greedy = (spec.config("softmax", variant, 1, "cpu") for variant in ("full", "greedy"))
     assert (full.task, full.seed, full.budget, full.islands, full.workers) == ("softmax", 1, 8, 4, 1)
     assert (full.strategy, full.operators) == ("evolve", ("params", "rewrite", "recombine"))
     assert (greedy.strategy, greedy.operators, greedy.screen_budget) == ("hillclimb", ("params", "rewrite"), 3)
 
 
-def test_ready_arms_take_one_part_away(tmp_path: Path) -> None:
+def test_ready_variants_take_one_part_away(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    full, *_ = (config := {arm: spec.config("softmax", arm, 0, "gpu") for arm in ARMS}).values()
-    changed = {arm: {k for k, v in vars(full).items() if vars(c)[k] != v} for arm, c in config.items() if arm != "full"}
+    full, *_ = (config := {variant: spec.config("softmax", variant, 0, "gpu") for variant in VARIANTS}).values()
+    changed = {
+        variant: {k for k, v in vars(full).items() if vars(c)[k] != v}
+        for variant, c in config.items()
+        if variant != "full"
+    }
     assert changed == {
         "no-crossover": {"operators"},
         "no-islands": {"islands", "population"},
@@ -65,26 +69,26 @@ def test_without_a_gpu_there_is_no_surrogate(tmp_path: Path) -> None:
     assert spec.config("softmax", "full", 0, "cpu") == spec.config("softmax", "no-surrogate", 0, "cpu")
 
 
-def test_cells_of_a_seed_come_together(tmp_path: Path) -> None:
+def test_runs_of_a_seed_come_together(tmp_path: Path) -> None:
     campaign = Campaign.open(tmp_path / "out", spec_of(tmp_path), "cpu", HASHES, VERSIONS)
-    cells = list(campaign.cells())
-    assert len(cells) == 2 * 2 * 3
-    assert cells[:4] == [
-        Cell("softmax", "full", 0), Cell("softmax", "no-islands", 0), Cell("softmax", "greedy", 0),
-        Cell("softmax", "full", 1),
+    runs = list(campaign.runs())
+    assert len(runs) == 2 * 2 * 3
+    assert runs[:4] == [
+        CampaignRun("softmax", "full", 0), CampaignRun("softmax", "no-islands", 0), CampaignRun("softmax", "greedy", 0),
+        CampaignRun("softmax", "full", 1),
     ]  # fmt: skip
-    assert cells[3].path == Path("cells/softmax/full/seed-1")
-    assert campaign.config(cells[-1]).task == "layer_norm"
+    assert runs[3].folder(Path("c")) == Path("c/runs/softmax/full/seed-1")
+    assert campaign.config(runs[-1]).task == "layer_norm"
 
 
 def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     Campaign.open(tmp_path / "out", spec, "cpu", HASHES, VERSIONS)
     frozen = json.loads((tmp_path / "out" / FILE).read_text())
-    assert len(frozen["hash"]) == 16 and frozen["arms"]["greedy"]["screen_budget"] == 3
+    assert len(frozen["hash"]) == 16 and frozen["variants"]["greedy"]["screen_budget"] == 3
     Campaign.open(tmp_path / "out", spec_of(tmp_path, "# a remark\n" + SPEC), "cpu", HASHES, VERSIONS)
     others = (
-        (spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")), "cpu", HASHES, VERSIONS, "arms, budget"),
+        (spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")), "cpu", HASHES, VERSIONS, "variants, budget"),
         (spec, "gpu", HASHES, VERSIONS, "device"),
         (spec, "cpu", {**HASHES, "softmax": "cc"}, VERSIONS, "tasks"),
         (spec, "cpu", HASHES, {**VERSIONS, "code": "other"}, "versions"),
@@ -95,12 +99,12 @@ def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / FILE).read_text()) == frozen
 
 
-def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
+def test_variants_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
     text = SPEC.replace('"no-islands", "greedy"', '"no-memetic"')
     Campaign.open(tmp_path / "distinct", spec_of(tmp_path, text), "gpu", HASHES, VERSIONS)
     same = spec_of(tmp_path, text.replace("islands = 4", "screen_budget = 0"))
     for device in ("cpu", "gpu"):
-        with pytest.raises(ConfigError, match="full and no-memetic come to the same settings"):
+        with pytest.raises(ConfigError, match="full and no-memetic have the same settings"):
             Campaign.open(tmp_path / device, same, device, HASHES, VERSIONS)
 
 
@@ -119,20 +123,20 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
         ("seeds = 2", "seeds = [9223372036854775808]", r"got \[9223372036854775808\]"),
         ("seeds = 2", f"seeds = {list(range(10_001))}", "got a list of 10001; e.g. seeds = 5"),
         ("seeds = 2", "seeds = true", "seeds: expected how many, .* got True"),
-        ("[arm.greedy]", '[arm."../greedy"]', "arm.../greedy: expected a name of at most 100 letters"),
-        ("[arm.greedy]", '[arm."/tmp/greedy"]', "neither '.' nor '..', got '/tmp/greedy'; choose another"),
-        ("[arm.greedy]", '[arm.".."]', "got '..'"),
-        ("[arm.greedy]", '[arm."."]', "got '.'"),
-        ("[arm.greedy]", '[arm.""]', "got ''"),
+        ("[variant.greedy]", '[variant."../greedy"]', "variant.../greedy: expected a name of at most 100 letters"),
+        ("[variant.greedy]", '[variant."/tmp/greedy"]', "neither '.' nor '..', got '/tmp/greedy'; choose another"),
+        ("[variant.greedy]", '[variant.".."]', "got '..'"),
+        ("[variant.greedy]", '[variant."."]', "got '.'"),
+        ("[variant.greedy]", '[variant.""]', "got ''"),
         ("seeds = 2", "sedes = 2", "expected keys among .* got sedes"),
-        ("trials = 8", "trials = 8\ntokens = 7", "budget: expected models where tokens are limited"),
+        ("trials = 8", "trials = 8\ntokens = 7", "budget: expected models if tokens are limited"),
         ('"greedy"]', '"gready"]', "expected names among full, .*greedy, got gready"),
         ("trials = 8", "tokens = 7", "budget: expected a table with `trials`"),
         ("trials = 8", "trials = 8\nusd = 7", "budget: expected keys among trials, tokens, gpu_seconds, got usd"),
-        ('"greedy"]', '"no-repair"]', "arms: expected a model for no-repair, got none"),
-        ('"greedy"]', '"full"]', "arms: expected each name once"),
-        ("[arm.greedy]", "[arm.random]", "arm.random: expected a new name"),
-        ("screen_budget = 3", "screening = 3", "arm.greedy: expected keys among .* got screening"),
+        ('"greedy"]', '"no-repair"]', "variants: expected a model for no-repair, got none"),
+        ('"greedy"]', '"full"]', "variants: expected each name once"),
+        ("[variant.greedy]", "[variant.random]", "variant.random: expected a new name"),
+        ("screen_budget = 3", "screening = 3", "variant.greedy: expected keys among .* got screening"),
         ("islands = 4", "budget = 4", "run: expected keys among .* got budget"),
         ('["softmax", "layer_norm"]', '"softmax"', "tasks: expected a list of names"),
         ("seeds = 2", "seeds = ", "expected a campaign as TOML"),
@@ -141,11 +145,15 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
             "islands = 0",
             "^run.islands: expected an integer from 1 to 64, got 0; set another in the spec",
         ),
-        ("screen_budget = 3", "screen_budget = -3", "^arm.greedy.screen_budget: expected an integer from 0 to 10000"),
+        (
+            "screen_budget = 3",
+            "screen_budget = -3",
+            "^variant.greedy.screen_budget: expected an integer from 0 to 10000",
+        ),
         ("islands = 4", "guidance = 'all'", "^run.guidance: expected one of digest, raw, none, got 'all'"),
         ("islands = 4", "strategy = 'best-of-n'", "^run.strategy: expected a model for best-of-n .* add models = "),
-        (SPEC[SPEC.index("[arm") :], "", "arms: expected names among"),
-        (SPEC[SPEC.index("[budget]") :], "arm = 5", r"arm: expected tables \[arm.NAME\], got 5"),
+        (SPEC[SPEC.index("[variant") :], "", "variants: expected names among"),
+        (SPEC[SPEC.index("[budget]") :], "variant = 5", r"variant: expected tables \[variant.NAME\], got 5"),
         ("seeds = 2", "seeds = 2\ntarget = [1]", r"target: expected a text, got \[1\]"),
         (
             "seeds = 2",
@@ -158,9 +166,9 @@ def test_arms_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
         ("islands = 4", "archive_share = true", "run.archive_share: expected a number, got True"),
         ("islands = 4", "islands = 4.5", "run.islands: expected an integer, got 4.5"),
         ("islands = 4", 'operators = "mutate"', "run.operators: expected a list of names, got 'mutate'"),
-        ('strategy = "hillclimb"', 'strategy = ["a"]', r"arm.greedy.strategy: expected a text, got \['a'\]"),
-        ("screen_budget = 3", "operators = [5]", r"arm.greedy.operators: expected a list of names, got \[5\]"),
-        ("screen_budget = 3", "guidance = 5", "arm.greedy.guidance: expected a text, got 5"),
+        ('strategy = "hillclimb"', 'strategy = ["a"]', r"variant.greedy.strategy: expected a text, got \['a'\]"),
+        ("screen_budget = 3", "operators = [5]", r"variant.greedy.operators: expected a list of names, got \[5\]"),
+        ("screen_budget = 3", "guidance = 5", "variant.greedy.guidance: expected a text, got 5"),
     ],
 )
 def test_specs_with_a_slip_are_refused_in_words(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -193,10 +201,10 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_cells_of_gpu_seconds_need_a_gpu(tmp_path: Path) -> None:
+def test_runs_of_gpu_seconds_need_a_gpu(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 500\ngpu_seconds = 60"))
     campaign = Campaign.open(tmp_path / "out", spec, "gpu", HASHES, VERSIONS)
-    assert {(campaign.config(c).budget, campaign.config(c).gpu_seconds) for c in campaign.cells()} == {(500, 60)}
+    assert {(campaign.config(c).budget, campaign.config(c).gpu_seconds) for c in campaign.runs()} == {(500, 60)}
     assert json.loads((tmp_path / "out" / FILE).read_text())["budget"]["gpu_seconds"] == 60
     with pytest.raises(ConfigError, match="60 GPU seconds: expected a GPU that measures, got estimated times"):
         Campaign.open(tmp_path / "estimated", spec, "cpu", HASHES, VERSIONS)
@@ -210,7 +218,7 @@ tasks = ["softmax"]
 seeds = 1
 models = ["m"]
 models_file = "models.toml"
-arms = [
+variants = [
     "full", "no-llm", "no-profile", "raw-profile", "no-repair", "no-crossover", "best-of-n", "tritonforge", "random"
 ]
 [budget]
@@ -219,16 +227,16 @@ tokens = 5000
 """
 
 
-def test_arms_of_models(tmp_path: Path) -> None:
+def test_variants_of_models(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text('[models.m]\nendpoint = "http://localhost:1/v1"\n')
     spec = spec_of(tmp_path, MODELS)
-    arms = {arm: spec.config("softmax", arm, 0, "cpu") for arm in spec.arms}
-    full = arms["full"]
+    variants = {variant: spec.config("softmax", variant, 0, "cpu") for variant in spec.variants}
+    full = variants["full"]
     rules = ("params", "rewrite", "recombine")
     assert full.operators == (*rules, "mutate@m", "crossover@m", "repair@m", "explore@m")
     assert ([m.endpoint for m in full.models], full.max_tokens) == (["http://localhost:1/v1"], 5000)
     assert full.serial and full.triton
-    changed = {a: {k for k, v in vars(full).items() if vars(c)[k] != v} for a, c in arms.items() if a != "full"}
+    changed = {a: {k for k, v in vars(full).items() if vars(c)[k] != v} for a, c in variants.items() if a != "full"}
     assert changed == {
         "no-llm": {"operators", "models", "max_tokens"},
         "no-profile": {"guidance"},
@@ -239,13 +247,13 @@ def test_arms_of_models(tmp_path: Path) -> None:
         "tritonforge": {"operators", "strategy"},
         "random": {"operators", "models", "max_tokens", "strategy"},
     }
-    assert arms["no-llm"].operators == rules
-    assert arms["no-repair"].operators == (*rules, "mutate@m", "crossover@m", "explore@m")
-    assert arms["no-crossover"].operators == ("params", "rewrite", "mutate@m", "repair@m", "explore@m")
-    assert arms["best-of-n"].operators == ("mutate@m",)
-    assert arms["tritonforge"].operators == ("mutate@m", "repair@m")
+    assert variants["no-llm"].operators == rules
+    assert variants["no-repair"].operators == (*rules, "mutate@m", "crossover@m", "explore@m")
+    assert variants["no-crossover"].operators == ("params", "rewrite", "mutate@m", "repair@m", "explore@m")
+    assert variants["best-of-n"].operators == ("mutate@m",)
+    assert variants["tritonforge"].operators == ("mutate@m", "repair@m")
     frozen = Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS)
-    assert Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS).cells() == frozen.cells()
+    assert Campaign.open(tmp_path / "out", spec, "cpu", {"softmax": "aa"}, VERSIONS).runs() == frozen.runs()
 
 
 def test_a_folder_with_a_run_takes_no_campaign(tmp_path: Path) -> None:
@@ -258,7 +266,7 @@ def test_a_folder_with_a_run_takes_no_campaign(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", "7", '{"arms": {"full": 1}}', '{"arms": {}, "tasks": {}, "seeds": "a"}']
+    "text", ["{", "[]", "{}", "7", '{"variants": {"full": 1}}', '{"variants": {}, "tasks": {}, "seeds": "a"}']
 )
 def test_a_damaged_campaign_is_refused_in_words(tmp_path: Path, text: str) -> None:
     campaign = Campaign.open(tmp_path, spec_of(tmp_path), "cpu", HASHES, VERSIONS)
@@ -273,15 +281,29 @@ def test_a_damaged_campaign_is_refused_in_words(tmp_path: Path, text: str) -> No
     assert (tmp_path / FILE).read_text() == text
 
 
+def test_files_of_earlier_versions_say_arms_and_cells(tmp_path: Path) -> None:
+    new = spec_of(tmp_path)
+    assert spec_of(tmp_path, SPEC.replace("variants = ", "arms = ").replace("[variant.", "[arm.")) == new
+    with pytest.raises(ConfigError, match="expected variants, got variants and its earlier name arms; move all below"):
+        spec_of(tmp_path, 'arms = ["full"]\n' + SPEC)
+    campaign = Campaign.open(tmp_path / "out", new, "cpu", HASHES, VERSIONS)
+    plan, path = read_plan(tmp_path / "out"), tmp_path / "out" / FILE
+    path.write_text(path.read_text().replace('"variants"', '"arms"'))
+    assert read_plan(tmp_path / "out") == plan
+    assert Campaign.open(tmp_path / "out", new, "cpu", HASHES, VERSIONS).runs() == campaign.runs()
+    (tmp_path / "out" / "cells").mkdir()
+    assert plan.runs[0].folder(tmp_path / "out") == tmp_path / "out/cells/softmax/full/seed-0"
+
+
 def test_tasks_may_come_later(tmp_path: Path) -> None:
     spec = dataclasses.replace(spec_of(tmp_path), tasks=())
     campaign = Campaign.open(tmp_path / "out", spec, "cpu", {}, VERSIONS)
-    assert campaign.cells() == []
+    assert campaign.runs() == []
     campaign.add("softmax", "folder/softmax", "aa")
-    assert {cell.task for cell in campaign.cells()} == {"softmax"}
-    assert campaign.config(campaign.cells_of("softmax")[0]).task == "folder/softmax"
+    assert {run.task for run in campaign.runs()} == {"softmax"}
+    assert campaign.config(campaign.runs_of("softmax")[0]).task == "folder/softmax"
     again = Campaign.open(tmp_path / "out", spec, "cpu", {}, VERSIONS)
-    assert len(read_plan(tmp_path / "out").cells) == 6
+    assert len(read_plan(tmp_path / "out").runs) == 6
     with pytest.raises(StoreError, match="task softmax differ"):
         again.add("softmax", "folder/softmax", "bb")
     with pytest.raises(StoreError, match="versions differ"):

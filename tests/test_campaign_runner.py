@@ -1,4 +1,4 @@
-"""Cells of tasks that become known one after the other, with the real engine on an instant evaluator."""
+"""Runs of tasks that become known one after the other, with the real engine on an instant evaluator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evo.campaign.runner import Done, counter, finished, run_cells, why_failed
-from evo.campaign.spec import Campaign, Cell, Spec
+from evo.campaign.runner import Done, counter, execute_runs, finished, why_failed
+from evo.campaign.spec import Campaign, CampaignRun, Spec
 from evo.cli.ablate import run_campaign
 from evo.core.errors import StoreError
 from evo.core.records import Verdict
@@ -22,7 +22,7 @@ from fitness.evaluator import SeedError
 from tests.cli_support import BROKEN, CliEvaluator, install, load
 
 SPEC = Spec(
-    tasks=(), seeds=(0,), arms=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
+    tasks=(), seeds=(0,), variants=("full",), trials=3, tokens=None, target="sm_90", models=(), base={}, own={}
 )  # fmt: skip
 
 
@@ -42,14 +42,14 @@ def added(campaign: Campaign, name: str) -> Any:
 
 
 def run(campaign: Campaign, tasks: Iterator[Any], stop: Any = lambda: False) -> list[Done]:
-    return list(run_cells(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), 2, stop))
+    return list(execute_runs(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), 2, stop))
 
 
 def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEvaluator], campaign: Campaign) -> None:
     def arriving() -> Iterator[Any]:
         yield added(campaign, "softmax")
         for _ in range(100):  # each waits a moment
-            if finished(campaign.folder, Cell("softmax", "full", 0)):
+            if finished(campaign.folder, CampaignRun("softmax", "full", 0)):
                 break
             yield None
         else:
@@ -57,8 +57,8 @@ def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEval
         yield added(campaign, "rotary")
 
     done = run(campaign, arriving())
-    assert [(d.cell.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
-    assert counter(campaign.folder, campaign.cells())() == 2
+    assert [(d.run.task, d.reason) for d in done] == [("softmax", "budget spent"), ("rotary", "budget spent")]
+    assert counter(campaign.folder, campaign.runs())() == 2
 
 
 def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -66,7 +66,7 @@ def test_a_task_is_asked_for_when_a_worker_is_free(opened: list[CliEvaluator], c
 
     def arriving() -> Iterator[Any]:
         for name in ("softmax", "rotary", "matmul", "scatter"):
-            ended.append(counter(campaign.folder, campaign.cells())())
+            ended.append(counter(campaign.folder, campaign.runs())())
             yield added(campaign, name)
 
     assert len(run(campaign, arriving())) == 4
@@ -82,8 +82,8 @@ def test_no_more_tasks_are_taken_once_it_is_to_stop(opened: list[CliEvaluator], 
             yield added(campaign, name)
 
     assert run(campaign, arriving(), stop=lambda: len(taken) == 2) != []
-    assert [cell.task for cell in campaign.cells()] == taken
-    assert not finished(campaign.folder, Cell("rotary", "full", 0))
+    assert [run.task for run in campaign.runs()] == taken
+    assert not finished(campaign.folder, CampaignRun("rotary", "full", 0))
 
 
 def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -108,12 +108,12 @@ def test_what_other_processes_finish_counts_as_progress(
 
 
 def test_a_run_of_another_task_does_not_count(opened: list[CliEvaluator], campaign: Campaign) -> None:
-    cell = Cell("softmax", "full", 0)
+    search = CampaignRun("softmax", "full", 0)
     other = RunInfo(SPEC.config("softmax", "full", 0, "cpu"), "another", {"evo": "1"}, {})
     added(campaign, "softmax")
-    with Store.create(campaign.folder / cell.path, other) as store:
+    with Store.create(search.folder(campaign.folder), other) as store:
         store.event("ended", "budget spent")
-    assert not finished(campaign.folder, cell)
+    assert not finished(campaign.folder, search)
     [done] = run(campaign, iter([load("softmax")]))
     assert done.reason == "failed"
     assert "expected the run of softmax, full, seed 0" in done.message
@@ -127,11 +127,11 @@ def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: C
     def fails(task: Any) -> Any:
         raise SeedError(task, Verdict.COMPILE_ERROR, "compile", "line 3: K / 4\n  in `static_assert`")
 
-    cell = Cell(BROKEN, "full", 0)
-    assert why_failed(campaign.folder, cell) == ""
-    [done] = run_cells(campaign, tasks(), {"evo": "1"}, fails, 1, lambda: False)
+    search = CampaignRun(BROKEN, "full", 0)
+    assert why_failed(campaign.folder, search) == ""
+    [done] = execute_runs(campaign, tasks(), {"evo": "1"}, fails, 1, lambda: False)
     assert done.reason == "failed"
-    why = why_failed(campaign.folder, cell)
+    why = why_failed(campaign.folder, search)
     assert why.startswith("task 'broken'")
     assert "\n" not in why and "line 3: K / 4" in why
 

@@ -562,7 +562,7 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("show nowhere", "expected a run in nowhere"),
         ("show taken 99", "expected a trial from 0 to 2 in taken, got 99; name one of these"),
         ("run --strategy best-of-n", "--strategy best-of-n: expected a model to ask, got none; add --model"),
-        ("run --guidance raw", "--guidance: expected a model that it tells of profiles, got none; add --model"),
+        ("run --guidance raw", "--guidance: expected a model whose prompts have profiles, got none; add --model"),
         ("run --llm-concurrency 0", "--llm-concurrency: expected an integer from 1 to 1024, got 0"),
         (
             "run --ray-address head",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.outcomes import Outcome, save
-from analysis.regression import judge, pair_up
+from analysis.regression import find_regression, pair_up
 from evo.cli.main import main
 from evo.core.records import StopReason
 from evo.search.termination import came_to_end
@@ -48,7 +48,7 @@ def test_the_same_campaign_twice_is_called_worse_no_more_often_than_stated() -> 
             for t in range(2)
             for s in range(4)
         ]
-        worse += judge(pairs).worse
+        worse += find_regression(pairs).worse
     assert worse <= 19  # of 200: at a true rate of 5%, more come up once in 250
 
 
@@ -57,8 +57,8 @@ def test_single_runs_are_judged_by_their_own_intervals() -> None:
         two = (outcome("", "x", 0, [e], ci95=(e / width, e * width)) for e in (2.0, b))
         return [(next(two), next(two))]
 
-    assert judge(pair(1.9, 1.01)).worse and judge(pair(2.1, 1.01)).better
-    noisy = judge(pair(1.9, 1.1))
+    assert find_regression(pair(1.9, 1.01)).worse and find_regression(pair(2.1, 1.01)).better
+    noisy = find_regression(pair(1.9, 1.1))
     assert not noisy.worse and not noisy.better and noisy.p is None
     # Two independent half-widths of log 1.1 add up to sqrt(2) of one.
     assert noisy.ci == pytest.approx((0.95 / 1.1 ** (2**0.5), 0.95 * 1.1 ** (2**0.5)))
@@ -80,7 +80,7 @@ def test_runs_are_read_from_their_stores(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_cannot_be_compared_is_refused() -> None:
     a = [outcome("", "x", 0, [2.0], task_hash="aa", target="sm_90")]
     for b, words in (
-        (outcome("", "y", 0, [2.0]), "no arm, task and seed"),
+        (outcome("", "y", 0, [2.0]), "no variant, task and seed"),
         (outcome("", "x", 0, [2.0, 2.0]), "x, seed 0: budgets differ, 1 candidates and 2 candidates"),
         (outcome("", "x", 0, [2.0], gpu_seconds=60.0, at=(0.0,)), "1 candidates and 60 GPU seconds .1 candidates at"),
         (outcome("", "x", 0, [2.0], estimated=True), "one is estimated"),
@@ -103,11 +103,11 @@ def test_tasks_and_targets_that_are_not_known_are_not_compared() -> None:
 
 def test_without_pairs_both_sides_are_listed() -> None:
     a = [outcome("full", f"t{n:02}", n % 2, [2.0]) for n in range(14)]
-    with pytest.raises(ValueError, match="no arm") as failure:
+    with pytest.raises(ValueError, match="no variant") as failure:
         pair_up(a, [outcome("", "x", 3, [2.0])])
     said = str(failure.value)
-    assert "A has arms full, tasks t00, t01, " in said and "t11 and 2 more, seeds 0, 1; " in said
-    assert said.endswith("B has arms none (runs of their own), tasks x, seeds 3")
+    assert "A has variants full, tasks t00, t01, " in said and "t11 and 2 more, seeds 0, 1; " in said
+    assert said.endswith("B has variants none (runs of their own), tasks x, seeds 3")
 
 
 def test_runs_of_different_tasks_in_folders_of_one_name_are_refused(

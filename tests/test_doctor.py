@@ -1,4 +1,4 @@
-"""evo.cli.checks and its command: every state that a check can find, and what follows for a run."""
+"""evo.cli.doctor_checks and its command: every state that a check can find, and what follows for a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 import evo.cli.doctor as command
 import fitness.cuda.nvidia
 import fitness.sandbox.layers
-from evo.cli import checks as doctor
-from evo.cli.checks import MISSING, OK, UNUSABLE
+from evo.cli import doctor_checks as doctor
+from evo.cli.doctor_checks import MISSING, OK, UNUSABLE
 from evo.cli.main import main
 from evo.core.errors import EvoError
 from evo.core.models import Model
@@ -116,7 +116,7 @@ def test_layers_that_are_missing_are_named_with_their_reason(monkeypatch):
     [
         ("", True, "", MISSING, "not found"),
         ("/bin/ncu", True, "", OK, "1.2, works on GPU 0"),
-        ("/bin/ncu", False, "", UNUSABLE, "no GPU to use it on"),
+        ("/bin/ncu", False, "", UNUSABLE, "has no GPU for it"),
         ("/bin/ncu", True, "no permission to read the GPU's performance counters", UNUSABLE, "no permission"),
     ],
 )

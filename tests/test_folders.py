@@ -30,7 +30,7 @@ def test_a_run_is_meant_by_its_parts_too(tmp_path: Path) -> None:
 
 
 def test_runs_below_a_folder_are_found_in_order(tmp_path: Path) -> None:
-    runs = [made(tmp_path / f"c/cells/t/{arm}/seed-0" / FILE) for arm in ("a", "b")]
+    runs = [made(tmp_path / f"c/runs/t/{variant}/seed-0" / FILE) for variant in ("a", "b")]
     assert runs_in(tmp_path) == runs and runs_in(runs[0]) == [runs[0]]
     assert runs_in(tmp_path / "none") == [tmp_path / "none"]
 
@@ -40,14 +40,14 @@ INSTEAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "file": (lambda f: f.write_text(""), "it is a file"),
     "task": (lambda f: made(f / "task.py"), "it is a task; search by `evo run {}`"),
     "campaign": (
-        lambda f: made(f / "campaign.json", f / "cells/t/a/seed-0" / FILE),
-        "it is a campaign; name one of its runs, e.g. {}/cells/t/a/seed-0",
+        lambda f: made(f / "campaign.json", f / "runs/t/a/seed-0" / FILE),
+        "it is a campaign; name one of its runs, e.g. {}/runs/t/a/seed-0",
     ),
     "runs": (
         lambda f: made(*(f / f"r{n}" / FILE for n in range(5))),
         "it is a folder of runs; name one of its runs, e.g. {0}/r0, {0}/r1, {0}/r2",
     ),
-    "other": (lambda f: made(f / "notes.txt"), "none in the folders below either"),
+    "other": (lambda f: made(f / "notes.txt"), "the folders below have no run either"),
 }
 
 

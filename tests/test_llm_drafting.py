@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evo.llm.task_drafts import first_prompt
 from operators.llm.base import Unreadable
-from operators.llm.drafting import ask_to_mend, read_task
+from operators.llm.drafting import ask_to_correct, read_task
 from tests.drafting_support import KERNEL, TASK, answer
 
 
@@ -28,7 +28,7 @@ def test_a_kernel_that_delegates_is_asked_to_be_allowed_to() -> None:
 
 def test_what_is_wrong_is_told_after_the_answer() -> None:
     first = first_prompt(KERNEL)
-    again = ask_to_mend(first, "my answer", "line 3: ```no```")
+    again = ask_to_correct(first, "my answer", "line 3: ```no```")
     assert again.messages[:2] == first.messages
     assert [m.role for m in again.messages] == ["system", "user", "assistant", "user"]
     assert again.messages[2].text == "my answer" and "````\nline 3: ```no```\n````" in again.messages[3].text

@@ -220,7 +220,7 @@ def test_guidance_needs_a_model_and_the_one_unasked_does_not(opened: Any, capsys
     for guidance in GUIDANCE:
         for command in (("run", "task"), ("run", "--propose-only", "1", "--run-dir", "new")):
             assert run(*command, "--guidance", guidance) == 2
-            assert "--guidance: expected a model that it tells of profiles, got none" in capsys.readouterr().err
+            assert "--guidance: expected a model whose prompts have profiles, got none" in capsys.readouterr().err
     assert not Path("runs").exists() and not Path("new").exists()
     assert run("run", "task", "--budget", "2", "--run-dir", "r") == 0
     with RunReader(Path("r")) as reader:

@@ -40,14 +40,13 @@ def test_the_compiler_agrees(pitfall, tmp_path):
         compiled(pitfall.broken, tmp_path / "broken")
     assert caught.value.verdict is Verdict.COMPILE_ERROR
     assert re.search(pitfall.says, caught.value.message), caught.value.message
-    assert compiled(pitfall.mended, tmp_path / "mended")["builds"]
+    assert compiled(pitfall.fixed, tmp_path / "fixed")["builds"]
 
 
 def test_each_is_one_line_with_a_source():
     assert TESTED
     assert all(
-        p.text and "\n" not in p.text and p.source and bool(p.broken) == bool(p.mended) == bool(p.says)
-        for p in PITFALLS
+        p.text and "\n" not in p.text and p.source and bool(p.broken) == bool(p.fixed) == bool(p.says) for p in PITFALLS
     )
 
 

@@ -16,10 +16,10 @@ import pytest
 from analysis.benchmarks.endpoint import Endpoint, Reply, answer_to
 from evo.core.errors import ConfigError
 from evo.core.models import Model
-from evo.llm import queue as lane_module
+from evo.llm import queue as queue_module
 from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
-from evo.llm.queue import FAILURES, ModelQueue, open_lane
+from evo.llm.queue import FAILURES, ModelQueue, open_model_queue
 from evo.storage.model_calls import Call, Question
 from evo.storage.queries import RunReader
 from operators.llm.base import Message, Prompt
@@ -34,24 +34,24 @@ MOST = len(PROMPT) + TEMPLATE_TOKENS + MAX_TOKENS  # that one request can be bil
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not wait for seconds between two attempts."""
-    monkeypatch.setattr(lane_module, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(queue_module, "BACKOFF_S", 0.01)
 
 
 class Asked:
-    """A lane on a fresh store, and the calls it delivered."""
+    """A queue on a fresh store, and the calls it delivered."""
 
-    def __init__(self, lane: ModelQueue, folder: Path) -> None:
-        self.lane, self.folder = lane, folder
+    def __init__(self, model_queue: ModelQueue, folder: Path) -> None:
+        self.queue, self.folder = model_queue, folder
         self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self.left = lane.start(self.inbox.put)
+        self.left = model_queue.start(self.inbox.put)
 
     def submit(self, text: str = PROMPT, model: str = "m") -> bool:
         prompt = Prompt("change", (Message("user", text),))
-        return self.lane.submit(Question(f"change@{model}", prompt, (0,), 0, 1))
+        return self.queue.submit(Question(f"change@{model}", prompt, (0,), 0, 1))
 
     def take(self) -> Call:
         call = self.inbox.get(timeout=60)
-        self.lane.collected(call)
+        self.queue.collected(call)
         return call
 
     def ask(self, text: str = PROMPT) -> Call:
@@ -72,11 +72,11 @@ def asking(
     model = Model("m", url, **{"max_tokens": MAX_TOKENS, "timeout_s": 20.0, "attempts": 3, **settings})
     if not (folder / "run.sqlite").exists():
         create(folder).close()
-    lane = open_lane(folder, [model], {"OPENAI_API_KEY": KEY}, limits or ModelBudget(), 16)
+    model_queue = open_model_queue(folder, [model], {"OPENAI_API_KEY": KEY}, limits or ModelBudget(), 16)
     try:
-        yield Asked(lane, folder)
+        yield Asked(model_queue, folder)
     finally:
-        lane.close(drop=drop)
+        model_queue.close(drop=drop)
 
 
 def test_an_answer_is_stored_with_its_question_and_its_bill(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_retry_after_is_obeyed_by_all_conversations(tmp_path: Path) -> None:
         asked.submit("first")
         while not endpoint.requests:
             pass
-        while not asked.lane._not_before:
+        while not asked.queue._not_before:
             pass
         asked.submit("second")
         calls = [asked.take(), asked.take()]
@@ -228,10 +228,10 @@ def test_after_all_attempts_the_error_is_told(tmp_path: Path) -> None:
         assert len(endpoint.requests) == 3
         assert asked.rows()[0]["error"] == call.error
         for _ in range(FAILURES - 1):
-            assert asked.lane.free() == ["m"]
+            assert asked.queue.free() == ["m"]
             asked.ask()
-        assert asked.lane.free() == []
-        assert asked.lane.ended == "no model answers"
+        assert asked.queue.free() == []
+        assert asked.queue.ended == "no model answers"
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_limits_count_what_is_in_flight(tmp_path: Path) -> None:
     limits = ModelBudget(max_tokens=2 * MOST + 5)
     with Endpoint(in_turn(Reply(delay_s=0.1))) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
         assert [asked.submit(), asked.submit(), asked.submit()] == [True, True, False]
-        assert asked.lane.ended is None  # there is room again when those are settled
+        assert asked.queue.ended is None  # there is room again when those are settled
         asked.take()
         asked.take()
         assert limits.tokens == 60
         while asked.submit():
             asked.take()
-        assert asked.lane.ended == "limit on tokens or dollars reached"
+        assert asked.queue.ended == "limit on tokens or dollars reached"
         assert endpoint.billed == limits.tokens <= 2 * MOST + 5
         assert limits.tokens + MOST > 2 * MOST + 5
 
@@ -300,13 +300,13 @@ def test_limits_hold_over_everything_that_can_go_wrong(tmp_path: Path) -> None:
     ):
         flying = 0
         while True:
-            while asked.lane.busy < 16 and asked.submit(PROMPT[: len(PROMPT)]):
+            while asked.queue.busy < 16 and asked.submit(PROMPT[: len(PROMPT)]):
                 flying += 1
-            if not asked.lane.busy:
+            if not asked.queue.busy:
                 break
             asked.take()
         assert endpoint.billed > 0
-        asked.lane.close()
+        asked.queue.close()
     assert endpoint.billed <= limits.tokens <= most
 
 
@@ -317,7 +317,7 @@ def test_closing_waits_for_what_is_paid_and_drops_what_waits(tmp_path: Path) -> 
             asked.submit("first")
             while not endpoint.requests:
                 pass
-            lane_module.BACKOFF_S = 60.0  # the fixture puts it back
+            queue_module.BACKOFF_S = 60.0  # the fixture puts it back
             asked.submit("second")
             while asked.rows()[-1]["attempts"] != 1 or asked.rows()[-1]["unsettled"]:
                 pass
@@ -360,7 +360,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.delitem(sys.modules, "evo.llm.client", raising=False)
     with pytest.raises(ConfigError, match=r'\.venv/bin/pip install -e "\."'):
-        open_lane(tmp_path, [Model("m", "http://localhost/v1")], {}, ModelBudget(), 1)
+        open_model_queue(tmp_path, [Model("m", "http://localhost/v1")], {}, ModelBudget(), 1)
 
 
 def test_uses_of_models_are_summed_up(tmp_path: Path) -> None:

@@ -462,7 +462,7 @@ def test_reading_a_run_needs_no_plugin_and_going_on_does(
 
 def test_a_campaign_freezes_its_plugins(instant: None, halve: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = 'tasks = ["softmax"]\nseeds = 1\narms = ["full", "own"]\n[budget]\ntrials = 3\n'
-    Path("spec.toml").write_text(spec + '[arm.own]\noperators = ["halve"]\n')
+    Path("spec.toml").write_text(spec + '[variant.own]\noperators = ["halve"]\n')
     ablate = ("ablate", "spec.toml", "--gpus", "none", "--workers", "1", "--no-figures")
     assert command(*ablate) == 2
     assert "operator: expected one of" in capsys.readouterr().err

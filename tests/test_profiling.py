@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from analysis.benchmarks.instant import InstantEvaluator, score
-from evo.cli.run_text import show_run, show_trial
+from evo.cli.show_text import show_run, show_trial
 from evo.core.errors import EvoError
 from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Hint, Profile, Trial, Verdict, profile_to_json
@@ -153,8 +153,8 @@ def test_prompts_are_told_what_limits_their_parents(tmp_path):
         run(store, Profiling())
         index = ok(list(store.trials()))[1].index
         for guidance, words in (("digest", "Limited by memory: so"), ("raw", "## Metrics"), ("none", "")):
-            asker = PromptScheduler(LLM_OPERATORS, (model,), guidance, store.trial, store.profiles, context_of)
-            question = asker.question("mutate@m", [index], random.Random(0), island=0, told=0, proposed=0)
+            prompts = PromptScheduler(LLM_OPERATORS, (model,), guidance, store.trial, store.profiles, context_of)
+            question = prompts.question("mutate@m", [index], random.Random(0), island=0, told=0, proposed=0)
             assert question is not None
             text = question.prompt.messages[1].text
             assert words in text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from evo.core.records import Candidate, Trial, Verdict
 from evo.search.archive import Archive
-from evo.search.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, Scheduler, Twin
+from evo.search.scheduler import ATTEMPTS, SCREENED_ATTEMPTS, IsDuplicate, Scheduler
 from operators.base import Context, Draft, Parent, Screen
 from tests.engine_support import config, failed_trial, ok_trial
 
@@ -27,11 +27,15 @@ class Scripted:
 
 
 def scheduler(
-    operator: Scripted, *trials: Trial, screen: Screen | None = None, twin: Twin | None = None, **changes: object
+    operator: Scripted,
+    *trials: Trial,
+    screen: Screen | None = None,
+    is_duplicate: IsDuplicate | None = None,
+    **changes: object,
 ) -> Scheduler:
     archive = Archive()
     settings = config(operators=("scripted",), **changes)
-    made = Scheduler(settings, {"scripted": operator}, archive, screen, twin=twin)
+    made = Scheduler(settings, {"scripted": operator}, archive, screen, is_duplicate=is_duplicate)
     for trial in trials:
         made.register(trial.proposal)
         made.tell(trial, archive.add(trial))
@@ -75,16 +79,16 @@ def test_a_source_that_differs_in_comments_only_is_not_proposed_again() -> None:
     assert len(operator.calls) > 1
 
 
-def test_drafts_that_are_twins_of_what_was_judged_are_dropped() -> None:
+def test_duplicate_drafts_are_dropped() -> None:
     asked = []
 
-    def twin(source: str, plans: Container[str]) -> bool:
+    def is_duplicate(source: str, plans: Container[str]) -> bool:
         asked.append(source)
         assert good.evaluation.plan_hash in plans
         return len(asked) < 4
 
     good = ok_trial(0, operator="seed")
-    proposal = scheduler(Scripted(fresh), good, twin=twin, redrafts=5).ask()
+    proposal = scheduler(Scripted(fresh), good, is_duplicate=is_duplicate, redrafts=5).ask()
     assert proposal is not None
     assert proposal.candidate.source == asked[3]
     assert proposal.cost == {"screened": 8, "twins": 3, "drafts": 4}  # what was dropped is paid for
@@ -92,18 +96,18 @@ def test_drafts_that_are_twins_of_what_was_judged_are_dropped() -> None:
 
 def test_no_more_drafts_are_dropped_than_allowed() -> None:
     seed = ok_trial(0, operator="seed")
-    proposal = scheduler(Scripted(fresh), seed, twin=lambda source, plans: True, redrafts=2).ask()
+    proposal = scheduler(Scripted(fresh), seed, is_duplicate=lambda source, plans: True, redrafts=2).ask()
     assert proposal is not None
     assert (proposal.cost["twins"], proposal.cost["drafts"]) == (2, 3)
-    plain = scheduler(Scripted(fresh), seed, twin=lambda source, plans: True).ask()
+    plain = scheduler(Scripted(fresh), seed, is_duplicate=lambda source, plans: True).ask()
     assert plain is not None
     assert "twins" not in plain.cost
 
 
-def test_what_chance_decided_has_no_twins() -> None:
+def test_what_chance_decided_has_no_duplicates() -> None:
     seen: list[bool] = []
 
-    def twin(source: str, plans: Container[str]) -> bool:
+    def is_duplicate(source: str, plans: Container[str]) -> bool:
         seen.extend(trial.evaluation.plan_hash in plans for trial in trials)
         return False
 
@@ -111,7 +115,7 @@ def test_what_chance_decided_has_no_twins() -> None:
     wrong, late = (replace(t.evaluation, plan_hash=f"plan {t.index}") for t in trials[1:])
     trials[1] = replace(trials[1], evaluation=wrong)
     trials[2] = replace(trials[2], evaluation=replace(late, verdict=Verdict.TIMEOUT))
-    scheduler(Scripted(fresh), *trials, twin=twin, redrafts=2).ask()
+    scheduler(Scripted(fresh), *trials, is_duplicate=is_duplicate, redrafts=2).ask()
     assert seen == [True, True, False]
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from analysis.report import Bounds, write_report
 from analysis.rows import evaluations
 from analysis.schema import EXPORT
-from evo.cli.run_text import show_run, show_trial
+from evo.cli.show_text import show_run, show_trial
 from evo.core.errors import StoreError
 from evo.core.records import Finding, Proposal, Trial, Verdict
 from evo.storage.folders import FILE

@@ -1,4 +1,4 @@
-"""evo.cli.checking: with the other process's lock, and what ends it."""
+"""evo.cli.suite_checks: with the other process's lock, and what ends it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evo.cli import suite
-from evo.cli.checking import CHECKED, LOCK, Checking, read
+from evo.cli.suite_checks import CHECKED, LOCK, Checking, read
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import try_lock
 from fitness.suites.check import STAGES, CheckOutcome

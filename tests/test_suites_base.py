@@ -1,4 +1,4 @@
-"""fitness.suites.base and fitness.suites.registry: the protocol, evo's own suites, and one of a user on the command line."""
+"""fitness.suites.base and registry: the protocol, evo's own suites, and one of a user on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""evo.cli.watching and its command: a run seen from another process, whatever state it is in."""
+"""evo.cli.watch_panel and its command: a run seen from another process, whatever state it is in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from evo.cli.main import main
-from evo.cli.watching import RECENT, Watch, watch
+from evo.cli.watch_panel import RECENT, Watch, watch
 from evo.storage.queries import RunReader
 from evo.storage.store import is_written
 from tests.engine_support import create, failed_trial, ok_trial, search

@@ -1,14 +1,14 @@
-"""Of wrong kernels, how many does the evaluator refuse; of right ones, how many does it accept?
+"""Measures how many wrong kernels the evaluator refuses, and how many right ones it accepts.
 
     python -m analysis.benchmarks.bench_checker --out DIR [--jobs N] [--only TASK …] [--limit N] [--device all]
 
-Makes mutants and right rewrites of right kernels (`mutants.py`), finds inputs at which a mutant is wrong without the
-evaluator (`witnesses.py`), and has the evaluator judge every mutant that is seen to be wrong and every rewrite that is
-seen to be right.  What was done is kept in DIR; the same command goes on from there.  `--device none` executes nothing
-and prints the table of what is there.
+It makes mutants and right rewrites of right kernels (`mutants.py`), and finds inputs at which a mutant is wrong without
+the evaluator (`witnesses.py`).  Then the evaluator evaluates every mutant seen to be wrong and every rewrite seen to be
+right.  DIR keeps the results; the same command continues from there.  `--device none` executes nothing and prints the
+table of what is there.
 
-Device "interpret" executes kernels in Triton's interpreter and judges them by the evaluator without a GPU, "cuda" does
-both on a GPU, "all" does all of that.
+Device "interpret" executes kernels in Triton's interpreter and evaluates them without a GPU, "cuda" does both on a GPU,
+"all" does all of that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Folder:
         return self.root / f"verdicts-{evaluator}-{task}.jsonl"
 
     def all_witnesses(self) -> dict[str, dict[str, Answer]]:
-        """By kernel and place."""
+        """Returns the witnesses by kernel and place."""
         found: dict[str, dict[str, Answer]] = defaultdict(dict)
         for device in ("interpret", "cuda"):
             for line in read(self.witnesses(device)):
@@ -125,7 +125,7 @@ def say(text: str) -> None:
 
 
 def state(answers: Mapping[str, Answer]) -> str:
-    """What is known of a kernel from all places.
+    """Returns what the witnesses of all places say about a kernel.
 
     "wrong", "unclear", "outside" (it reads outside of all arrays, without an effect), "invalid", "unfinished", "right".
     """
@@ -152,7 +152,7 @@ def witness_class(answers: Mapping[str, Answer], order: Sequence[str]) -> str:
 
 
 def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, jobs: int) -> None:
-    """Has every kernel judged, unless that was done; each task in a process of its own."""
+    """Has every kernel evaluated, unless that was done; each task in a process of its own."""
     known = folder.all_verdicts(evaluator)
     by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for variant in variants:
@@ -171,7 +171,7 @@ def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, j
             for task, kernels in sorted(by_task.items(), key=lambda item: -len(item[1]))
         }
         for task, future in futures.items():
-            error = future.exception()  # of a task that cannot be judged: its kernels count as not judged
+            error = future.exception()  # a task that cannot be evaluated: its kernels count as not judged
             say(f"{evaluator}: {task}, {f'{future.result():.0f} s' if error is None else error}")
     count = sum(map(len, by_task.values()))
     say(f"{evaluator}: judged {count} in {time.perf_counter() - begin:.0f} s")
@@ -262,7 +262,7 @@ class Tally:
 
 @dataclass
 class Figures:
-    """What one evaluator did with all kernels."""
+    """The results of one evaluator for all kernels."""
 
     states: Counter[str] = field(default_factory=Counter)  # of mutants
     whole: Tally = field(default_factory=Tally)

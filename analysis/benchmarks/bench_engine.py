@@ -1,9 +1,9 @@
-"""What the engine itself costs: `python -m analysis.benchmarks.bench_engine [--trials N]`.
+"""Measures the cost of the engine itself: `python -m analysis.benchmarks.bench_engine [--trials N]`.
 
 Evaluator and operators are instant (`instant.py`), so all time is the engine's: choosing parents, hashing and storing
 sources, SQLite transactions, populations, the way through the worker thread.  Prints milliseconds a trial of the first
-and the last thousand, resident memory above that of the imports, the cost of a replay, and the limits they are held to;
-exit code 1 where one is broken.
+and the last thousand, resident memory above that of the imports, and the cost of a replay, each with its limit; exit
+code 1 if one exceeds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evo.storage.queries import RunInfo
 from evo.storage.store import Store
 
 MEAN_MS_LIMIT = 2.0  # a trial
-GROWTH_LIMIT = 1.25  # CPU time of the last thousand over the first: what changes between equal runs is below that
+GROWTH_LIMIT = 1.25  # CPU time of the last thousand over the first: equal runs differ by less.
 MEMORY_MB_LIMIT = 300.0
 
 
@@ -41,7 +41,7 @@ class Clock:
 
 
 def milliseconds(stamps: list[float]) -> list[float]:
-    """Of each trial, from stamps in seconds."""
+    """Returns the milliseconds of each trial, from stamps in seconds."""
     return [1e3 * (b - a) for a, b in itertools.pairwise(stamps)]
 
 
@@ -52,7 +52,7 @@ def resident_mb() -> float:
 
 
 def run(folder: Path, config: RunConfig) -> Clock:
-    """The times of a run in `folder`, which is resumed where it exists."""
+    """Returns the times of a run in `folder`; a run that exists is resumed."""
     clock = Clock()
     with _open(folder, config) as store:
         evaluator = InstantEvaluator()
@@ -67,7 +67,7 @@ def _open(folder: Path, config: RunConfig) -> Store:
 
 
 def _import_all() -> None:
-    """What the engine imports when it first needs it, so that memory is counted above it."""
+    """Imports what the engine imports late, so that memory is counted above it."""
     from deap import base, tools  # noqa: F401
 
 

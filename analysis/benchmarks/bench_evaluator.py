@@ -1,10 +1,10 @@
-"""Candidates a second through all stages without a GPU: gate, record, compile, screen, estimate, verify.
+"""Measures candidates a second through all stages without a GPU: gate, record, compile, screen, estimate, verify.
 
     python -m analysis.benchmarks.bench_evaluator [--task softmax] [--candidates 40] [--workers 2]
 
 The candidates are the seed kernel with other warps, stages and constants, so that none is a duplicate and nothing is
-answered from a cache.  The same candidates are also judged the plain way, one fresh process each (imports, zygote and
-all), which is what a script per candidate costs.
+answered from a cache.  The same candidates are also evaluated the usual way: in one fresh process each, with imports
+and zygote, as by a script per candidate.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def plain_rate(task: str, candidates: list[Candidate]) -> float:
-    """Candidates a second when each is judged by a process of its own, one after the other."""
+    """Returns candidates a second if a process of its own evaluates each, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for i, candidate in enumerate(candidates):

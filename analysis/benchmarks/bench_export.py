@@ -1,9 +1,9 @@
-"""What an export costs: `python -m analysis.benchmarks.bench_export [--trials N] [--formats parquet,grpo]`.
+"""Measures the cost of an export: `python -m analysis.benchmarks.bench_export [--trials N] [--formats parquet,grpo]`.
 
-Writes the store of a run of N trials by SQL, with rows as a search on a GPU leaves them: 85 of 100 trials ok, two
-cases of ten timed pairs each, kernels of 1.2 kB; every tenth trial made of a model's answer of 2 kB to a prompt of
-4 kB.  Then exports it by `evo export` in a process of its own.  Prints rows, seconds and the most memory that process
-had; exit code 1 where that breaks the limit.
+Writes the store of a run of N trials by SQL, with rows like those of a search on a GPU: 85 of 100 trials ok, two cases
+of ten timed pairs each, kernels of 1.2 kB.  Every tenth trial comes from a model's answer of 2 kB to a prompt of 4 kB.
+Then `evo export` exports it in a process of its own.  Prints rows, seconds and the peak memory of that process; exit
+code 1 if it exceeds the limit.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def measure(run: Path, form: str) -> float:
 
 
 def _cpu_seconds() -> float:
-    """Of all exports so far."""
+    """Returns the CPU seconds of all exports so far."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

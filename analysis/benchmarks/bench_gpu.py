@@ -1,13 +1,13 @@
-"""Candidates a second that are recorded, compiled, verified and timed on one GPU, and how often noise passes for speed.
+"""Measures candidates a second through all stages on one GPU, and how often noise passes for speed.
 
     python -m analysis.benchmarks.bench_gpu [--candidates 300] [--recorders 14] [--same 250] [--slower 20]
 
-Throughput: softmax of 8192 x 8192 float32; all candidates are right and differ in their machine code.  Each goes
-through sandboxed recording and compilation (`--recorders` at once), then verification (3 fresh inputs, and every
-stress variant unless `--plain`) and 30 paired timings in the runner.  Printed are the rates of everything at once, of
-recording and compiling alone, of the runner alone with all plans made beforehand, and of the same candidates in a
-process each (`analysis/benchmarks/process_per_candidate.py`): one after the other, as valid timings must be, and
-`--recorders` at once, whose timings disturb each other.
+Throughput: softmax of 8192 x 8192 float32; all candidates are right and differ in their machine code.  Sandboxes record
+and compile each (`--recorders` at once).  Then the runner verifies it (3 fresh inputs, and every stress variant unless
+`--plain`) and makes 30 paired timings.  Prints the rates of everything at once, of recording and compiling alone, and
+of the runner alone with all plans made before.  It also prints the rates of the same candidates in a process each
+(`analysis/benchmarks/process_per_candidate.py`): one after the other, as valid timings must be, and `--recorders` at
+once, whose timings disturb each other.
 
 Same and slower: row sums of four sizes, from microseconds to about a millisecond.  `--same` evaluations compare the
 kernel with itself; `--slower` evaluations compare it with one that executes 3, 5 or 10 % more programs of the same
@@ -39,7 +39,7 @@ from fitness.tasks.task import Task, load_task
 
 TARGET = "sm_90"
 LIMITS = Limits(wall_s=120)
-PROCESSES = 8  # candidates that are judged by a process each, four times as many at once
+PROCESSES = 8  # candidates with a process each, four times this number at once
 
 SOFTMAX_TASK = '''"""Softmax of the rows of an 8192 x 8192 float32 matrix."""
 import torch
@@ -185,10 +185,10 @@ def throughput(count: int, recorders: int, stress: bool) -> Iterator[dict[str, A
 
 
 def processes(root: Path, sources: list[str], at_once: int) -> float:
-    """Candidates a second, each judged by a process of its own."""
+    """Returns candidates a second, each evaluated by a process of its own."""
     (root / "seed.py").write_text(SOFTMAX.format(padding=-1e30, warps=4))
 
-    def judge(number: int) -> None:
+    def evaluate(number: int) -> None:
         path = root / f"candidate_{number}.py"
         path.write_text(sources[number])
         command = [sys.executable, "-m", "analysis.benchmarks.process_per_candidate", str(path), str(root / "seed.py")]
@@ -196,7 +196,7 @@ def processes(root: Path, sources: list[str], at_once: int) -> float:
 
     begin = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(judge, range(len(sources))))
+        list(pool.map(evaluate, range(len(sources))))
     return len(sources) / (time.perf_counter() - begin)
 
 

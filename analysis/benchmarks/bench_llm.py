@@ -1,7 +1,7 @@
-"""How busy models and evaluators are kept: `python -m analysis.benchmarks.bench_llm [--seconds S]`.
+"""Measures how busy models and evaluators are: `python -m analysis.benchmarks.bench_llm [--seconds S]`.
 
 A local server answers each question after two seconds, sixteen are in flight, and evaluations are instant: at best
-eight candidates a second.  Prints the rate, and how long answers took to become finished trials; exit code 1 where the
+eight candidates a second.  Prints the rate, and how long answers took to become finished trials; exit code 1 if the
 rate is below the limit.
 """
 

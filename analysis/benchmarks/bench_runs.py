@@ -1,4 +1,4 @@
-"""One `evo run` of every built-in task on this machine, and what came out of each.
+"""Executes one `evo run` of every built-in task on this machine and writes the results.
 
     python -m analysis.benchmarks.bench_runs OUT.json [--budget 64] [--seconds 40] [--tasks a,b]
 
@@ -30,7 +30,7 @@ LINES = 12  # of the end of what a run printed
 
 
 def one_run(task: str, folder: Path, budget: int, seconds: float) -> dict[str, Any]:
-    """What one run found, how long it took, and the end of what it said."""
+    """Executes one run; returns what it found, its seconds, and the end of its output."""
     command = [sys.executable, "-m", "evo", "run", task, "--budget", str(budget), "--run-dir", str(folder)]
     begin = time.perf_counter()
     with tempfile.TemporaryFile("w+") as said:

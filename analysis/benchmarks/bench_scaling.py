@@ -1,4 +1,4 @@
-"""Candidates a second on one GPU and on several of the same machine, in the same run.
+"""Measures candidates a second on one GPU and on several of the same machine, in the same run.
 
     python -m analysis.benchmarks.bench_scaling [--gpus 2] [--candidates 300] [--plain] [--processes]
 
@@ -9,8 +9,8 @@ the whole evaluator: gate, recording, compilation, verification (3 fresh inputs,
 that of the recorders alone, and the rate on several GPUs as a part of as many times that on one.  New champions are
 certified, seconds each: how many there are is chance, so rates are given with them and, for the ratio, without.
 
-With `--processes` there is no Ray but a process for each GPU with its share of the cores, as `evo bench` has them: one
-alone, then all at once.
+With `--processes` each GPU has a process with its share of the cores instead of Ray, as in `evo bench`: one alone, then
+all at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rates(
     sources: Iterator[str],
     begin: Callable[[], object] = lambda: None,
 ) -> Any:
-    """Of `count` candidates, after `workers` others and `begin`."""
+    """Returns the rates of `count` candidates, after `workers` others and `begin`."""
     with open_evaluator() as evaluator, ThreadPoolExecutor(workers) as pool:
         evaluator.prepare()
 
@@ -143,7 +143,7 @@ def side_by_side(home: Path, gpus: int, candidates: int) -> Iterator[dict[str, A
 
 
 def alone(home: Path, candidates: int) -> dict[str, Any]:
-    """Of this process, which begins when it is told to."""
+    """Measures the rate of this process, which waits for the start signal."""
     task, target, workers = load_task(home), get_target(TARGET), len(os.sched_getaffinity(0))
 
     def begin() -> None:

@@ -1,11 +1,11 @@
-"""How well do a run's measurements say which change of parameters pays?  From stores of finished runs, without a GPU.
+"""Measures how well a run's measurements predict which change of parameters pays, from stores and without a GPU.
 
     python -m analysis.benchmarks.bench_surrogate RUN_DIR ...
 
-Of every candidate that `params` moved at random is asked where `operators.surrogate` ranks it, knowing what had been
-measured before, among 32 other random neighbours of its parent.  Printed, for all of them and for those that it ranks
-highest: how many there are, which share made the best of their run at least 3 % faster, which share failed.  A ranking
-by chance has the same shares everywhere.
+`operators.surrogate` ranks every candidate that `params` moved at random among 32 other random neighbours of its
+parent, by the measurements before it.  Prints, for all of them and for those ranked highest: their number, the share
+that made the best of their run at least 3 % faster, and the share that failed.  A ranking by chance has the same shares
+everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.core.records import Trial
-from evo.search.surrogate_data import Measurements
+from evo.search.scheduler import Measurements
 from evo.storage.queries import RunReader
 from evo.storage.result import best_source
 from operators.genes import get_genes
@@ -43,7 +43,7 @@ class Ranked:
 
 
 def ranked(folder: Path) -> list[Ranked]:
-    """Those of one run; none where measurements chose them."""
+    """The candidates of one run; none if measurements chose them."""
     with RunReader(folder) as run:
         return [] if run.info.config.surrogate else list(_ranked(run.trials()))
 
@@ -63,7 +63,7 @@ def _ranked(trials: Iterator[Trial]) -> Iterator[Ranked]:
 
 
 def _place(known: tuple[Measured, ...], parent: str, trial: Trial) -> float | None:
-    """None where it cannot be compared: the parent has other genes, or hardly any neighbours."""
+    """The rank; None if it cannot be compared: the parent has other genes, or hardly any neighbours."""
     genes = get_genes(parent)
     own = {gene.name: gene.value for gene in get_genes(trial.proposal.candidate.source)}
     if own.keys() != {gene.name for gene in genes}:

@@ -1,4 +1,4 @@
-"""A real server that speaks OpenAI's protocol and answers at once, late, or not at all, and an operator that asks it.
+"""Serves OpenAI's protocol over HTTP and answers at once, late, or not at all; has an operator that asks it.
 
 Answers follow from the prompts, so runs are repeatable.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, genes, score
 from evo.llm.budget import ModelBudget
 from evo.llm.prompt_scheduler import PromptScheduler
-from evo.llm.queue import open_lane
+from evo.llm.queue import open_model_queue
 from evo.search.engine import Engine, EngineOutcome, Llm
 from evo.search.strategies import strategy_of
 from evo.storage.store import Store
@@ -40,8 +40,8 @@ class Ask:
     def prompt(self, parents: Sequence[Parent], context: LlmContext) -> Prompt | None:
         self.contexts.append(context)
         about = "; ".join(f"trial {p.index}: {genes(p.source)} {p.verdict} {p.message}" for p in parents)
-        told = len(context.history)
-        text = f"{self.name} {about}; {told} tries before; luck {context.rng.random()}"
+        tries = len(context.history)
+        text = f"{self.name} {about}; {tries} tries before; luck {context.rng.random()}"
         return Prompt(self.name, (Message("system", "You write genes."), Message("user", text)))
 
     def read(self, answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:
@@ -60,7 +60,7 @@ def answer_to(text: str) -> str:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server does with one request.  `tokens`: billed (in, out); None: not told."""
+    """The server's reaction to one request.  `tokens`: billed (in, out); None: not in the reply."""
 
     status: int = 200
     text: str | None = None  # of the answer; None: follows from the prompt
@@ -122,7 +122,7 @@ class Endpoint:
         finally:
             with self.lock:
                 self.flying -= 1
-                if reply.tokens and reply.status == 200:  # also where the client has gone: it is paid all the same
+                if reply.tokens and reply.status == 200:  # also if the client has gone: it is paid all the same
                     self.billed += sum(reply.tokens)
         if reply.drop:
             # A reset, not an orderly end.
@@ -182,11 +182,13 @@ def llm_of(
     """The models' side of the run in `store`."""
     config = store.info.config
     limits = limits or ModelBudget(config.max_tokens, config.max_usd)
-    lane = open_lane(store.folder, config.models, environment or {}, limits, config.llm_slots)
+    queue = open_model_queue(store.folder, config.models, environment or {}, limits, config.llm_slots)
     by_name = {o.name: o for o in operators or (Ask(), Ask("mend", repairs=True), Ask("cross", 2))}
     remembers = strategy_of(config).remembers
-    asker = PromptScheduler(by_name, config.models, config.guidance, store.trial, lambda trials: {}, context, remembers)  # type: ignore[arg-type]
-    return Llm(asker, lane)
+    prompts = PromptScheduler(
+        by_name, config.models, config.guidance, store.trial, lambda trials: {}, context, remembers
+    )  # type: ignore[arg-type]
+    return Llm(prompts, queue)
 
 
 def search_with(store: Store, llm: Llm, evaluator: InstantEvaluator | None = None, **more: Any) -> EngineOutcome:

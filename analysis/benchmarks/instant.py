@@ -1,4 +1,4 @@
-"""An evaluator and operators that cost next to nothing: what is left is the engine.
+"""Provides an evaluator and operators that cost next to nothing, to measure the engine alone.
 
 Speedups follow from a hash of the source and the literals in it, so runs are repeatable and have something to climb.
 """
@@ -96,8 +96,8 @@ class InstantEvaluator:
         digest = hashlib.sha256(candidate.id.encode()).digest()
         plan_hash = self.plan_hash(candidate.source)
         if plan_hash in known:
-            twin = known[plan_hash]
-            return Evaluation(candidate.id, Verdict.DUPLICATE, "screen", message=f"same as {twin}", duplicate_of=twin)
+            first = known[plan_hash]
+            return Evaluation(candidate.id, Verdict.DUPLICATE, "screen", message=f"same as {first}", duplicate_of=first)
         if digest[3] % 7 == 0 and candidate.source != SEED_SOURCE:
             return Evaluation(candidate.id, Verdict.WRONG, "verify", message="wrong result", plan_hash=plan_hash)
         return Evaluation(

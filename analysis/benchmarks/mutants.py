@@ -1,11 +1,11 @@
-"""Wrong kernels and right ones, made from right ones: what `bench_checker` asks an evaluator about.
+"""Makes wrong kernels and right ones from right kernels, for `bench_checker`.
 
-A mutant is a right kernel with one fault.  Each operator (`OPERATORS`) finds the places in a source where its fault can
-be put, and gives the edits of each place.  Edits replace parts of the text, so the rest of a source stays as it is, in
-every version of Python.
+A mutant is a right kernel with one fault.  Each operator (`OPERATORS`) finds the places in a source for its fault, and
+gives the edits of each place.  Edits replace parts of the text, so the rest of a source stays as it is, in every
+version of Python.
 
-A right rewrite is a right kernel after one of the structural rewrites of `operators/`, or with another number of warps,
-stages or elements in a block.
+A right rewrite is a right kernel after a structural rewrite of `operators/`, or with another number of warps, stages or
+elements in a block.
 
 The same seed gives the same mutants and rewrites on every machine.
 """
@@ -42,7 +42,7 @@ Edit = tuple[int, int, str]  # first byte, byte after the last, new text
 class Variant:
     """A kernel source made from a right one.
 
-    `kernel` names the right one, `operator` what was done to it, `place` where.
+    `kernel` names the right one, `operator` the fault, `place` its position.
     """
 
     task: str
@@ -60,7 +60,7 @@ class Variant:
 
 
 class Text:
-    """A source with its tree: where nodes stand, and which functions are kernels."""
+    """A source with its tree: the positions of nodes, and which functions are kernels."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -103,7 +103,7 @@ class Text:
 
 
 def called(node: ast.AST) -> str:
-    """The dotted name of the function that `node` calls, "" if it is no call."""
+    """The dotted name of the function that `node` calls, "" if it is not a call."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -133,7 +133,7 @@ def accesses(kernel: ast.AST) -> Iterator[ast.Call]:
 
 
 def index_nodes(kernel: ast.FunctionDef) -> set[ast.AST]:
-    """Nodes that say where something is: pointers, masks, and what names in them are computed from."""
+    """Nodes that address memory: pointers, masks, and what names in them are computed from."""
     roots: list[ast.AST] = []
     for call in accesses(kernel):
         roots += [call.args[0], *(k.value for k in call.keywords if k.arg == "mask")]
@@ -161,7 +161,7 @@ def binary(scope: ast.AST, *kinds: type[ast.operator]) -> Iterator[ast.BinOp]:
 
 
 def loops(kernel: ast.AST) -> Iterator[tuple[ast.For, ast.Call]]:
-    """Each loop over a range of several arguments, with the call that makes the range."""
+    """Yields each loop over a range of several arguments, with the call that makes the range."""
     for node in ast.walk(kernel):
         if isinstance(node, ast.For) and called(node.iter) in ("range", "tl.range"):
             assert isinstance(node.iter, ast.Call)
@@ -387,7 +387,7 @@ def launch_dropped(text: Text) -> Iterator[list[Edit]]:
 
 @operator
 def rescale_lost(text: Text) -> Iterator[list[Edit]]:
-    """What a loop carries on is not multiplied by the factor of its turn."""
+    """What a loop carries on is not multiplied by the factor of its iteration."""
     for kernel in text.kernels:
         for loop, _ in loops(kernel):
             targets = [t for n in ast.walk(loop) if isinstance(n, ast.Assign) for t in n.targets]
@@ -662,7 +662,7 @@ def bases(task: str) -> dict[str, str]:
 
 
 def mutants(source: str, name: str, *, task: str = "", kernel: str = "") -> Iterator[Variant]:
-    """All mutants of a source by the operator `name`, in the order of the places."""
+    """Returns all mutants of a source by the operator `name`, in the order of the places."""
     text = Text(source)
     known = {candidate_id(source)}
     for edits in OPERATORS[name](text):
@@ -740,7 +740,7 @@ def _first(variants: Iterable[Variant], count: int, without: Iterable[str]) -> l
 
 
 def tasks(only: Sequence[str] = ()) -> list[str]:
-    """Names of the built-in tasks, or of those asked for.  Raises ValueError for a name that is none."""
+    """Names of the built-in tasks, or of those asked for.  Raises ValueError for any other name."""
     unknown = sorted(set(only) - set(task_names()))
     if unknown:
         raise ValueError(f"expected built-in tasks ({', '.join(task_names())}), got {', '.join(unknown)}")

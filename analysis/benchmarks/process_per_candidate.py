@@ -1,10 +1,10 @@
-"""One candidate in a process of its own, as evaluators commonly do: what bench_gpu compares evo's rate with.
+"""Evaluates one candidate in a process of its own, as other evaluators do: bench_gpu compares evo's rate with it.
 
     python -m analysis.benchmarks.process_per_candidate CANDIDATE.py SEED.py
 
-Imports PyTorch and Triton, makes a CUDA context, compiles both kernels, verifies the candidate on 3 fresh inputs
-against softmax in float64 and takes 30 timings in turn with the seed, from a cold cache.  Prints the median ratio.
-Fewer checks than evo makes: no poisoned memory, no guard zones, no stress variants, no sandbox.
+Imports PyTorch and Triton, makes a CUDA context and compiles both kernels.  Then it verifies the candidate on 3 fresh
+inputs against softmax in float64, and takes 30 timings alternating with the seed, from a cold cache.  Prints the median
+ratio.  Fewer checks than evo makes: no poisoned memory, no guard zones, no stress variants, no sandbox.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Inputs at which a kernel is wrong, found without evo's evaluator: the kernel is simply executed.
+"""Finds inputs at which a kernel is wrong without evo's evaluator: it simply executes the kernel.
 
-Its Python entry is called on real tensors, in Triton's own interpreter (device "interpret") or on a GPU (device
-"cuda"), and the result is compared with the task's reference in float64.  These are our own sources, so nothing is
-sandboxed; but a wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
+It calls the Python entry on real tensors, in Triton's own interpreter (device "interpret") or on a GPU (device "cuda").
+It compares the result with the task's reference in float64.  These are our own sources, so they need no sandbox.  But a
+wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
 
 `python -m analysis.benchmarks.witnesses DEVICE` is such a process: a job is a line of JSON on its standard input, the
 answer a line on its standard output.  An answer that says "broken" is the last of its process.
@@ -91,7 +91,7 @@ class OutsideWrite(Exception):
 
 
 class Watch:
-    """In Triton's interpreter: looks at the address of each access, and keeps those outside from memory."""
+    """Checks the address of each access in Triton's interpreter, and keeps those outside from memory."""
 
     def __init__(self) -> None:
         from triton.runtime import interpreter
@@ -121,7 +121,7 @@ class Watch:
         self.read = self.written = False
 
     def _outside(self, addresses: Any, mask: Any, size: int) -> Any:
-        """Which elements of an access lie outside."""
+        """Returns which elements of an access lie outside."""
         import numpy as np
 
         places = addresses.astype(np.int64)
@@ -183,7 +183,7 @@ class Lab:
         self._folder = tempfile.TemporaryDirectory(prefix="evo-witness-")
 
     def look(self, job: Job, soft_s: float = SOFT_S) -> Answer:
-        """What comes of a kernel at a place: the first inputs at which it is wrong, or the worst that were tried."""
+        """Tries a kernel at a place: returns the first inputs at which it is wrong, or the worst of those tried."""
         _, name, place, source = job
         begin = time.perf_counter()
         worst: Answer = {"status": "right", "error": 0.0}
@@ -239,7 +239,7 @@ class Lab:
         except Exception as error:
             return {**self._raised(error), **where}
         if not self._intact(case, variant):
-            message = "an array that is none of its own was written to"
+            message = "an array that is not its own was written to"
             return {"status": "outside-write", "error": "inf", "message": message, "broken": True, **where}
         outputs = list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
         off = error_of(expected, [*outputs, *(arguments[i] for i in task.written)])
@@ -258,7 +258,7 @@ class Lab:
         return self._expected[key][0]
 
     def _intact(self, case: Case, variant: str) -> bool:
-        """Whether what is expected is still what was computed: a kernel can write to it too."""
+        """Returns whether the expected values are unchanged: a kernel can write to them too."""
         expected, bits = self._expected[case.name, variant]
         intact = self.watch is not None or _bits(expected) == bits
         if variant != "normal" and self.watch is None:
@@ -361,7 +361,7 @@ def serve(device: str) -> None:
     import numpy as np
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a kernel prints is no answer
+    os.dup2(2, 1)  # what a kernel prints is not an answer
     np.seterr(all="ignore")
     lab = Lab(device)
     for line in sys.stdin:
@@ -372,7 +372,7 @@ def serve(device: str) -> None:
 
 
 class Process:
-    """A process that executes kernels; started anew when it died, took too long, or was broken by a kernel."""
+    """A process that executes kernels; started again when it died, took too long, or was broken by a kernel."""
 
     def __init__(self, device: str, cache: Path) -> None:
         self._command = [sys.executable, "-m", "analysis.benchmarks.witnesses", device]

@@ -1,4 +1,4 @@
-"""The best speedup so far over the trials of each run, and which operators made progress.
+"""Prints the best speedup so far over the trials of each run, and which operators made progress.
 
     python -m analysis.examples.best_so_far RUN...
 

@@ -1,7 +1,7 @@
-"""Runs the cells of a campaign: several at once, all of a task on one evaluator.
+"""Executes the runs of a campaign: several at once, all runs of a task on one evaluator.
 
-Starting processes, warming up and measuring the seed is paid for once a task, not once a cell.  Several processes may
-run cells of one campaign: each claims a cell before it begins, and leaves alone what another has claimed.
+So processes start, warm up and measure the seed once a task, not once a run.  Several processes may share a campaign:
+each claims a run before it begins, and leaves alone what another has claimed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
 from evo.campaign.shared import SharedEvaluator
-from evo.campaign.spec import Campaign, Cell, check_run
+from evo.campaign.spec import Campaign, CampaignRun, check_run
 from evo.core.errors import EvoError, StoreError
 from evo.core.locks import try_lock
 from evo.core.records import Evaluation, StopReason
@@ -39,68 +39,67 @@ FAILURE = "failure.txt"
 CLAIM = "claim.lock"
 ELSEWHERE = "elsewhere"
 LOOK_S = 0.5  # between looks for another task
-IsDone = Callable[[Path, Cell], bool]  # of a campaign's folder and one of its cells
-Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its end
+IsDone = Callable[[Path, CampaignRun], bool]  # arguments: a campaign's folder and one of its runs
+Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its own end
 
 
 @dataclass(frozen=True)
 class Done:
-    """A cell that was worked on.
+    """A run that this process is done with.
 
-    `reason` is how its run ended, in words; "failed", then with a message; or ELSEWHERE: another process works on it,
-    or did.
+    `reason`: how the run ended, in words; "failed", then with a message; or ELSEWHERE: another process has it.
     """
 
-    cell: Cell
+    run: CampaignRun
     reason: str
     message: str = ""
 
 
-def came_to_end(folder: Path, cell: Cell) -> bool:
-    """Whether the run of a cell of the campaign in `folder` came to its own end.
+def came_to_end(folder: Path, run: CampaignRun) -> bool:
+    """Returns whether a run of the campaign in `folder` came to its own end.
 
-    Raises StoreError where it cannot be read, and where it is not the run that the campaign is to have there.
+    Raises StoreError if it cannot be read, or if the folder holds another run than the campaign's.
     """
-    with RunReader(folder / cell.path) as run:
-        check_run(folder, cell, run.info)
-        return termination.came_to_end(run)
+    with RunReader(run.folder(folder)) as reader:
+        check_run(folder, run, reader.info)
+        return termination.came_to_end(reader)
 
 
-def finished(folder: Path, cell: Cell) -> bool:
-    """As `came_to_end`, but a run that cannot be read or is another did not: going on with it says why."""
+def finished(folder: Path, run: CampaignRun) -> bool:
+    """Returns what `came_to_end` does, but False if it raises: executing that run says why."""
     try:
-        return came_to_end(folder, cell)
+        return came_to_end(folder, run)
     except StoreError:
         return False
 
 
-def concluded(folder: Path, cell: Cell) -> bool:
-    """Whether the run of a cell of the campaign in `folder` is finished and its result written."""
-    return finished(folder, cell) and (folder / cell.path / BEST / EVIDENCE).exists()
+def concluded(folder: Path, run: CampaignRun) -> bool:
+    """Returns whether a run of the campaign in `folder` is finished and its result written."""
+    return finished(folder, run) and (run.folder(folder) / BEST / EVIDENCE).exists()
 
 
-def why_failed(folder: Path, cell: Cell) -> str:
-    """The first line of what ended the run of a cell when it was tried last; "" where nothing did."""
-    path = folder / cell.path / FAILURE
-    if finished(folder, cell) or not path.exists():
+def why_failed(folder: Path, run: CampaignRun) -> str:
+    """Returns the first line of the error that ended a run at its last try; "" without an error."""
+    path = run.folder(folder) / FAILURE
+    if finished(folder, run) or not path.exists():
         return ""
-    ends = re.findall(r"^[\w.]+: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)  # of a traceback, not indented
-    return ends[-1] if ends else "see failure.txt"
+    errors = re.findall(r"^[\w.]+: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)  # lines not indented
+    return errors[-1] if errors else "see failure.txt"
 
 
-def counter(folder: Path, cells: Iterable[Cell], done: IsDone = finished) -> Callable[[], int]:
-    """Counts how many cells of the campaign in `folder` are `done` by now; those that were are not looked at again."""
-    left = list(cells)
+def counter(folder: Path, runs: Iterable[CampaignRun], done: IsDone = finished) -> Callable[[], int]:
+    """Returns a function that counts the `done` runs of the campaign in `folder`; it checks a done run only once."""
+    left = list(runs)
     total = len(left)
 
     def count() -> int:
-        left[:] = [cell for cell in left if not done(folder, cell)]
+        left[:] = [run for run in left if not done(folder, run)]
         return total - len(left)
 
     return count
 
 
-def run_cells(
+def execute_runs(
     campaign: Campaign,
     tasks: Iterable[Task | None],
     versions: Mapping[str, str],
@@ -110,51 +109,51 @@ def run_cells(
     conclude: Conclude | None = None,
     listener: Listener | None = None,
 ) -> Generator[Done, None, None]:
-    """Runs what is not finished, `workers` cells at once; each cell as it ends.  A cell that fails stops no other.
+    """Executes the runs that are not finished, `workers` at once, and yields each as it ends.
 
-    tasks: None where the next one is not known yet.  conclude: of cells whose result is to be written, too.  listener:
-    hears of models that fail.
-    Close the generator: where it is left early, that waits for what is being evaluated, except after KeyboardInterrupt.
+    A run that fails does not stop the others.  tasks: None if the next one is not known yet.  conclude: writes the
+    result of a run, if results are wanted.  listener: hears of models that fail.  Close the generator: if it is left
+    early, that waits for running evaluations, except after KeyboardInterrupt.
     """
     over, done = threading.Event(), finished if conclude is None else concluded
     ended: Queue[Future[str]] = Queue()
-    cells: dict[Future[str], Cell] = {}
+    runs: dict[Future[str], CampaignRun] = {}
 
     def halted() -> bool:
         return over.is_set() or stop()
 
-    def one(cell: Cell, task: Task, bench: _Bench) -> str:
-        with bench, _claimed(campaign.folder, cell, done) as mine:
+    def one(run: CampaignRun, task: Task, shared: _TaskEvaluator) -> str:
+        with shared, _claimed(campaign.folder, run, done) as mine:
             if halted():
                 return StopReason.INTERRUPTED
             if not mine:
                 return ELSEWHERE
-            if (campaign.folder / cell.path / FILE).exists():
-                came_to_end(campaign.folder, cell)  # raises where it is no run to go on with
-            evaluator, first = bench.prepared()
-            info = RunInfo(campaign.config(cell), task.hash, versions, evaluator.environment)
+            if (run.folder(campaign.folder) / FILE).exists():
+                came_to_end(campaign.folder, run)  # raises if the run cannot be continued
+            evaluator, first = shared.prepared()
+            info = RunInfo(campaign.config(run), task.hash, versions, evaluator.environment)
             return _run(
-                campaign.folder / cell.path,
+                run.folder(campaign.folder),
                 info,
                 lambda store: make_engine(store, task, first, evaluator, listener or Listener(), stop=halted),
                 lambda store: conclude and conclude(store, evaluator),
             )
 
     def begin(task: Task) -> int:
-        """Queues what is left of a task; how many cells."""
-        todo = [cell for cell in campaign.cells_of(task.name) if not done(campaign.folder, cell)]
-        bench = _Bench(campaign, task, len(todo), open_evaluator)
-        for cell in todo:
-            future = pool.submit(one, cell, task, bench)
-            cells[future] = cell
+        """Queues the runs of a task that are left, and returns their number."""
+        todo = [run for run in campaign.runs_of(task.name) if not done(campaign.folder, run)]
+        shared = _TaskEvaluator(campaign, task, len(todo), open_evaluator)
+        for run in todo:
+            future = pool.submit(one, run, task, shared)
+            runs[future] = run
             future.add_done_callback(ended.put)
         return len(todo)
 
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="cell")
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="run")
     wait = True
     try:
         for future in _as_ended(tasks, workers, begin, ended, halted):
-            yield _done(campaign, cells.pop(future), future)
+            yield _done(campaign, runs.pop(future), future)
     except KeyboardInterrupt:
         wait = False
         raise
@@ -170,9 +169,9 @@ def _as_ended(
     ended: Queue[Future[str]],
     halted: Callable[[], bool],
 ) -> Iterator[Future[str]]:
-    """Begins tasks as they come and workers are free, and gives what ended as it ends.
+    """Begins tasks as they come and workers are free, and yields each run that ends.
 
-    A task is asked for no sooner than it can begin: by then a better one may have come.
+    It asks for a task only when one can begin: by then a better one may have come.
     """
     running = 0
     for task in tasks:
@@ -190,33 +189,33 @@ def _as_ended(
         yield ended.get()
 
 
-def _done(campaign: Campaign, cell: Cell, future: Future[str]) -> Done:
+def _done(campaign: Campaign, run: CampaignRun, future: Future[str]) -> Done:
     failure = future.exception()
-    return _failed(campaign, cell, failure) if failure is not None else Done(cell, future.result())
+    return _failed(campaign, run, failure) if failure is not None else Done(run, future.result())
 
 
 @contextmanager
-def _claimed(folder: Path, cell: Cell, done: IsDone) -> Iterator[bool]:
-    """Whether a cell is this process's to run: nobody runs it, and nobody got it done meanwhile."""
-    (folder / cell.path).mkdir(parents=True, exist_ok=True)
-    with try_lock(folder / cell.path / CLAIM) as mine:
-        yield mine and not done(folder, cell)
+def _claimed(folder: Path, run: CampaignRun, done: IsDone) -> Iterator[bool]:
+    """Yields whether this process has the run: no other process executes it, and none finished it meanwhile."""
+    run.folder(folder).mkdir(parents=True, exist_ok=True)
+    with try_lock(run.folder(folder) / CLAIM) as mine:
+        yield mine and not done(folder, run)
 
 
-class _Bench:
-    """The evaluator of a task: opened and prepared by the first cell, closed by the last.
+class _TaskEvaluator:
+    """The evaluator of a task: opened and prepared by the first run, closed by the last.
 
-    Entered once by each of its `cells`.  Cells are begun task by task, so few of them are open at once.
+    Each of its `runs` enters it once.  Runs begin task by task, so few of these evaluators are open at once.
     """
 
-    def __init__(self, campaign: Campaign, task: Task, cells: int, open_evaluator: Callable[[Task], Profiler]) -> None:
-        self._campaign, self._task, self._left, self._open = campaign, task, cells, open_evaluator
+    def __init__(self, campaign: Campaign, task: Task, runs: int, open_evaluator: Callable[[Task], Profiler]) -> None:
+        self._campaign, self._task, self._left, self._open = campaign, task, runs, open_evaluator
         self._lock = threading.Lock()
         self._evaluator: Profiler | None = None
         self._first: Evaluation | Exception | None = None
 
     def prepared(self) -> tuple[Profiler, Evaluation]:
-        """The evaluator and its evaluation of the seed; raises what preparing raised, for every cell."""
+        """Returns the evaluator and its evaluation of the seed; raises what preparing raised, for every run."""
         with self._lock:
             if self._evaluator is None:
                 self._evaluator = self._open(self._task)
@@ -231,7 +230,7 @@ class _Bench:
                 raise self._first
             return self._evaluator, self._first
 
-    def __enter__(self) -> _Bench:
+    def __enter__(self) -> _TaskEvaluator:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -247,28 +246,32 @@ def _run(
     make_engine: Callable[[Store], tuple[Engine, Llm | None]],
     conclude: Callable[[Store], object],
 ) -> str:
-    """Starts the run of a cell or goes on with it; how it ended.  Raises EvoError where its models fell silent."""
+    """Starts or continues a run and returns how it ended.  Raises EvoError if its models do not answer any more."""
     if (folder / FILE).exists():
         store = Store.resume(folder, task_hash=info.task_hash, versions=info.versions)
     else:
         store = Store.create(folder, info)
     with store:
         if termination.fell_silent(store):
-            raise EvoError(f"no model answered any more, so this cell is none of its arm; delete {folder} to repeat it")
+            raise EvoError(_silent("no model answered any more", folder))
         engine, llm = make_engine(store)
         outcome = engine.run()
-        if llm is not None and llm.lane.ended is StopReason.SILENT:
+        if llm is not None and llm.queue.ended is StopReason.SILENT:
             store.event("ended", StopReason.SILENT)
-            raise EvoError(f"{StopReason.SILENT}, so this cell is none of its arm; delete {folder} to repeat it")
+            raise EvoError(_silent(StopReason.SILENT, folder))
         if outcome.reason is not StopReason.INTERRUPTED:
             conclude(store)
     (folder / FAILURE).unlink(missing_ok=True)
     return outcome.text
 
 
-def _failed(campaign: Campaign, cell: Cell, error: BaseException) -> Done:
-    """The story is kept in the cell's folder; re-running tries again."""
-    folder = campaign.folder / cell.path
+def _silent(reason: str, folder: Path) -> str:
+    return f"{reason}, so this run does not count for its variant; delete {folder} to repeat it"
+
+
+def _failed(campaign: Campaign, run: CampaignRun, error: BaseException) -> Done:
+    """Keeps the traceback in the run's folder; the same command tries again."""
+    folder = run.folder(campaign.folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FAILURE).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    return Done(cell, "failed", str(error) or type(error).__name__)
+    return Done(run, "failed", str(error) or type(error).__name__)

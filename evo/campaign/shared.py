@@ -1,8 +1,8 @@
-"""Evaluations and estimates shared by the cells of a campaign: what one cell paid for, the others look up.
+"""Shares evaluations and estimates between the runs of a campaign: what one run paid for, the others look up.
 
 Only for evaluators whose answer is a function of the candidate: estimated times are, measured ones are not (their noise
-belongs to the experiment).  Inputs of the verification, keyed by (candidate, proposal) in a run, are keyed by the
-candidate alone here, so a cell does not depend on which cell came first.
+belongs to the experiment).  A single run keys the inputs of the verification by (candidate, proposal).  Here the
+candidate alone is the key, so a run does not depend on which run came first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evo.core.records import (
 from evo.search.profiling import Profiler
 from evo.storage.shared import SharedResults
 
-# What the machine's load may have decided, and what depends on the cell, is not kept.
+# What the machine's load may have decided, and what depends on the run, is not kept.
 _NOT_KEPT = (Verdict.TIMEOUT, Verdict.INFRASTRUCTURE, Verdict.DUPLICATE)
 
 

@@ -1,7 +1,8 @@
-"""A campaign: arms x tasks x seeds at equal budget, as a spec file says it and as a folder keeps it.
+"""Reads the spec of a campaign (variants x tasks x seeds at equal budget) and keeps the campaign in its folder.
 
-An arm is the search with a part taken away or put in its place (`evo/campaign/variants.py`): other settings of a run.
-What a campaign is gets frozen into its folder when it starts: going on with another spec, task or code is refused.
+A variant is the search with other settings of a run, for example without a part (`evo/campaign/variants.py`).
+The folder of a campaign holds its settings from the start.  A campaign does not continue with another spec, task or
+code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evo.campaign.variants import ARMS, MODEL_ARMS
+from evo.campaign.variants import MODEL_VARIANTS, VARIANTS
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
 from evo.core.models import Model
@@ -32,9 +33,10 @@ from operators import registry
 
 FILE = "campaign.json"
 LOCK = "campaign.lock"
+_EARLIER_KEYS = {"arms": "variants", "arm": "variant"}  # of specs and campaign.json: what earlier versions wrote
 _MOST_SEEDS = 10_000
 
-# Settings of a run that the spec may set, for all arms or for one.
+# Settings of a run that the spec may set, for all variants or for one.
 SETTINGS = (
     "strategy",
     "operators",
@@ -52,39 +54,41 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class CampaignRun:
     """One run of a campaign; `task` is its name, the rest of it is in the run's configuration."""
 
     task: str
-    arm: str
+    variant: str
     seed: int
 
-    @property
-    def path(self) -> Path:
-        """Of its run folder, below the campaign's."""
-        return Path("cells", self.task, self.arm, f"seed-{self.seed}")
+    def folder(self, campaign: Path) -> Path:
+        """Returns its run folder below the campaign's; earlier versions of evo called runs "cells"."""
+        parent = "cells" if (campaign / "cells").exists() else "runs"
+        return campaign / parent / self.task / self.variant / f"seed-{self.seed}"
 
     def __str__(self) -> str:
-        return f"{self.task}, {self.arm}, seed {self.seed}"
+        return f"{self.task}, {self.variant}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec file, checked.  The first arm is the one that the others are compared with."""
+    """A spec file, checked.  The first variant is the one that the others are compared with."""
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
-    arms: tuple[str, ...]
+    variants: tuple[str, ...]
     trials: int
     tokens: int | None
     target: str
     models: tuple[Model, ...]
-    base: Mapping[str, Any]  # settings of all arms
-    own: Mapping[str, Mapping[str, Any]]  # settings of arms the spec defines, by name
+    base: Mapping[str, Any]  # settings of all variants
+    own: Mapping[str, Mapping[str, Any]]  # settings of variants the spec defines, by name
     gpu_seconds: float | None = None
 
-    def config(self, task: str, arm: str, seed: int, device: str) -> RunConfig:
-        """The settings of one cell.  Serial (`workers=1`), so that each proposal knows all results before it."""
+    def config(self, task: str, variant: str, seed: int, device: str) -> RunConfig:
+        """Returns the settings of one run.  It is serial (`workers=1`), so that each proposal knows all results before
+        it.
+        """
         strategy = self.base.get("strategy", "evolve")
         shared = RunConfig(
             task,
@@ -102,37 +106,47 @@ class Spec:
             triton=triton_version() if self.models else "",
         ).with_device(device)
         shared = _changed(shared, self.base)
-        config = _changed(shared, self.own[arm]) if arm in self.own else (ARMS | MODEL_ARMS)[arm](shared)
+        if variant in self.own:
+            config = _changed(shared, self.own[variant])
+        else:
+            config = (VARIANTS | MODEL_VARIANTS)[variant](shared)
         strategy_of(config)  # raises ConfigError if it cannot work with these settings
         return config
 
 
 def read_spec(path: Path) -> Spec:
-    """The spec in the TOML file `path`.  Raises ConfigError where it cannot be what was meant."""
+    """Returns the spec in the TOML file `path`.  Raises ConfigError if it is not valid."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected a campaign as TOML in {path}, got: {error}; docs/ablations.md has one") from error
-    _only(raw, ("tasks", "seeds", "arms", "budget", "target", "models", "models_file", "run", "arm"), "the spec")
-    own = raw.get("arm", {})
+    for old, new in _EARLIER_KEYS.items():
+        if old in raw and new in raw:
+            raise ConfigError(f"expected {new}, got {new} and its earlier name {old}; move all below {new}")
+        if old in raw:
+            raw[new] = raw.pop(old)
+    _only(
+        raw, ("tasks", "seeds", "variants", "budget", "target", "models", "models_file", "run", "variant"), "the spec"
+    )
+    own = raw.get("variant", {})
     if not isinstance(own, dict):
-        raise ConfigError(f"arm: expected tables [arm.NAME], got {own!r:.100}")
+        raise ConfigError(f"variant: expected tables [variant.NAME], got {own!r:.100}")
     for name in own:
-        if name in ARMS | MODEL_ARMS:
-            raise ConfigError(f"arm.{name}: expected a new name, got one of the ready arms; choose another")
+        if name in VARIANTS | MODEL_VARIANTS:
+            raise ConfigError(f"variant.{name}: expected a new name, got one of the ready variants; choose another")
         _check_name(name)
-    tables = {"run": raw.get("run", {}), **{f"arm.{name}": settings for name, settings in own.items()}}
-    for where, settings in tables.items():
-        _check_types(settings, where)
+    tables = {"run": raw.get("run", {}), **{f"variant.{name}": settings for name, settings in own.items()}}
+    for table, settings in tables.items():
+        _check_types(settings, table)
     check_type("target", "target", raw.get("target", "sm_90"))
     models = _models(raw, path.parent)
-    for where, settings in tables.items():
-        _check_settings(settings, where, models)
+    for table, settings in tables.items():
+        _check_settings(settings, table, models)
     trials, tokens, gpu_seconds = _budget(raw.get("budget"), models)
     spec = Spec(
         tasks=tuple(_task(name, path.parent) for name in _names(raw, "tasks")),
         seeds=_seeds(raw.get("seeds")),
-        arms=tuple(_names(raw, "arms")),
+        variants=tuple(_names(raw, "variants")),
         trials=trials,
         tokens=tokens,
         target=raw.get("target", "sm_90"),
@@ -141,16 +155,18 @@ def read_spec(path: Path) -> Spec:
         own=own,
         gpu_seconds=gpu_seconds,
     )
-    known = [*ARMS, *MODEL_ARMS, *own]
-    unknown = [name for name in spec.arms if name not in known]
+    known = [*VARIANTS, *MODEL_VARIANTS, *own]
+    unknown = [name for name in spec.variants if name not in known]
     if unknown:
         raise ConfigError(
-            f"arms: expected names among {', '.join(known)}, got {', '.join(unknown)}; "
-            f"define another by its settings in [arm.NAME]"
+            f"variants: expected names among {', '.join(known)}, got {', '.join(unknown)}; "
+            f"define another by its settings in [variant.NAME]"
         )
-    asking = [name for name in spec.arms if name in MODEL_ARMS]
+    asking = [name for name in spec.variants if name in MODEL_VARIANTS]
     if asking and not models:
-        raise ConfigError(f'arms: expected a model for {", ".join(asking)}, got none; add models = ["NAME@BASE_URL"]')
+        raise ConfigError(
+            f'variants: expected a model for {", ".join(asking)}, got none; add models = ["NAME@BASE_URL"]'
+        )
     return spec
 
 
@@ -166,11 +182,11 @@ class Campaign:
     def open(
         cls, folder: Path, spec: Spec, device: str, hashes: Mapping[str, str], versions: Mapping[str, str]
     ) -> Campaign:
-        """The campaign in `folder`, begun where there is none.  `hashes`: of the tasks, by name in the spec's order.
+        """Returns the campaign in `folder`, or begins it there.
 
-        Where the spec has no tasks they come later, by `add`.
-        Raises ConfigError where two arms would be the same search, StoreError where the folder holds another campaign
-        or a run.
+        hashes: of the tasks, by name in the spec's order.  If the spec has no tasks, they come later by `add`.
+        Raises ConfigError if two variants would be the same search, StoreError if the folder holds another campaign or
+        a run.
         """
         campaign = cls(folder, spec, device, list(hashes))
         _check_different(spec, device)
@@ -192,34 +208,34 @@ class Campaign:
         return campaign
 
     def add(self, task: str, path: str, hash: str) -> None:
-        """One more task, with its folder.  Raises StoreError where the campaign has it as another one."""
+        """Adds a task with its folder.  Raises StoreError if the campaign has another task of this name."""
         file = self.folder / FILE
         with lock(self.folder / LOCK):
             frozen = _read_frozen(self.folder)
             if frozen["tasks"].get(task, hash) != hash:
                 raise _other(self.folder, f"task {task}")
-            if task not in frozen["tasks"]:  # every process that shares the campaign says so
+            if task not in frozen["tasks"]:  # every process that shares the campaign adds it
                 frozen["tasks"][task] = hash
                 _write(file, frozen)
         self._paths[task] = path
 
-    def cells(self) -> list[Cell]:
-        """All cells, task by task, and within a task all arms of a seed together."""
-        return _cells(self._paths, self.spec.seeds, self.spec.arms)
+    def runs(self) -> list[CampaignRun]:
+        """Returns all runs, task by task, and within a task all variants of a seed together."""
+        return _runs(self._paths, self.spec.seeds, self.spec.variants)
 
-    def cells_of(self, task: str) -> list[Cell]:
-        return _cells([task], self.spec.seeds, self.spec.arms)
+    def runs_of(self, task: str) -> list[CampaignRun]:
+        return _runs([task], self.spec.seeds, self.spec.variants)
 
-    def config(self, cell: Cell) -> RunConfig:
-        return self.spec.config(self._paths[cell.task], cell.arm, cell.seed, self.device)
+    def config(self, run: CampaignRun) -> RunConfig:
+        return self.spec.config(self._paths[run.task], run.variant, run.seed, self.device)
 
     def _frozen(self, hashes: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, Any]:
-        arms = {}
-        for arm in self.spec.arms:
-            settings = _settings(self.spec.config("", arm, 0, self.device))
-            arms[arm] = {k: v for k, v in settings.items() if k not in ("task", "seed")}
+        variants = {}
+        for variant in self.spec.variants:
+            settings = _settings(self.spec.config("", variant, 0, self.device))
+            variants[variant] = {k: v for k, v in settings.items() if k not in ("task", "seed")}
         frozen = {
-            "arms": arms,
+            "variants": variants,
             "tasks": dict(hashes),
             "seeds": self.spec.seeds,
             "budget": {
@@ -236,53 +252,53 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a campaign folder says was to be run, wherever it was."""
+    """The runs that a campaign folder plans, on whatever machine."""
 
-    settings: Mapping[str, Mapping[str, Any]]  # by arm: those that its cells share
+    settings: Mapping[str, Mapping[str, Any]]  # by variant: those common to its runs
     tasks: Mapping[str, str]  # hashes by name
     seeds: tuple[int, ...]
 
     @property
-    def arms(self) -> tuple[str, ...]:
+    def variants(self) -> tuple[str, ...]:
         return tuple(self.settings)
 
     @property
-    def cells(self) -> list[Cell]:
-        return _cells(self.tasks, self.seeds, self.arms)
+    def runs(self) -> list[CampaignRun]:
+        return _runs(self.tasks, self.seeds, self.variants)
 
 
 def read_plan(folder: Path) -> Plan:
-    """Of the campaign in `folder`.  Raises StoreError where there is none, or its file is damaged."""
+    """Returns the plan of the campaign in `folder`.  Raises StoreError without one, or if its file is damaged."""
     frozen = _read_frozen(folder)
-    return Plan(frozen["arms"], frozen["tasks"], tuple(frozen["seeds"]))
+    return Plan(frozen["variants"], frozen["tasks"], tuple(frozen["seeds"]))
 
 
-def check_run(folder: Path, cell: Cell, info: RunInfo) -> None:
-    """Raises StoreError unless a run is the one that the campaign in `folder` is to have in `cell`.
+def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
+    """Raises StoreError unless the run with `info` is `run` of the campaign in `folder`.
 
-    `evo resume` may have given it another budget, or somebody has put another run in its place.
+    `evo resume` may have given it another budget, or a user may have put another run in its place.
     """
     plan = read_plan(folder)
-    settings = {"task": "", "seed": cell.seed, **plan.settings.get(cell.arm, {})}
+    settings = {"task": "", "seed": run.seed, **plan.settings.get(run.variant, {})}
     try:
         expected = _comparable(RunConfig.from_json(json.dumps(settings)))
     except (KeyError, TypeError, ConfigError) as error:
-        raise _damaged(folder, f"no settings known here for arm {cell.arm} ({error})") from error
-    expected["task hash"] = plan.tasks.get(cell.task)
+        raise _damaged(folder, f"no settings known here for variant {run.variant} ({error})") from error
+    expected["task hash"] = plan.tasks.get(run.task)
     got = _comparable(info.config) | {"task hash": info.task_hash}
     differing = [f"{name} {got[name]!r} instead of {expected[name]!r}" for name in got if got[name] != expected[name]]
     if differing:
         raise StoreError(
-            f"expected the run of {cell} in {folder / cell.path}, got one with {', '.join(differing)}; restore it from "
-            f"a copy, or delete that folder and run the cell anew"
+            f"expected the run of {run} in {run.folder(folder)}, got one with {', '.join(differing)}; restore it from "
+            f"a copy, or delete that folder and repeat the run"
         )
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Settings that make a cell's search what it is.
+    """Returns the settings that identify a run's search.
 
-    Not where a task lies (its hash says what it is), nor which devices evaluate and at which addresses models answer:
-    a cell may be gone on with on another machine.
+    A run may continue on another machine, so these do not count: the task's folder (its hash counts), the devices
+    that evaluate, and the addresses of models.
     """
     settings = _settings(config)
     for model in settings["models"]:
@@ -291,14 +307,14 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """As JSON; of a plug-in what it is, not where it lies."""
+    """Returns the settings as JSON; of a plug-in what it is, not where it lies."""
     settings = dataclasses.asdict(config)
     settings["plugins"] = [{key: p[key] for key in ("kind", "name", "hash")} for p in settings["plugins"]]
     return settings
 
 
-def _cells(tasks: Iterable[str], seeds: Sequence[int], arms: Sequence[str]) -> list[Cell]:
-    return [Cell(task, arm, seed) for task in tasks for seed in seeds for arm in arms]
+def _runs(tasks: Iterable[str], seeds: Sequence[int], variants: Sequence[str]) -> list[CampaignRun]:
+    return [CampaignRun(task, variant, seed) for task in tasks for seed in seeds for variant in variants]
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -313,7 +329,7 @@ def _only(raw: Any, known: Sequence[str], where: str) -> None:
 
 
 def _check_settings(settings: Mapping[str, Any], where: str, models: Sequence[Model]) -> None:
-    """Of what a command line would set too, in the words of a spec; the rest is checked with the configurations."""
+    """Checks what a command line would set too, with the names of a spec; RunConfig checks the rest."""
     for name, value in settings.items():
         if problem := out_of_range(name, value):
             raise ConfigError(f"{where}.{name}: {problem}; set another in the spec, or leave it out")
@@ -343,12 +359,12 @@ def _names(raw: Mapping[str, Any], key: str) -> list[str]:
     return names
 
 
-def _check_name(arm: str) -> None:
-    """Of an arm: it is a folder's name in the paths of cells, and must not lead out of the campaign's folder."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", arm) or arm in (".", ".."):
+def _check_name(variant: str) -> None:
+    """Checks a variant's name: it is a folder's name, and must not lead out of the campaign's folder."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", variant) or variant in (".", ".."):
         raise ConfigError(
-            f"arm.{arm}: expected a name of at most 100 letters, digits, '.', '_' and '-', which is neither '.' nor "
-            f"'..', got {arm!r}; choose another: cells' folders are called by it"
+            f"variant.{variant}: expected a name of at most 100 letters, digits, '.', '_' and '-', which is neither "
+            f"'.' nor '..', got {variant!r}; choose another: the folders of its runs have this name"
         )
 
 
@@ -379,17 +395,17 @@ def _seeds(raw: Any) -> tuple[int, ...]:
 
 
 def _budget(raw: Any, models: Sequence[Model]) -> tuple[int, int | None, float | None]:
-    """Candidates, tokens (where models are asked) and GPU seconds of each cell, the last two None without a limit.
+    """Returns candidates, tokens (if models are asked) and GPU seconds of each run, the last two None without a limit.
 
-    Ranges are checked with the configurations.
+    RunConfig checks their ranges.
     """
     if not isinstance(raw, dict) or "trials" not in raw:
-        raise ConfigError(f"budget: expected a table with `trials`, the candidates of each cell, got {raw!r}")
+        raise ConfigError(f"budget: expected a table with `trials`, the candidates of each run, got {raw!r}")
     _only(raw, ("trials", "tokens", "gpu_seconds"), "budget")
     if problem := out_of_range("budget", raw["trials"]):
         raise ConfigError(f"budget.trials: {problem}; e.g. trials = 24")
     if "tokens" in raw and not models:
-        raise ConfigError("budget: expected models where tokens are limited, got none; drop `tokens` or add models")
+        raise ConfigError("budget: expected models if tokens are limited, got none; drop `tokens` or add models")
     for name in ("tokens", "gpu_seconds"):
         check_limit(f"budget.{name}", raw.get(name))
     return raw["trials"], raw.get("tokens"), raw.get("gpu_seconds")
@@ -422,17 +438,17 @@ def _changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_different(spec: Spec, device: str) -> None:
-    """Two arms with the same settings are the same runs: a difference of nothing, paid for."""
+    """Raises ConfigError if two variants have the same settings: their runs would be the same."""
     seen: dict[RunConfig, str] = {}
-    for arm in spec.arms:
-        config = spec.config("", arm, 0, device)
-        twin = seen.setdefault(config, arm)
-        if twin != arm:
-            raise ConfigError(f"arms: {twin} and {arm} come to the same settings here; leave one out")
+    for variant in spec.variants:
+        config = spec.config("", variant, 0, device)
+        first = seen.setdefault(config, variant)
+        if first != variant:
+            raise ConfigError(f"variants: {first} and {variant} have the same settings here; leave one out")
 
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    free = {"hash"} if now["tasks"] else {"hash", "tasks"}  # they are added one by one
+    free = {"hash"} if now["tasks"] else {"hash", "tasks"}  # tasks are added one by one
     changed = [key for key in now if then.get(key) != now[key] and key not in free]
     if changed:
         before, after = _hashes(then), _hashes(now)
@@ -445,20 +461,20 @@ def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def _hashes(frozen: Mapping[str, Any]) -> dict[str, str]:
-    """Of the plug-ins of all arms, by kind and name."""
-    records = [record for arm in frozen["arms"].values() for record in arm.get("plugins", ())]
+    """Returns the hashes of the plug-ins of all variants, by kind and name."""
+    records = [record for variant in frozen["variants"].values() for record in variant.get("plugins", ())]
     return {f"{record['kind']} {record['name']}": record["hash"] for record in records}
 
 
 def _other(folder: Path, changed: str) -> StoreError:
     return StoreError(
-        f"cannot go on with the campaign in {folder}: {changed} differ from when it was started, so its cells could "
+        f"cannot continue the campaign in {folder}: {changed} differ from when it was started, so its runs could "
         f"not be compared; restore them, or choose another folder by --out"
     )
 
 
 def _read_frozen(folder: Path) -> dict[str, Any]:
-    """What is frozen of the campaign in `folder`.  Raises StoreError where there is none, or its file is damaged."""
+    """Returns the content of campaign.json in `folder`.  Raises StoreError if it is missing or damaged."""
     path = folder / FILE
     try:
         frozen = json.loads(path.read_text(encoding="utf-8"))
@@ -470,7 +486,9 @@ def _read_frozen(folder: Path) -> dict[str, Any]:
         raise StoreError(f"expected to read {path}, got: {error}; check its permissions") from error
     except ValueError as error:
         raise _damaged(folder, f"no JSON ({error})") from error
-    kinds = {"arms": (dict, dict), "tasks": (dict, str), "seeds": (list, int)}
+    if isinstance(frozen, dict):
+        frozen = {_EARLIER_KEYS.get(key, key): value for key, value in frozen.items()}
+    kinds = {"variants": (dict, dict), "tasks": (dict, str), "seeds": (list, int)}
     for key, (kind, of) in kinds.items():
         value = frozen.get(key) if isinstance(frozen, dict) else None
         values = value.values() if isinstance(value, dict) else value

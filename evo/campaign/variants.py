@@ -1,4 +1,4 @@
-"""The ready arms of an ablation: what each makes of the settings that all arms share."""
+"""Defines the ready variants of an ablation: how each changes the settings that all variants share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from evo.search.assemble import expand
 from evo.search.strategies import STRATEGIES
 from operators import registry
 
-Arm = Callable[[RunConfig], RunConfig]
+Change = Callable[[RunConfig], RunConfig]
 
 
-def _keep(test: Callable[[str], bool]) -> Arm:
+def _keep(test: Callable[[str], bool]) -> Change:
     return lambda c: dataclasses.replace(c, operators=tuple(o for o in c.operators if test(OperatorRef.parse(o).name)))
 
 
@@ -31,38 +31,38 @@ def _without_models(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, operators=rules, models=(), max_tokens=None, guidance="digest")
 
 
-def _rules(strategy: str) -> Arm:
-    def arm(config: RunConfig) -> RunConfig:
+def _rules(strategy: str) -> Change:
+    def change(config: RunConfig) -> RunConfig:
         operators = STRATEGIES[strategy].operators
         return _without_models(dataclasses.replace(config, strategy=strategy, operators=tuple(operators)))
 
-    return arm
+    return change
 
 
-def _asking(strategy: str) -> Arm:
+def _with_models(strategy: str) -> Change:
     return lambda c: dataclasses.replace(
         c, strategy=strategy, operators=expand(STRATEGIES[strategy].operators, c.models)
     )
 
 
-ARMS: dict[str, Arm] = {
+VARIANTS: dict[str, Change] = {
     "full": lambda c: c,
     "no-crossover": lambda c: _keep(_single)(c),
-    # As many candidates are kept, in one population.
+    # The same number of candidates, in one population.
     "no-islands": lambda c: dataclasses.replace(c, islands=1, population=c.islands * c.population),
     "no-archive": lambda c: dataclasses.replace(c, archive_share=0.0),
-    # Without estimates of drafts there is no inner search: structures come untuned.
+    # The inner search needs estimates of drafts; without them structures come untuned.
     "no-memetic": lambda c: dataclasses.replace(c, screen_budget=0, tune_budget=0 if c.models else c.tune_budget),
     "no-surrogate": lambda c: dataclasses.replace(c, surrogate=False),
     "hillclimb": _rules("hillclimb"),
     "random": _rules("random"),
 }
-# Those that make sense only where models are asked.
-MODEL_ARMS: dict[str, Arm] = {
+# Those that make sense only if models are asked.
+MODEL_VARIANTS: dict[str, Change] = {
     "no-llm": _without_models,
     "no-profile": lambda c: dataclasses.replace(c, guidance="none"),
     "raw-profile": lambda c: dataclasses.replace(c, guidance="raw"),
     "no-repair": _no_repair,
-    "best-of-n": _asking("best-of-n"),
-    "tritonforge": _asking("tritonforge"),
+    "best-of-n": _with_models("best-of-n"),
+    "tritonforge": _with_models("tritonforge"),
 }

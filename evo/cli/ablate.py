@@ -1,4 +1,4 @@
-"""`evo ablate`: a campaign of runs, and what it says about the parts of the search."""
+"""`evo ablate`: runs a campaign and compares variants of the search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evo.search.budget import in_words
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
     from evo.campaign.runner import Conclude, Done
-    from evo.campaign.spec import Campaign, Cell, Plan, Spec
+    from evo.campaign.spec import Campaign, CampaignRun, Plan, Spec
     from evo.search.profiling import Profiler
     from fitness.cluster.pool import ClusterEvaluatorFactory
     from fitness.evaluator_factory import EvaluatorFactory
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     ablate = commands.add_parser(
         "ablate",
-        help="arms x tasks x seeds as one campaign, with tables, tests and figures",
-        description="Runs every arm of SPEC on every task and seed at equal budget, goes on where it was stopped, and "
-        "compares the arms with the first one. Exit code 0: all cells are finished; 1: some failed, or a folder has "
-        "nothing to compare; 2: misuse.",
+        help="variants x tasks x seeds as one campaign, with tables, tests and figures",
+        description="Runs every variant of SPEC on every task and seed at equal budget, continues a stopped campaign, "
+        "and compares the variants with the first one. Exit code 0: all runs are finished; 1: some failed, or a folder "
+        "has nothing to compare; 2: misuse.",
     )
     ablate.add_argument(
         "spec",
         type=Path,
         metavar="SPEC.toml",
-        help="what to run (docs/ablations.md); a campaign folder instead: its tables and figures anew, run anywhere",
+        help="what to run (docs/ablations.md), or the folder of a campaign: writes its tables and figures again",
     )
     ablate.add_argument("--out", type=Path, metavar="DIR", help="campaign folder (default: runs/ and SPEC's name)")
-    ablate.add_argument("--workers", type=int, metavar="W", help="cells at once (default: as the CPUs and GPUs take)")
+    ablate.add_argument(
+        "--workers", type=int, metavar="W", help="runs at once (default: as many as CPUs and GPUs allow)"
+    )
     common.add_gpus(ablate)
     common.add_ray(ablate)
     common.add_plugins(ablate)
-    ablate.add_argument("--no-figures", action="store_true", help="tables only, where there is no matplotlib")
+    ablate.add_argument("--no-figures", action="store_true", help="write tables only; needs no matplotlib")
     ablate.set_defaults(command=_ablate)
 
 
@@ -76,31 +78,31 @@ def _ablate(arguments: argparse.Namespace) -> int:
     campaign = Campaign.open(folder, spec, device, hashes, versions())
     _stored(folder)  # before hours of running, not after them
     shutil.copyfile(arguments.spec, folder / "spec.toml")
-    cells = campaign.cells()
-    finished = counter(folder, cells)
+    runs = campaign.runs()
+    finished = counter(folder, runs)
     common.say(
-        f"campaign {folder}: {len(spec.arms)} arms x {len(tasks)} tasks x {len(spec.seeds)} seeds = {len(cells)} cells "
-        f"of {in_words(spec.trials, spec.gpu_seconds)}; {finished()} finished; {workers} at once"
+        f"campaign {folder}: {len(spec.variants)} variants x {len(tasks)} tasks x {len(spec.seeds)} seeds = "
+        f"{len(runs)} runs of {in_words(spec.trials, spec.gpu_seconds)}; {finished()} finished; {workers} at once"
     )
     if spec.models:
-        common.say("\n".join(describe_models(spec.config("", spec.arms[0], 0, device))))
+        common.say("\n".join(describe_models(spec.config("", spec.variants[0], 0, device))))
     failed, interrupted = run_campaign(
         campaign,
         tasks.values(),
         workers,
         finished,
-        lambda: len(cells),
+        lambda: len(runs),
         lambda: devices.open_factory(spec.target),
     )
-    _, damaged = report(folder, figures=not arguments.no_figures, told=[done.cell for done in failed])
+    _, damaged = report(folder, figures=not arguments.no_figures, named=[done.run for done in failed])
     if interrupted:
-        common.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
+        common.say(f"interrupted; the same command continues ({folder} keeps what is finished)")
         return common.EXIT_INTERRUPTED
     return common.EXIT_NOT_OK if failed or damaged else 0
 
 
 def _check_figures() -> None:
-    """Before hours of running, not after them."""
+    """Raises ConfigError without matplotlib: before hours of running, not after them."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -131,12 +133,12 @@ def run_campaign(
     open_factory: Callable[[], EvaluatorFactory | ClusterEvaluatorFactory],
     conclude: Conclude | None = None,
 ) -> tuple[list[Done], bool]:
-    """Runs what is left and says how it went; what failed, and whether it was interrupted.
+    """Executes the runs that are left and prints each result; returns the failed ones and whether it was interrupted.
 
-    tasks: None where the next one is not known yet; finished: how many cells are, also by other processes; total: as
-    known by then; conclude: as of `run_cells`.
+    tasks and conclude: see `execute_runs`; finished: counts finished runs, those of other processes too; total: counts
+    the runs known so far.
     """
-    from evo.campaign.runner import ELSEWHERE, run_cells
+    from evo.campaign.runner import ELSEWHERE, execute_runs
     from evo.core.records import StopReason
     from evo.core.versions import versions
     from evo.search.interrupt import Interrupt
@@ -151,21 +153,21 @@ def run_campaign(
         return factory.open(task)
 
     with closing(factory), Interrupt(notify) as interrupt:
-        running = run_cells(campaign, tasks, versions(), open_evaluator, workers, interrupt, conclude, Terminal())
+        running = execute_runs(campaign, tasks, versions(), open_evaluator, workers, interrupt, conclude, Terminal())
         with closing(running), _forced_exit(campaign):
             for done in running:
                 if done.reason in (StopReason.INTERRUPTED, ELSEWHERE):
                     elsewhere += done.reason == ELSEWHERE
                     continue
                 failed += [done] if done.reason == "failed" else []
-                ended, cells = finished() + len(failed), total()
-                left = round((time.monotonic() - begin) / max(ended - before, 1) * max(cells - ended, 0))
+                ended, runs = finished() + len(failed), total()
+                left = round((time.monotonic() - begin) / max(ended - before, 1) * max(runs - ended, 0))
                 ahead = f"ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-                common.say(f"[{ended}/{cells}] {done.cell}: {_in_words(campaign, done)}; {ahead}")
+                common.say(f"[{ended}/{runs}] {done.run}: {_in_words(campaign, done)}; {ahead}")
         if elsewhere:
-            common.say(f"{elsewhere} cells are left to other processes that run this campaign")
+            common.say(f"{elsewhere} runs are left to other processes that run this campaign")
         for done in failed:
-            common.say(f"failed: {done.cell}: {_first_line(done)} ({campaign.folder / done.cell.path}/failure.txt)")
+            common.say(f"failed: {done.run}: {_first_line(done)} ({done.run.folder(campaign.folder)}/failure.txt)")
         return failed, interrupt()
 
 
@@ -175,8 +177,8 @@ def _in_words(campaign: Campaign, done: Done) -> str:
 
     if done.reason == "failed":
         return f"failed: {_first_line(done)}"
-    with RunReader(campaign.folder / done.cell.path) as run:
-        best = run.best()
+    with RunReader(done.run.folder(campaign.folder)) as reader:
+        best = reader.best()
     assert best is not None and best.fitness is not None  # the seed at least
     return f"{done.reason}, best {speedup_text(best.fitness)}"
 
@@ -187,74 +189,74 @@ def _first_line(done: Done) -> str:
 
 @contextmanager
 def _forced_exit(campaign: Campaign) -> Iterator[None]:
-    """A second Ctrl-C: what is finished is stored, so leave at once; child processes end when this one is gone."""
+    """Exits at once on a second Ctrl-C: what is finished is stored, and child processes end with this one."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"evo: interrupted; the same command goes on with {campaign.folder}", file=sys.stderr, flush=True)
+        print(f"evo: interrupted; the same command continues {campaign.folder}", file=sys.stderr, flush=True)
         os._exit(common.EXIT_INTERRUPTED)
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- report -----------------------------------------------------------------------------------------------------------
 
 
-def report(folder: Path, *, figures: bool, told: Collection[Cell] = ()) -> tuple[bool, bool]:
-    """Writes outcomes, tables and figures of what is finished into a campaign's folder, and prints the tables.
+def report(folder: Path, *, figures: bool, named: Collection[CampaignRun] = ()) -> tuple[bool, bool]:
+    """Writes outcomes, tables and figures of the finished runs into a campaign's folder, and prints the tables.
 
-    Returns whether there was anything to compare, and whether runs cannot be counted; says which, but for those `told`.
+    Returns whether there was anything to compare, and whether some runs cannot be counted.  It prints the latter,
+    except those `named` already.
     """
-    from analysis import ablation_tables
-    from analysis import figures as drawing
+    from analysis import campaign_report
     from analysis.comparison import compare
     from evo.campaign.spec import read_plan
 
     plan = read_plan(folder)
     found, damaged = _outcomes(folder, plan)
-    for cell, error in damaged.items():
-        if cell not in told:
-            common.say(f"failed: {cell}: {error}")
+    for run, error in damaged.items():
+        if run not in named:
+            common.say(f"failed: {run}: {error}")
     try:
-        comparison = compare(found, plan.arms)
+        comparison = compare(found, plan.variants)
     except ValueError as error:
         common.say(f"nothing to compare: {error}")
         return False, bool(damaged)
-    text = ablation_tables.markdown(comparison)
-    missing = len(plan.cells) - len(found)
+    text = campaign_report.markdown(comparison)
+    missing = len(plan.runs) - len(found)
     if missing:
         text += (
-            f"\n{missing} of {len(plan.cells)} cells are missing; their tasks and seeds are left out for all arms.\n"
+            f"\n{missing} of {len(plan.runs)} runs are missing; their tasks and seeds are left out for all variants.\n"
         )
     (folder / "tables.md").write_text(text, encoding="utf-8")
-    (folder / "tables.tex").write_text(ablation_tables.latex(comparison), encoding="utf-8")
-    drawn = [path.name for path in drawing.draw(folder, comparison, found)] if figures else []
+    (folder / "tables.tex").write_text(campaign_report.latex(comparison), encoding="utf-8")
+    drawn = [path.name for path in campaign_report.draw(folder, comparison, found)] if figures else []
     common.say(f"\n{text}")
     common.say(f"in {folder}: {', '.join(['outcomes.json', 'tables.md', 'tables.tex', *drawn])}")
     return True, bool(damaged)
 
 
-def _outcomes(folder: Path, plan: Plan) -> tuple[list[Outcome], dict[Cell, StoreError]]:
-    """Of the cells whose runs are finished, or were when they were here; and why others' runs cannot be counted."""
+def _outcomes(folder: Path, plan: Plan) -> tuple[list[Outcome], dict[CampaignRun, StoreError]]:
+    """Returns the outcomes of finished runs (also of runs that are gone now), and why other runs cannot be counted."""
     from analysis.outcomes import outcome_of
     from evo.campaign.runner import came_to_end
     from evo.storage.store import FILE
 
-    new: dict[Cell, Outcome] = {}
-    damaged: dict[Cell, StoreError] = {}
-    for cell in plan.cells:
+    new: dict[CampaignRun, Outcome] = {}
+    damaged: dict[CampaignRun, StoreError] = {}
+    for run in plan.runs:
         try:
-            if (folder / cell.path / FILE).exists() and came_to_end(folder, cell):
-                found = outcome_of(folder / cell.path, cell.arm)
-                new[cell] = dataclasses.replace(found, task=cell.task)  # its folder may be given as "."
+            if (run.folder(folder) / FILE).exists() and came_to_end(folder, run):
+                found = outcome_of(run.folder(folder), run.variant)
+                new[run] = dataclasses.replace(found, task=run.task)  # its folder may be given as "."
         except StoreError as error:
-            damaged[cell] = error
+            damaged[run] = error
     known = _kept(folder, plan, new)
-    return [known[cell] for cell in plan.cells if cell in known and cell not in damaged], damaged
+    return [known[run] for run in plan.runs if run in known and run not in damaged], damaged
 
 
-def _kept(folder: Path, plan: Plan, new: Mapping[Cell, Outcome]) -> dict[Cell, Outcome]:
-    """`new` and what is kept in the folder's file, which takes `new` in; what it holds of others is never dropped.
+def _kept(folder: Path, plan: Plan, new: Mapping[CampaignRun, Outcome]) -> dict[CampaignRun, Outcome]:
+    """Adds `new` to the folder's file of outcomes and returns all that it holds; other outcomes in it stay.
 
-    A campaign is archived without some of its runs, or without any: then the file is all there is of them.
+    A campaign may be archived without its runs: then only this file has their outcomes.
     """
     from analysis import outcomes
     from evo.campaign.spec import LOCK
@@ -262,18 +264,18 @@ def _kept(folder: Path, plan: Plan, new: Mapping[Cell, Outcome]) -> dict[Cell, O
 
     if not new:
         return _stored(folder)
-    with lock(folder / LOCK):  # others that share the campaign write theirs
+    with lock(folder / LOCK):  # other processes that share the campaign write theirs
         known = _stored(folder) | dict(new)
-        order = {cell: place for place, cell in enumerate(plan.cells)}
-        ordered = sorted(known, key=lambda cell: order.get(cell, len(order)))
-        outcomes.save(folder / outcomes.FILE, [known[cell] for cell in ordered])
+        order = {run: place for place, run in enumerate(plan.runs)}
+        ordered = sorted(known, key=lambda run: order.get(run, len(order)))
+        outcomes.save(folder / outcomes.FILE, [known[run] for run in ordered])
     return known
 
 
-def _stored(folder: Path) -> dict[Cell, Outcome]:
-    """The outcomes kept in a campaign's folder.  Raises StoreError where their file is damaged."""
+def _stored(folder: Path) -> dict[CampaignRun, Outcome]:
+    """Returns the outcomes kept in a campaign's folder.  Raises StoreError if their file is damaged."""
     from analysis import outcomes
-    from evo.campaign.spec import Cell
+    from evo.campaign.spec import CampaignRun
 
     path = folder / outcomes.FILE
-    return {Cell(o.task, o.arm, o.seed): o for o in outcomes.load(path)} if path.exists() else {}
+    return {CampaignRun(o.task, o.variant, o.seed): o for o in outcomes.load(path)} if path.exists() else {}

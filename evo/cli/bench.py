@@ -1,4 +1,4 @@
-"""`evo bench`: searches over a whole benchmark suite, as one campaign that can be stopped and gone on with."""
+"""`evo bench`: searches over a whole benchmark suite, as one campaign that can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.cli import common, suite
-from evo.cli.checking import TASKS, Checking, adding, read, rows
+from evo.cli.suite_checks import TASKS, Checking, adding, read, rows
 from evo.core.errors import ConfigError, EvoError, StoreError, how_to_install
 from evo.search import evaluators
 
 if TYPE_CHECKING:
     from analysis.suite import SuiteKernel
-    from evo.campaign.spec import Campaign, Cell
+    from evo.campaign.spec import Campaign, CampaignRun
     from evo.search.profiling import Profiler
     from evo.storage.store import Store
     from fitness.suites.check import CheckOutcome
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from fitness.tasks.task import Task
 
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel
-ARM = "full"
-# On a GPU.  An estimate takes a core for a second, a measurement the GPU for a tenth of one: many searches at once are
-# short of cores.
+VARIANT = "full"
+# On a GPU.  An estimate takes a core for a second, a measurement takes the GPU for a tenth of one: many searches at
+# once lack cores.
 UNSCREENED = {"screen_budget": 0}
 CORES_A_PROCESS = 4  # the others compile
 LOOK_S = 0.2  # between looks at the processes that search
@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
         help="search over a whole benchmark suite",
         description="Makes a task of every file of the suite (as `evo suite check` does), runs a search on each "
         "as soon as it is known to run here, and sums up; on a GPU, PyTorch is timed beside seed kernels. The same "
-        "command goes on where it was stopped, and several of it may run at once: they share the work. Exit code 0: "
-        "all searches are finished or another process's; 1: some failed; 2: misuse.",
+        "command continues a stopped campaign, and several processes of it may run at once: they share the work. Exit "
+        "code 0: all searches are finished or another process's; 1: some failed; 2: misuse.",
     )
     suite.add_suite(bench)
     bench.add_argument("--out", type=Path, metavar="DIR", help="folder of the campaign (default: runs/ and the suite)")
@@ -69,8 +69,8 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--best",
         action="store_true",
-        help="certify the best kernel of each file in full and write it to best/ in its cell, also where the search is "
-        "finished (about 11 s of a GPU each); else champions alone are certified, at no other sizes",
+        help="certify the best kernel of each file in full and write it to best/ in its run, also if the search is "
+        "finished (about 11 s of a GPU each); else only champions are certified, and at no other sizes",
     )
     bench.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
     common.add_target(bench)
@@ -116,14 +116,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     checked = read(folder)
     _sum_up(arguments, folder, chosen, checked)
     if code == common.EXIT_INTERRUPTED:
-        common.say(f"interrupted; go on by the same command ({folder} keeps what is finished)")
+        common.say(f"interrupted; the same command continues ({folder} keeps what is finished)")
     elif not any(outcome.verified for outcome in checked.values()):
         return common.EXIT_NOT_OK
     return code
 
 
 def _processes(arguments: argparse.Namespace, gpus: int) -> int:
-    """How many processes search; each drives one GPU, or none."""
+    """Returns how many processes search; each drives one GPU, or none."""
     default = gpus * max(1, evaluators.workers(None) // CORES_A_PROCESS // gpus) if gpus else 1
     wanted: int = default if arguments.processes is None else arguments.processes
     if wanted < max(gpus, 1):
@@ -138,7 +138,10 @@ def _searched(
     workers: int,
     look: Callable[[], None],
 ) -> int:
-    """Runs what no other process runs, as files get verified; the exit code.  `look` raises where none will be."""
+    """Runs the searches that no other process runs, as files get verified, and returns the exit code.
+
+    look: called while waiting for a file; raises if no other file will be verified.
+    """
     from evo.campaign.runner import concluded, counter, finished
     from evo.cli.ablate import run_campaign
     from fitness.suites.check import LIMITS
@@ -148,7 +151,7 @@ def _searched(
         campaign,
         _arriving(campaign, chosen, look),
         workers,
-        counter(campaign.folder, (_cell(arguments, source) for source in chosen), done),
+        counter(campaign.folder, (_run_of(arguments, source) for source in chosen), done),
         lambda: _able(campaign.folder, chosen),
         lambda: evaluators.open_factory(arguments.target, campaign.device, LIMITS),
         _write_best if arguments.best else None,
@@ -164,20 +167,20 @@ def _write_best(store: Store, evaluator: Profiler) -> None:
 
 
 def _able(folder: Path, chosen: Sequence[SuiteFile]) -> int:
-    """How many files can be searched, as far as is known."""
+    """Returns how many files can be searched, as far as is known."""
     known = read(folder)
     return sum(source.name not in known or known[source.name].verified for source in chosen)
 
 
 def _arriving(campaign: Campaign, chosen: Sequence[SuiteFile], look: Callable[[], None]) -> Iterator[Task | None]:
-    """The tasks of the files, as they turn out to be verified; None where there is no other one yet."""
+    """Yields the tasks of the files as they are verified; None while no other one is known."""
     from fitness.tasks.task import load_task
 
     waiting = {source.name for source in chosen}
     while waiting:
         look()
         new = [outcome for name, outcome in read(campaign.folder).items() if name in waiting]
-        # What compiles longest begins: a search is serial, and the last ones would keep the others waiting.
+        # The file that compiles longest begins: a search is serial, so a long one at the end would run alone.
         outcome = max(new, key=_compiling, default=None)
         if outcome is None:
             yield None
@@ -192,13 +195,13 @@ def _arriving(campaign: Campaign, chosen: Sequence[SuiteFile], look: Callable[[]
 
 def _lives(parent: int) -> None:
     if os.getppid() != parent:
-        raise EvoError("the process that shared out the searches is gone")
+        raise EvoError("the parent process, which distributes the searches, is gone")
 
 
 def _shared(
     arguments: argparse.Namespace, folder: Path, gpus: int, processes: int, workers: int, checking: Checking
 ) -> int:
-    """Has that many processes run the campaign, spread over the GPUs; the exit code."""
+    """Starts `processes` processes that run the campaign, spread over the GPUs, and returns the exit code."""
     from evo.search.interrupt import Interrupt
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
@@ -231,7 +234,7 @@ def _shared(
 
 
 def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: str) -> list[str]:
-    """Of a process that shares the searches."""
+    """Returns the command of a process that shares the searches."""
     options = {
         "--path": arguments.path,
         "--only": arguments.only,
@@ -253,7 +256,7 @@ def _command(arguments: argparse.Namespace, folder: Path, workers: int, gpus: st
 
 
 def _check_settings(arguments: argparse.Namespace) -> None:
-    """Before files are checked for minutes."""
+    """Checks strategy and budget before files are checked for minutes."""
     from evo.search.strategies import find_strategy
     from fitness.suites.registry import find_suite
 
@@ -268,13 +271,13 @@ def _check_settings(arguments: argparse.Namespace) -> None:
 
 
 def _check_same_files(arguments: argparse.Namespace, folder: Path) -> None:
-    """What was checked is looked up by name, so it must be of the same suite, sizes and seed kernels."""
+    """Raises StoreError if the folder has results of another suite, size or seed kernels, which share file names."""
     if not (folder / suite.FILE).exists():
         return
     now, then = suite.settings_of(arguments), suite.read_settings(folder)
     if then != now:
         changed = ", ".join(f"{key} was {then[key]}" for key in now if then[key] != now[key])
-        raise StoreError(f"cannot go on in {folder}: {changed}; restore it, or choose another folder by --out")
+        raise StoreError(f"cannot continue in {folder}: {changed}; restore it, or choose another folder by --out")
 
 
 def _note_files(arguments: argparse.Namespace, folder: Path) -> None:
@@ -292,7 +295,7 @@ def _compiling(outcome: CheckOutcome) -> float:
 
 
 def _measure_baselines(folder: Path, names: Sequence[str], target: str, workers: int) -> None:
-    """PyTorch's times beside the seed kernels; what an earlier call measured is not measured again."""
+    """Measures PyTorch's times beside the seed kernels, except those that an earlier call measured."""
     from fitness.frontend.target import get_target
     from fitness.suites.baselines import measure
     from fitness.tasks.task import load_task
@@ -307,19 +310,19 @@ def _measure_baselines(folder: Path, names: Sequence[str], target: str, workers:
 
 
 def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What is known of PyTorch's times, by kernel."""
+    """Returns the known times of PyTorch, by kernel."""
     return {row["kernel"]: row["baselines"] for row in rows(folder / BASELINES, ("kernel", "baselines"))}
 
 
 def _campaign(folder: Path, arguments: argparse.Namespace, device: str) -> Campaign:
-    """Of no task yet: they are added as they are verified."""
+    """Returns the campaign, without tasks: these are added as they are verified."""
     from evo.campaign.spec import Campaign, Spec
     from evo.core.versions import versions
 
     spec = Spec(
         tasks=(),
         seeds=(arguments.seed,),
-        arms=(ARM,),
+        variants=(VARIANT,),
         trials=arguments.budget,
         tokens=None,
         target=arguments.target,
@@ -330,10 +333,10 @@ def _campaign(folder: Path, arguments: argparse.Namespace, device: str) -> Campa
     return Campaign.open(folder, spec, device, {}, versions())
 
 
-def _cell(arguments: argparse.Namespace, source: SuiteFile) -> Cell:
-    from evo.campaign.spec import Cell
+def _run_of(arguments: argparse.Namespace, source: SuiteFile) -> CampaignRun:
+    from evo.campaign.spec import CampaignRun
 
-    return Cell(source.name, ARM, arguments.seed)
+    return CampaignRun(source.name, VARIANT, arguments.seed)
 
 
 def _sum_up(
@@ -343,7 +346,7 @@ def _sum_up(
 
     timed = _baselines(folder)
     kernels = [
-        _kernel(source, checked.get(source.name), folder, _cell(arguments, source), timed.get(source.name, []))
+        _kernel(source, checked.get(source.name), folder, _run_of(arguments, source), timed.get(source.name, []))
         for source in chosen
     ]
     try:
@@ -367,9 +370,9 @@ def _parquet(folder: Path, kernels: list[SuiteKernel]) -> str:
 
 
 def _kernel(
-    source: SuiteFile, outcome: CheckOutcome | None, folder: Path, cell: Cell, timed: list[dict[str, Any]]
+    source: SuiteFile, outcome: CheckOutcome | None, folder: Path, run: CampaignRun, timed: list[dict[str, Any]]
 ) -> SuiteKernel:
-    """`outcome`: None where the file was not checked yet."""
+    """Returns the summary of one file.  `outcome`: None if it was not checked yet."""
     from analysis.outcomes import outcome_of
     from analysis.suite import SuiteBaseline, SuiteKernel, code_lines
     from evo.campaign.runner import finished, why_failed
@@ -377,10 +380,10 @@ def _kernel(
     lines = code_lines(source.kernels)
     if outcome is None or not outcome.verified:
         return SuiteKernel(source.name, lines, reason=outcome.reason if outcome else "")
-    if why := why_failed(folder, cell):
+    if why := why_failed(folder, run):
         return SuiteKernel(source.name, lines, reason=f"its search failed: {why}")
     baselines = {
         b["name"]: SuiteBaseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed
     }
-    found = outcome_of(folder / cell.path, ARM) if finished(folder, cell) else None
+    found = outcome_of(run.folder(folder), VARIANT) if finished(folder, run) else None
     return SuiteKernel(source.name, lines, outcome=found, baselines=baselines, note=outcome.note)

@@ -1,4 +1,4 @@
-"""`evo calls`: the answers of a run's language models, one JSON object a line, as `--model replay:FILE` reads them."""
+"""`evo calls`: prints the answers of a run's models, one JSON object a line, for `--model replay:FILE`."""
 
 from __future__ import annotations
 

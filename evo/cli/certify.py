@@ -1,4 +1,4 @@
-"""`evo certify`: judge a kernel and run its own Python on the GPU."""
+"""`evo certify`: evaluates a kernel and runs its own Python on the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     certify = commands.add_parser(
         "certify",
-        help="judge a kernel, then run its own Python on the GPU",
+        help="evaluate a kernel, then run its own Python on the GPU",
         description="Judges a kernel as `evo evaluate` does; then runs its Python eagerly in a sandbox with the GPU, "
         "on inputs and sizes not used before, and its kernels under compute-sanitizer. "
         "Exit code 0: certified; 1: not, or not possible without a GPU; 2: misuse.",

@@ -85,7 +85,7 @@ class Aside(Listener):
 
 
 def one_thread_each() -> None:
-    """For work in many threads: with threads of PyTorch's own for all cores in each they would be thousands."""
+    """Limits PyTorch to one thread for work in many threads: its own threads for all cores would be thousands."""
     import torch
 
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def one_thread_each() -> None:
 
 @contextmanager
 def pyarrow_for(what: str) -> Iterator[None]:
-    """Around an import that needs pyarrow.  Raises ConfigError where there is none."""
+    """Wraps an import that needs pyarrow.  Raises ConfigError if that is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

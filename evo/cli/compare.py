@@ -1,4 +1,4 @@
-"""`evo compare`: whether one run or campaign is worse than another, for people and for CI."""
+"""`evo compare`: tests whether one run or campaign is worse than another, for people and for CI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from analysis.outcomes import Outcome
     from analysis.regression import Pair, RegressionResult
 
-    # With the folder of its run; None where a campaign keeps it, which keeps those that came to their end.
+    # With the folder of its run; None if a campaign keeps it, because that keeps only runs that came to their end.
     Run = tuple[Outcome, Path | None]
 
 SHOWN = 3  # runs of a kind in a message
@@ -25,16 +25,16 @@ def add(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="is B worse than A? two runs or two campaigns",
-        description="Compares the best speedups of B with those of A, paired by arm, task and seed. Exit code 0: no "
-        "regression; 1: B is worse beyond noise; 2: misuse, or a run that did not come to its end.",
+        description="Compares the best speedups of B with those of A, paired by variant, task and seed. Exit code 0: "
+        "no regression; 1: B is worse beyond noise; 2: misuse, or a run that is not finished.",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a run, a folder of runs, or a campaign, finished")
-    compare.add_argument("b", type=Path, metavar="B", help="the same of what is to be judged")
+    compare.add_argument("b", type=Path, metavar="B", help="the same, of the runs to test")
     compare.set_defaults(command=_compare)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from analysis.regression import judge, pair_up
+    from analysis.regression import find_regression, pair_up
 
     a, b = _runs(arguments.a), _runs(arguments.b)
     try:
@@ -42,17 +42,17 @@ def _compare(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"cannot compare {arguments.a} with {arguments.b}: {error}") from error
     _check_ended(pairs, [*a, *b])
-    verdict = judge(pairs)
+    verdict = find_regression(pairs)
     left_out = len(a) + len(b) - 2 * len(pairs)
     if left_out:
         have = "has" if left_out == 1 else "have"
-        common.say(f"{counted(left_out, 'run')} {have} no partner of the same arm, task and seed; left out")
+        common.say(f"{counted(left_out, 'run')} {have} no partner of the same variant, task and seed; left out")
     _say(verdict, estimated=pairs[0][0].estimated)
     return common.EXIT_NOT_OK if verdict.worse else 0
 
 
 def _runs(folder: Path) -> list[Run]:
-    """Of a campaign, of a run, or of all runs in a folder (each named by its own task and seed)."""
+    """Returns the outcomes of a campaign, of a run, or of all runs in a folder (named by their own task and seed)."""
     from analysis.outcomes import FILE, load, outcome_of
     from evo.storage import store
 
@@ -75,7 +75,7 @@ def _runs(folder: Path) -> list[Run]:
 
 
 def _instead(folder: Path) -> str:
-    """What to do about a folder that holds nothing to compare."""
+    """Returns what to do about a folder that holds nothing to compare."""
     from evo.campaign.spec import FILE
 
     if (folder / FILE).exists():
@@ -84,7 +84,7 @@ def _instead(folder: Path) -> str:
 
 
 def _check_ended(pairs: Sequence[Pair], runs: Sequence[Run]) -> None:
-    """Raises ConfigError where a run of a pair may still find something better: nothing can be said of it yet."""
+    """Raises ConfigError if a run of a pair is not finished: it may still find something better."""
     paired = {id(outcome) for pair in pairs for outcome in pair}
     ended: dict[bool, list[str]] = {False: [], True: []}
     left: list[Path] = []
@@ -102,7 +102,7 @@ def _check_ended(pairs: Sequence[Pair], runs: Sequence[Run]) -> None:
 
 
 def _state(folder: Path) -> tuple[str, bool]:
-    """What a run has spent of its budget and how it ended, in words; whether it came to its end."""
+    """Returns a text on a run's spent budget and its end, and whether it came to its own end."""
     from evo.search import termination
     from evo.storage.store import RunReader
 
@@ -113,7 +113,7 @@ def _state(folder: Path) -> tuple[str, bool]:
 
 
 def _few(texts: Sequence[str]) -> str:
-    """Some of them, and how many more there are."""
+    """Returns a few of them as text, and how many more there are."""
     different = list(dict.fromkeys(texts))
     more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     return f"{', '.join(different[:SHOWN])}{more}"

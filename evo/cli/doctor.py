@@ -1,4 +1,4 @@
-"""`evo doctor`: what this machine can do, and how to mend what it cannot."""
+"""`evo doctor`: says what this machine can do, and how to fix what it cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evo.cli import common
 
 if TYPE_CHECKING:
-    from evo.cli.checks import Check
+    from evo.cli.doctor_checks import Check
 
 TASK = "vector_sin"  # the built-in task whose seed is evaluated soonest
 _COLOURS = {"ok": "green", "missing": "yellow", "not usable": "red"}
@@ -20,7 +20,7 @@ _COLOURS = {"ok": "green", "missing": "yellow", "not usable": "red"}
 def add(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="say what this machine can do, and how to mend what it cannot",
+        help="say what this machine can do, and how to fix what it cannot",
         description="Checks this machine, at last by evaluating a seed kernel. Exit code 0: `evo run` works; 1: not.",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
@@ -52,7 +52,7 @@ class _TryRun:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from evo.cli.checks import OK, Machine, examine
+    from evo.cli.doctor_checks import OK, Machine, examine
     from evo.llm.models import read_models
     from evo.search.evaluators import find_gpus
     from fitness.frontend.target import get_target
@@ -74,7 +74,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _print(checks: Iterable[Check]) -> list[Check]:
-    """One line a check as soon as it is known, its fix on the next."""
+    """Prints one line a check as soon as it is known, its fix on the next."""
     from rich.console import Console
     from rich.text import Text
 

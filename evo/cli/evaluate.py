@@ -1,4 +1,4 @@
-"""`evo evaluate`: judge kernels without a search."""
+"""`evo evaluate`: evaluates kernels without a search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     evaluate = commands.add_parser(
         "evaluate",
-        help="judge kernels without a search",
+        help="evaluate kernels without a search",
         description="Judges each kernel on its own. Exit code 0: all are ok; 1: not all; 2: misuse.",
     )
     evaluate.add_argument("task", metavar="TASK", help="a built-in task or a task folder")

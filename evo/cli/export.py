@@ -1,4 +1,4 @@
-"""`evo export`: runs as tables that other programs read."""
+"""`evo export`: writes runs as tables for other programs."""
 
 from __future__ import annotations
 

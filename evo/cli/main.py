@@ -1,4 +1,4 @@
-"""The command line: reads arguments, runs a command, turns errors into exit codes."""
+"""Runs the command line: reads arguments, runs a command, turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()  # whoever read it has gone (`| head`): nothing is left to say
         return EXIT_NOT_OK
     except OSError as error:
-        print(f"evo: {error}; check the disk, its permissions and where the output goes", file=sys.stderr)
+        print(f"evo: {error}; check the disk, its permissions and the destination of the output", file=sys.stderr)
         _drop_output()
         return EXIT_MISUSE
 
@@ -114,7 +114,7 @@ def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None
 
 
 def _drop_output() -> None:
-    """What is not written yet would fail once more at exit."""
+    """Drops output that is not written yet, which would fail again at exit."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):  # it may be no file

@@ -1,4 +1,4 @@
-"""`evo report`: one HTML file about runs."""
+"""`evo report`: writes one HTML file about runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _bounds(info: RunInfo) -> Bounds:
-    """The work of the task's cases, and the ceilings: measured ones where the run was, else the target's peaks."""
+    """Returns the work of the task's cases and the ceilings: measured ones if the run was, else the target's peaks."""
     from analysis.report import Bounds
     from evo.api import load_task
     from fitness.frontend.target import from_spec

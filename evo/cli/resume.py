@@ -1,4 +1,4 @@
-"""`evo resume`: go on with a run that was stopped."""
+"""`evo resume`: continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evo.storage.folders import run_folder
 
 
 def add(commands: Any) -> None:
-    resume = commands.add_parser("resume", help="go on with a run that was stopped")
+    resume = commands.add_parser("resume", help="continue a run that was stopped")
     resume.add_argument("folder", type=run_folder, metavar="DIR")
     resume.add_argument("--budget", type=int, metavar="N", help="candidates in total (default: as the run was started)")
     resume.add_argument("--gpu-seconds", type=float, metavar="X", help="another limit on GPU seconds, in total")
@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME@BASE_URL",
-        help="where a model of the run is to be asked now",
+        help="the address at which a model of the run is asked from now on",
     )
     resume.add_argument("--max-tokens", type=int, metavar="N", help="another hard limit on tokens, in total")
     resume.add_argument("--max-usd", type=float, metavar="X", help="another hard limit on dollars, in total")
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         "--workers",
         type=int,
         metavar="W",
-        help="evaluations at once (default: as before, or as --gpus and --ray-address, where given, take)",
+        help="evaluations at once (default: as before, or as many as --gpus and --ray-address, if given, allow)",
     )
     common.add_plugins(resume)
     resume.set_defaults(command=_resume)

@@ -1,4 +1,4 @@
-"""`evo run`: search for a faster kernel."""
+"""`evo run`: searches for a faster kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         help=f"candidates to evaluate (default: {DEFAULT_BUDGET})",
     )
     run.add_argument("--gpu-seconds", type=float, metavar="X", help="the run ends when a GPU measured for so long, too")
-    run.add_argument("--run-dir", type=Path, metavar="DIR", help="where to store the run (default: runs/TASK-NUMBER)")
+    run.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/TASK-NUMBER)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
     run.add_argument(
         "--strategy",
@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
         "--screen-budget",
         type=int,
         metavar="N",
-        help="most estimates an operator may choose a draft by (default: 12; 4 where a GPU measures)",
+        help="most estimates an operator may choose a draft by (default: 12; 4 if a GPU measures)",
     )
     models.add_options(run)
     split.add_options(run)

@@ -1,4 +1,4 @@
-"""`evo show`: look at a run or at one trial."""
+"""`evo show`: prints a run or one of its trials."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def add(commands: Any) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from evo.cli.run_text import show_run, show_trial
+    from evo.cli.show_text import show_run, show_trial
     from evo.storage.store import RunReader
 
-    # Where there is no terminal to fit, lines may be long: better for grep than folded cells.
+    # Lines that do not go to a terminal may be long: better for grep than folded cells.
     console = Console(width=None if sys.stdout.isatty() else 160)
     with RunReader(arguments.folder) as run:
         if arguments.trial is None:

@@ -1,7 +1,7 @@
-"""The halves of `evo run`: `--propose-only` proposes and evaluates nothing, `--evaluate-only` the other way round.
+"""Runs half of a search: `evo run --propose-only` evaluates nothing, `evo run --evaluate-only` proposes nothing.
 
-Both work by turns on one run folder, which may be copied between machines: proposing needs no GPU and starts no
-evaluator, evaluating needs no network.  The first to evaluate decides on what the run is evaluated.
+Both work alternately on one run folder, which may be copied between machines.  Proposing needs no GPU and starts no
+evaluator; evaluating needs no network.  The first evaluation decides which device the run uses.
 """
 
 from __future__ import annotations

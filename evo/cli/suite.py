@@ -1,4 +1,4 @@
-"""`evo suite check`: which files of a benchmark suite this machine can take as tasks, and why not the others.
+"""`evo suite check`: finds the files of a benchmark suite that this machine can take as tasks, and why not the others.
 
 `evo suite summary`: what searches over a suite came to, from the figures that campaigns left.
 """
@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     check = subcommands.add_parser(
         "check",
         help="take every file through record, compile and verify",
-        description="Makes a task of every file and verifies its kernel, or a seed kernel where it has none: on the "
-        "GPU where there is one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
+        description="Makes a task of every file and verifies its kernel, or a seed kernel if it has none: on a GPU if "
+        "the machine has one, else by Triton's interpreter. Exit code 0: all verified; 1: not all.",
     )
     add_suite(check)
     check.add_argument("--tasks", type=Path, metavar="DIR", help="keep the task folders here (default: thrown away)")
@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
 
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
-    """What says which files of which suite."""
+    """Adds the arguments that name a suite and its files."""
     parser.add_argument("suite", metavar="SUITE", help="tritonbench, tritonbench-t, kernelbench, or that of a plug-in")
     parser.add_argument("--path", type=Path, required=True, metavar="DIR", help="the checkout")
     parser.add_argument("--only", metavar="A,B", help="these files alone, by name without .py; * stands for anything")
@@ -142,7 +142,7 @@ def _summary(arguments: argparse.Namespace) -> int:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Which files the campaign in `folder` is of, as `settings_of` said.  Raises StoreError if it does not say."""
+    """Returns which files the campaign in `folder` has, from `settings_of`.  Raises StoreError if it does not say."""
     from fitness.suites.registry import built_in
 
     path = folder / FILE
@@ -226,7 +226,7 @@ def outcomes(
     workers: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[CheckOutcome]:
-    """In the order in which files are finished, until they all are or `stop` says so.
+    """Yields outcomes in the order in which files are finished, until all are or `stop` returns True.
 
     `gpus`: how many verify; with 0 Triton's interpreter does.
     """

@@ -1,4 +1,4 @@
-"""`evo tasks new --model`: a model writes task.py, which is checked, tried on its own kernel and frozen."""
+"""`evo tasks new --model`: has a model write task.py, checks it, tries it on its own kernel and freezes it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(arguments: argparse.Namespace, kernel: str) -> int:
     folder: Path = arguments.folder
     model = _model(arguments)
     get_target(arguments.target)
-    first_prompt(kernel)  # raises where there is nothing to ask about, before anything is started
+    first_prompt(kernel)  # raises if the kernel has nothing to ask about, before anything is started
     devices = find_devices(arguments.gpus, None, arguments.target)
     print(devices.choice.line, file=sys.stderr, flush=True)
     write(folder, {})
@@ -67,7 +67,7 @@ def make(arguments: argparse.Namespace, kernel: str) -> int:
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Writes files into a folder, which is made where it is missing."""
+    """Writes files into a folder, which is made if missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -78,7 +78,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _model(arguments: argparse.Namespace) -> Model:
-    """The one model to ask.  Raises ConfigError where there are several, or the limits cannot be kept."""
+    """Returns the one model to ask.  Raises ConfigError if there are several, or if the limits cannot be kept."""
     from evo.core.settings import check_limit
     from evo.llm.models import read_models
 
@@ -116,7 +116,7 @@ def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[DraftC
 
 
 def _keep(folder: Path, done: Round) -> None:
-    """Tells of a round; what cannot be used is kept under a name that no command takes for a task."""
+    """Prints a round; keeps an unusable answer under a name that no command takes for a task."""
     number = len(list((folder / DRAFTS).glob("*.reason.txt"))) + 1
     if not done.reason:
         common.say(f"answer {number}: the task holds")

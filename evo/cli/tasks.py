@@ -1,4 +1,4 @@
-"""`evo tasks`: list the built-in tasks, start a new one, or check that a task finds kernels wrong that do nothing."""
+"""`evo tasks`: lists the built-in tasks, starts a new one, or checks that a task refuses kernels that do nothing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def add(commands: Any) -> None:
     new = subcommands.add_parser(
         "new",
         help="make a task folder from a kernel",
-        description="Writes DIR/kernel.py and DIR/task.py, with EDIT where you have to decide; or has a model write "
-        "task.py, validates it and freezes it (docs/llm.md). Exit code 0: done; 1: no answer of the model could be "
-        "used; 2: misuse.",
+        description="Writes DIR/kernel.py and DIR/task.py, with EDIT at each place that needs your decision. With "
+        "--model, a model writes task.py, and evo validates and freezes it (docs/llm.md). Exit code 0: done; 1: no "
+        "answer of the model could be used; 2: misuse.",
     )
     new.add_argument("folder", type=Path, metavar="DIR")
     new.add_argument("kernel", type=Path, metavar="KERNEL.py")
@@ -67,7 +67,7 @@ def _new_task(arguments: argparse.Namespace) -> int:
     from fitness.tasks.scaffold import parse_kernel
 
     source = common.read_kernel(arguments.kernel)
-    parse_kernel(source, str(arguments.kernel))  # what is no Python is said of this file
+    parse_kernel(source, str(arguments.kernel))  # the error for invalid Python names this file
     folder: Path = arguments.folder
     taken = [name for name in task_by_model.NAMES if (folder / name).exists()]
     if taken:
@@ -82,7 +82,7 @@ def _new_task(arguments: argparse.Namespace) -> int:
     entry, *others = (function.name for function in entries(source))
     beside = f" (others that launch: {', '.join(others)}; change entry in task.py for one of them)" if others else ""
     common.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
-    common.say("mend what is marked EDIT in task.py, then")
+    common.say("edit what is marked EDIT in task.py, then")
     common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
     return 0
 
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _idle(task: Task, target: Target, zygote: Zygote) -> tuple[str, list[VacuousFinding]]:
-    """Why a task is not usable, "" if it is, and what was found of idle kernels."""
+    """Returns why a task is not usable ("" if it is), and the results of idle kernels."""
     from fitness.frontend.stages import Stop
     from fitness.validation import vacuous
 

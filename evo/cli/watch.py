@@ -1,4 +1,4 @@
-"""`evo watch`: a run as it goes on, seen from another process."""
+"""`evo watch`: shows a run while another process executes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 def _watch(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from evo.cli.watching import watch
+    from evo.cli.watch_panel import watch
     from evo.storage.store import RunReader
 
     with RunReader(arguments.folder) as run, contextlib.suppress(KeyboardInterrupt):

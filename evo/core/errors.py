@@ -1,4 +1,4 @@
-"""Errors a user can act on.  Everything else is a bug and keeps its traceback."""
+"""Defines the errors that a user can act on.  Any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class EvoError(Exception):
     """Misuse or a broken environment: printed as one message without a traceback, exit code 2.
 
-    A message says what was expected, what was got, and how to mend it.
+    A message says what was expected, what was got, and how to fix it.
     """
 
 
@@ -27,5 +27,5 @@ class ConfigError(EvoError):
 
 
 def how_to_install(extra: str = "") -> str:
-    """The command that installs evo with all it needs, or with an extra: "gpu", "figures" or "dev"."""
+    """Returns the command that installs evo with all it needs, or with an extra: "gpu", "figures" or "dev"."""
     return f'.venv/bin/pip install -e ".{f"[{extra}]" if extra else ""}" in the folder of evo'

@@ -1,4 +1,4 @@
-"""Locks between processes, by files.  The kernel gives back those of a process that ends, however it ends."""
+"""Locks between processes, by files.  The kernel releases those of a process that ends, however it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Whether the lock on the file `path` (made where it is missing) could be had; held inside where it could."""
+    """Takes the lock on the file `path` (made if missing) without waiting; yields whether it is held inside."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -22,7 +22,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Waits for the lock on the file `path` (made where it is missing)."""
+    """Waits for the lock on the file `path` (made if missing) and holds it inside."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -96,7 +96,7 @@ class Model:
         return "EVO_API_KEY_" + re.sub(r"\W", "_", self.name).upper()
 
     def usd(self, tokens_in: int, tokens_out: int) -> float | None:
-        """Dollars that these tokens cost, None where the price is unknown."""
+        """Returns the dollars that these tokens cost, None if the price is unknown."""
         if self.usd_in is None or self.usd_out is None:
             return None
         return (tokens_in * self.usd_in + tokens_out * self.usd_out) / 1e6
@@ -120,7 +120,7 @@ def check_settings(name: str, settings: Mapping[str, Any], *without: str) -> Non
 
 @dataclass(frozen=True)
 class Bill:
-    """Tokens and dollars of one request.  Dollars are None where the price is unknown."""
+    """Tokens and dollars of one request.  Dollars: None if the price is unknown."""
 
     tokens_in: int
     tokens_out: int

@@ -1,4 +1,4 @@
-"""The facts of a search, as frozen records that refuse to be inconsistent.
+"""Defines the records of a search: frozen, and checked for consistency.
 
 Nothing here imports torch, triton or any other heavy package: the command line, the store and every report read these
 records without paying for a compiler.
@@ -24,22 +24,22 @@ from evo.core import syntax
 
 
 class Verdict(enum.StrEnum):
-    """What became of a candidate."""
+    """The result of a candidate."""
 
-    REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels
+    REJECTED = "rejected"  # a static rule, or work delegated away from the candidate's own kernels.
     COMPILE_ERROR = "compile_error"  # syntax, import or Triton compilation failed
     UNSUPPORTED = "unsupported"  # correct perhaps, but it cannot be recorded (needs a computed value on the host)
     RUNTIME_ERROR = "runtime_error"  # host code or kernel raised or crashed
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"  # host memory limit, or more registers/shared memory than the device has
     WRONG = "wrong"
-    DUPLICATE = "duplicate"  # same machine code, grids and arguments, where it is timed, as one that is ok
+    DUPLICATE = "duplicate"  # the same machine code, grids and arguments in all that is timed as one that is ok
     INFRASTRUCTURE = "infrastructure"  # the evaluator failed, not the candidate
     OK = "ok"
 
     @property
     def rank(self) -> int:
-        """How far a candidate with this verdict came, from 0 to 5; no score.
+        """The progress of a candidate with this verdict, from 0 to 5; not a score.
 
         0: infrastructure (nothing is known); 1: rejected; 2: compile_error, unsupported; 3: out_of_memory,
         runtime_error, timeout; 4: wrong; 5: duplicate, ok.
@@ -90,8 +90,8 @@ class StopReason(enum.StrEnum):
         return self in (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT)
 
 
-# Where a candidate can end.  "answer": of a language model, where it holds no new source.  "verify": without a GPU,
-# where the estimate comes before it; with one, "time" verifies and times.  Who ended after "compile" was compiled.
+# The stages at which a candidate can end.  "answer": a language model's answer without a new source.  "verify": without
+# a GPU, after the estimate; with one, "time" verifies and times.  A candidate that ended after "compile" was compiled.
 STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
 
 
@@ -99,8 +99,8 @@ STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate",
 class Case:
     """One input size of a task.
 
-    `axes` are the sizes on the target GPU; `cpu_axes` replaces them where the case is executed without one (Triton's
-    interpreter is slow, so a big case names a small twin).  Tune cases guide the search; holdout cases only verify.
+    `axes` are the sizes on the target GPU; `cpu_axes` replaces them if the case is executed without one (Triton's
+    interpreter is slow, so a big case names smaller sizes).  Tune cases guide the search; holdout cases only verify.
     """
 
     name: str
@@ -123,11 +123,11 @@ class Case:
             )
 
     def on_cpu(self) -> Case:
-        """The same case at the size it is executed at without a GPU."""
+        """Returns the same case at its size without a GPU."""
         return self if self.cpu_axes is None else dataclasses.replace(self, axes=self.cpu_axes, cpu_axes=None)
 
 
-# Lines that do not end at "\n", escapes, and f-strings, which have code in them: there only tokens tell what is what.
+# Lines that do not end at "\n", escapes, and f-strings with code in them: only tokens distinguish these.
 _TRICKY = re.compile("[\\\\\0\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|(?<!\\w)[rR]?[fF][rR]?[\"']")
 _STRING_OR_COMMENT = re.compile("\"\"\".*?\"\"\"|'''.*?'''|\"[^\"\n]*\"|'[^'\n]*'|#[^\n]*", re.DOTALL)
 
@@ -145,9 +145,9 @@ def candidate_id(source: str) -> str:
 
 
 def _bare(source: str) -> str:
-    """The source without comments, blank lines and trailing space; all of it where it is not Python."""
+    """Returns the source without comments, blank lines and trailing space; all of it if it is not Python."""
     lines = source.splitlines()
-    ends: dict[int, int] = {}  # row of a comment or of the end of a line -> column where its code ends
+    ends: dict[int, int] = {}  # row of a comment or of the end of a line -> column at which its code ends
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE):
@@ -160,7 +160,7 @@ def _bare(source: str) -> str:
 
 
 def _bare_at_a_glance(source: str) -> str | None:
-    """The same without Python's slow tokenizer, for most kernels; None for all others."""
+    """Returns the same without Python's slow tokenizer, for most kernels; None for all others."""
     if _TRICKY.search(source):
         return None
     try:
@@ -221,7 +221,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A candidate to evaluate and where it came from.
+    """A candidate to evaluate, with its origin.
 
     `seed` keys all randomness spent on it; `cost` counts what making it took (screenings, tokens, dollars, seconds).
     """
@@ -242,7 +242,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken rule, with the line (1-based; 0 where no line applies)."""
+    """One broken rule, with the line (1-based; 0 if no line applies)."""
 
     rule: str
     line: int
@@ -308,7 +308,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the evaluator found out about one candidate.  Which fields exist follows from the verdict."""
+    """The evaluator's result for one candidate.  The verdict decides which fields exist."""
 
     candidate: str  # id
     verdict: Verdict
@@ -320,8 +320,8 @@ class Evaluation:
     timings: tuple[Timing, ...] = ()
     plan_hash: str = ""  # same hash, same work on the device in all that is timed
     duplicate_of: str = ""  # id of the candidate with the same plan
-    frozen_source: str = ""  # the source with the chosen autotune configuration, where there was one to choose
-    # Wall time per stage, and "wait" for a turn on the GPU.  Decides nothing but when a budget of GPU seconds is spent.
+    frozen_source: str = ""  # the source with the chosen autotune configuration, if there were several
+    # Wall time per stage; "wait": in the queue for the GPU.  It decides only when a budget of GPU seconds is spent.
     seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
 
@@ -399,7 +399,7 @@ class Hint:
     action: str
 
 
-# What a profile rests on, the best first: hardware counters, measured times with compiled code, a model alone.
+# The source of a profile, the best first: hardware counters, measured times with compiled code, a model alone.
 TIERS = ("ncu", "counters-free", "estimate")
 # What limits a kernel: the rate of a memory, the rate of the arithmetic units, waiting, a device that is not filled, or
 # the start of kernels and programs.
@@ -408,10 +408,10 @@ BOTTLENECKS = ("memory", "compute", "latency", "parallelism", "overhead")
 
 @dataclass(frozen=True)
 class Profile:
-    """What limits a candidate, digested.
+    """A digest of what limits a candidate.
 
-    `numbers` are the few that show it, by a name with its unit; `before` the same ones of the candidate it was made
-    from, where those are known.  `metrics` is all that was read, by the same names.
+    `numbers` are the few that show it, by a name with its unit; `before` the same ones of its parent, if known.
+    `metrics` has everything that was read, by the same names.
     """
 
     tier: str  # one of TIERS
@@ -422,7 +422,7 @@ class Profile:
     before: Mapping[str, float] = field(default_factory=dict)
     hints: tuple[Hint, ...] = ()
     case: str = ""  # the size that was looked at
-    kernel: str = ""  # the one that takes the most time, whose resources are told
+    kernel: str = ""  # the one that takes the most time, to which the resources belong
     metrics: Mapping[str, float] = field(default_factory=dict)
     fallback: str = ""  # why a better tier was not used
 
@@ -432,7 +432,7 @@ class Profile:
                 raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
 
     def beside(self, earlier: Profile | None) -> Profile:
-        """This profile with the numbers of an earlier one; only those of the same tier and case can be compared."""
+        """Returns this profile with the numbers of an earlier one, if tier and case are the same."""
         if earlier is None or (earlier.tier, earlier.case) != (self.tier, self.case):
             return self
         before = {name: earlier.metrics[name] for name in self.numbers if name in earlier.metrics}
@@ -464,10 +464,10 @@ CERTIFICATE, PASSED = "certificate", "eager: passed"  # what a new champion's sa
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a candidate's own Python did on a GPU, in a process of its own.
+    """The result of running a candidate's own Python on a GPU, in a process of its own.
 
-    verdict: OK where it did what was verified; that of the first check that failed; INFRASTRUCTURE where it could not
-    be tried, which says nothing about the candidate.
+    verdict: OK if it did what was verified; else that of the first check that failed; INFRASTRUCTURE if it could not be
+    tried, which says nothing about the candidate.
     """
 
     candidate: str  # id of the source that was run
@@ -479,7 +479,7 @@ class Certificate:
 
     @property
     def summary(self) -> str:
-        """One line: the verdict and what it rests on."""
+        """One line: the verdict and its checks."""
         if self.verdict is Verdict.INFRASTRUCTURE:
             return f"nothing was certified on a GPU: {self.message}"
         counts = Counter(check.outcome for check in self.checks)
@@ -516,7 +516,7 @@ def surely_faster(speedup: float | None, low: float, other: float | None, high: 
 
 @dataclass(frozen=True)
 class Trial:
-    """A proposal with what became of it; fitness only where the verdict is OK."""
+    """A proposal with its evaluation; fitness only if the verdict is OK."""
 
     proposal: Proposal
     evaluation: Evaluation
@@ -534,7 +534,7 @@ class Trial:
 
 
 def certificate_from_dict(raw: Mapping[str, Any]) -> Certificate:
-    """The inverse of `dataclasses.asdict`, also after a way through JSON."""
+    """Returns the record of `dataclasses.asdict`, also after a round trip through JSON."""
     checks = tuple(Evidence(**check) for check in raw["checks"])
     return Certificate(**{**raw, "verdict": Verdict(raw["verdict"]), "checks": checks, "layers": tuple(raw["layers"])})
 
@@ -544,7 +544,7 @@ def evaluation_to_json(evaluation: Evaluation) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Of a record, or of a mapping that is no dict.  `dataclasses.asdict` would copy every number."""
+    """Returns the fields of a record, or of a mapping that is not a dict, without copying every number."""
     return vars(value) if dataclasses.is_dataclass(value) else dict(value)
 
 

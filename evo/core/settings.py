@@ -1,4 +1,4 @@
-"""The settings of a run: resolved once, checked once, frozen, stored with the run."""
+"""Defines the settings of a run: resolved once, checked once, frozen, stored with the run."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _RANGES = {
     "llm_slots": (1, 1024),
 }
 _OPTIONS = {"screen_budget": "--screen-budget"} | {n: f"--{n}" for n in ("budget", "seed", "islands", "workers")}
-_NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers that are called otherwise where they are set
+_NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers with another name on the command line
 
-# Fields whose checks say more than their type.
+# Fields with a check beyond their type.
 _RANGED = (*_RANGES, "archive_share", "max_tokens", "max_usd", "gpu_seconds")
 
 DEVICES = ("cpu", "gpu")
-# Where a GPU measures, estimates of 12 drafts cost more than they gain; of 4 they pay (docs/ablations.md).
+# If a GPU measures, estimates of 12 drafts cost more than they gain; estimates of 4 pay (docs/ablations.md).
 GPU_SCREEN_BUDGET = 4
-# Up to two thirds of what rules proposed for others' kernels were duplicates: of kernels that no case launches, or by
-# options that change nothing.  Finding that out costs a compilation.
+# Up to two thirds of what rules proposed for kernels of suites were duplicates: of kernels that no case launches, or by
+# options that change nothing.  One compilation finds that out.
 REDRAFTS = 8
-GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would cost --help its speed
+GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would slow --help
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run does.
+    """All settings that decide what a run does.
 
-    `budget` counts candidates evaluated after the seed; where `gpu_seconds` are limited, the run ends with whichever
-    is spent first.  `operators` and `strategy` are names: `operators.registry` and `evo.search.strategies` say which
+    `budget` counts candidates evaluated after the seed; if `gpu_seconds` are limited, the run ends with whichever is
+    spent first.  `operators` and `strategy` are names: `operators.registry` and `evo.search.strategies` say which
     exist.  With workers=1 the run is serial, and a function of the other fields and the task alone.
     """
 
@@ -67,10 +67,10 @@ class RunConfig:
     ray_address: str | None = None
     screen_budget: int = 12  # most sources an operator may screen for one draft
     redrafts: int = (
-        0  # most drafts dropped for one proposal that come to an earlier candidate's machine code; serial runs
+        0  # most drafts dropped for one proposal because an earlier candidate has their machine code; serial runs
     )
     frozen_parents: bool = False  # rules change a parent with its chosen autotune configurations alone
-    surrogate: bool = False  # on a GPU, `params` moves genes to where the run's own measurements point
+    surrogate: bool = False  # on a GPU, `params` moves genes as the run's own measurements suggest
     tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
@@ -148,7 +148,7 @@ class RunConfig:
         """On a GPU fewer drafts are screened, unless another number was set: measuring one takes about as long as
         estimating one.  Without one there are no measurements to go by.
 
-        Raises ConfigError where GPU seconds are limited and no GPU measures.
+        Raises ConfigError if GPU seconds are limited and no GPU measures.
         """
         self.check_gpu_seconds(device)
         unset = self.screen_budget == RunConfig.screen_budget
@@ -160,11 +160,11 @@ class RunConfig:
         )
 
     def check_gpu_seconds(self, device: str) -> None:
-        """Raises ConfigError where GPU seconds are limited and no GPU measures."""
+        """Raises ConfigError if GPU seconds are limited and no GPU measures."""
         if self.gpu_seconds is not None and device == "cpu":
             raise ConfigError(
                 f"a budget of {self.gpu_seconds:g} GPU seconds: expected a GPU that measures, got estimated times; run "
-                f"it where there is one (--gpus), or limit candidates alone"
+                f"it with one (--gpus), or limit candidates alone"
             )
 
     def to_json(self) -> str:
@@ -179,7 +179,7 @@ class RunConfig:
 
 
 def out_of_range(name: str, value: Any) -> str:
-    """What is wrong with the value of a setting that is a number in a range; "" where nothing is, or it is another."""
+    """Returns what is wrong with the value of a number that has a range; "" if nothing is, or for other settings."""
     low, high = _RANGES.get(name, (-math.inf, math.inf))
     if name not in _RANGES or (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
         return ""
@@ -204,7 +204,7 @@ def _hints() -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Lists pass for tuples, and integers for numbers, but truth values for neither."""
+    """Returns whether `value` has the type; lists pass for tuples and integers for numbers, booleans for neither."""
     if get_origin(hint) is tuple:
         return isinstance(value, (tuple, list)) and all(_fits(v, get_args(hint)[0]) for v in value)
     kinds = get_args(hint) or (hint,)

@@ -1,7 +1,7 @@
-"""Python's parser, for one thread at a time.
+"""Parses Python in one thread at a time.
 
-Before 3.11.8 and 3.12.2 the threads of a process count the depth of the trees that they build in one counter: where
-collecting garbage lets another thread go on in between, a good source ends in a SystemError (python/cpython#106905).
+Before 3.11.8 and 3.12.2 the threads of a process share one counter for the depth of the trees that they build.  If
+garbage collection switches threads in between, a good source ends in a SystemError (python/cpython#106905).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import threading
 from typing import Any
 
-_ONE_AT_A_TIME = threading.RLock()  # of the same thread it may be a finalizer that parses
+_ONE_AT_A_TIME = threading.RLock()  # reentrant: a finalizer in the same thread may parse
 
 
 def parse(source: str) -> ast.Module:

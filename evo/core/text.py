@@ -1,4 +1,4 @@
-"""Text as it may be shown: of untrusted origin (on a terminal, in a report, to a model), counts, commands."""
+"""Makes text safe to show on a terminal, in a report or to a model; formats counts and commands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 MOST = 4000  # characters of a message: names in it may be of any length
-_KEPT = MOST - 50  # of a longer one, beside what is said of the rest
+_KEPT = MOST - 50  # of a longer one, beside the note on the rest
 
 
 def short(text: str) -> str:
-    """`plain(text)`, of a long one its beginning and how much was left out.  What is short is given back as it is."""
+    """Returns `plain(text)`; of a long text its beginning and how much was left out."""
     head = plain(text[:MOST])
     if len(text) <= MOST and len(head) <= MOST:
         return head
@@ -30,7 +30,7 @@ def short(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""`text` with what would not be seen as itself written out, as in \x1b, \u202e and \U000e0041."""
+    r"""Returns `text` with invisible or misleading characters written out, as in \x1b, \u202e and \U000e0041."""
     return _DOUBTFUL.sub(lambda found: _seen(found[0]), text)
 
 
@@ -40,7 +40,7 @@ def storable(text: str) -> str:
 
 
 def quoted(path: Path | str) -> str:
-    """A path as a shell reads it, for commands that are printed to be copied."""
+    """Returns a path quoted for a shell, for commands that a user copies."""
     return shlex.quote(str(path))
 
 
@@ -51,7 +51,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """E.g. "1 run", "2 runs"."""
+    """Returns e.g. "1 run", "2 runs"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

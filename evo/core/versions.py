@@ -1,4 +1,4 @@
-"""What a run's numbers depend on besides its configuration and its task."""
+"""Lists the versions that a run's numbers depend on, besides its configuration and its task."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from evo.core import VERSION
 
 _PACKAGES = ("evo", "operators", "fitness")
-# Libraries that decide what machine code a source becomes and how it is judged.
+# Libraries that decide what machine code a source becomes and how it is evaluated.
 _LIBRARIES = ("torch", "triton")
 
 
 def versions() -> dict[str, str]:
-    """Version of each part that decides results; runs go on only where all of them are the same."""
+    """Returns the version of each part that decides results; a run continues only if all are the same."""
     return {
         **own_versions(),
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -25,13 +25,14 @@ def versions() -> dict[str, str]:
 
 
 def own_versions() -> dict[str, str]:
-    """Those that decide what is proposed: proposals can be made beside another build of torch than evaluates them."""
+    """Returns those that decide what is proposed: another build of torch may evaluate the proposals."""
     return {"evo": VERSION, "code": code_hash(Path(__file__).parents[2])}
 
 
 def code_hash(root: Path, packages: Sequence[str] = _PACKAGES) -> str:
-    """12 hex digits of all modules, and templates of prompts, of `packages` under `root`; built-in tasks have a hash of
-    their own.
+    """Returns 12 hex digits of all modules and prompt templates of `packages` under `root`, without built-in tasks.
+
+    Built-in tasks have a hash of their own.
     """
     digest = hashlib.sha256()
     for package in packages:

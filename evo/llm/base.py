@@ -39,17 +39,17 @@ class Request:
 
 
 class Provider(Protocol):
-    """Answers requests, several at once.  `paid`: what is under way costs money, so it is worth waiting for."""
+    """Answers requests, several at once.  `paid`: requests in flight cost money, so it is worth waiting for them."""
 
     paid: bool
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """As they are stored with each question."""
+        """The parameters that are stored with each question."""
         ...
 
     async def ask(self, request: Request) -> ModelAnswer:
-        """The answer.  Raises Failed where another attempt may succeed, LlmError where none will."""
+        """Returns the answer.  Raises Failed if another attempt may succeed, LlmError if none will."""
         ...
 
     async def close(self) -> None: ...

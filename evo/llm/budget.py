@@ -1,8 +1,8 @@
-"""Hard limits on tokens and dollars.
+"""Enforces hard limits on tokens and dollars.
 
-Each request reserves the most it can cost before it is sent and is settled by its bill afterwards, so what is billed
-never exceeds the limits, whatever is in flight.  A request whose bill never came (a timeout, a dropped connection, a
-killed process) stays charged with its reservation: it may have been paid for.
+Each request reserves the most it can cost before it is sent, and its bill replaces the reservation afterwards.  So
+bills never exceed the limits, whatever is in flight.  A request whose bill never came (a timeout, a dropped connection,
+a killed process) stays charged with its reservation: it may have been paid for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEMPLATE_TOKENS = 256
 
 
 def most(model: Model, messages: Sequence[Message]) -> Bill:
-    """The most one request can be billed; nothing where nobody bills (a mailbox)."""
+    """Returns the largest possible bill of one request; zero for a mailbox, which is free."""
     if model.provider == "mailbox":
         return Bill(0, 0, 0.0)
     tokens_in = sum(len(m.text.encode("utf-8", "replace")) for m in messages) + TEMPLATE_TOKENS
@@ -27,7 +27,7 @@ def most(model: Model, messages: Sequence[Message]) -> Bill:
 
 
 class ModelBudget:
-    """Used from several threads.  None: no limit."""
+    """Counts tokens and dollars that are spent or reserved, for several threads.  None: no limit."""
 
     def __init__(self, max_tokens: int | None = None, max_usd: float | None = None) -> None:
         self._max_tokens, self._max_usd = max_tokens, max_usd
@@ -36,7 +36,7 @@ class ModelBudget:
         self._lock = threading.Lock()
 
     def reserve(self, bill: Bill) -> bool:
-        """Sets the most a request can cost aside; False where there is no room for it."""
+        """Reserves the largest possible bill of a request; False if the limits have no room for it."""
         with self._lock:
             tokens = self._tokens + bill.tokens_in + bill.tokens_out
             usd = self._usd + (bill.usd or 0.0)
@@ -53,7 +53,7 @@ class ModelBudget:
         self.charge(bill)
 
     def charge(self, bill: Bill) -> None:
-        """Takes in what was spent before, whatever the limits are."""
+        """Adds a bill, whatever the limits are."""
         with self._lock:
             self._tokens += bill.tokens_in + bill.tokens_out
             self._usd += bill.usd or 0.0

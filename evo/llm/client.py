@@ -1,6 +1,6 @@
-"""Endpoints that speak OpenAI's protocol, through the package `openai` (imported here only).
+"""Asks endpoints that speak OpenAI's protocol, through the package `openai` (imported here only).
 
-One attempt a call: retries are the lane's business, since each attempt is reserved, stored and settled by itself.
+One attempt a call: the model queue retries, since each attempt is reserved, stored and settled by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evo.storage.model_calls import ModelAnswer
 
 # Another attempt may succeed.  The codes after 500 are those of proxies: overloaded (529), closed (520 to 524).
 _PASSING = {408, 409, 425, 429, *range(500, 600)}
-# Of those, the ones that a gateway sends when it waited in vain: the model behind it may have answered, and billed.
+# A gateway sends these of them when it waited in vain: the model behind it may have answered, and billed.
 _UNKNOWN_BILL = {408, 499, 502, 504, 520, 522, 524}
 NOTHING = Bill(0, 0, 0.0)
 # Quota that is used up is reported as 429, but waiting does not help.
@@ -40,8 +40,8 @@ class EndpointProvider:
 
     def __init__(self, model: Model, key: str) -> None:
         self._model, self._key = model, key
-        # Asked for by their older name first: servers that know only the newer one say so, the others would ignore it,
-        # and an answer without a limit breaks the budget.
+        # The older name comes first: servers that know only the newer one refuse it.  The others would ignore the newer
+        # one, and an answer without a limit breaks the budget.
         self._limit = "max_tokens"
         self._optional = {
             name: value
@@ -70,14 +70,14 @@ class EndpointProvider:
                 raise self._refusal(error) from None
             except openai.APITimeoutError:
                 raise Failed(f"no answer within {self._model.timeout_s:g} s") from None
-            # ValueError: a body that is no JSON.
+            # ValueError: a body that is not JSON.
             except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError) as error:
                 raise Failed(self._clean(f"{error} ({error.__cause__ or type(error).__name__})")) from None
 
     async def served(self) -> set[str] | None:
-        """The models that the endpoint says it serves, which costs nothing to ask; None where it keeps no list.
+        """Returns the models that the endpoint says it serves, a free request; None if it has no list.
 
-        Raises Failed or LlmError where it cannot be asked.
+        Raises Failed or LlmError if it cannot be asked.
         """
         try:
             page = await self._client.with_options(timeout=PROBE_S).models.list()
@@ -110,13 +110,13 @@ class EndpointProvider:
         )
 
     def _adapt(self, sent: Mapping[str, Any], message: str) -> bool:
-        """Leaves out what the endpoint says it does not take; whether that changes what was sent."""
+        """Leaves out a setting that the endpoint refuses; returns whether that changes the request."""
         if "max_tokens" in sent and "max_completion_tokens" in message:
             self._limit = "max_completion_tokens"
             return True
         named = [name for name in ("temperature", "reasoning_effort") if name in sent and name in message]
         for name in named:
-            self._optional.pop(name, None)  # another request may have been told already
+            self._optional.pop(name, None)  # another request may have removed it already
         return bool(named)
 
     def _refusal(self, error: openai.APIStatusError) -> Exception:
@@ -127,7 +127,7 @@ class EndpointProvider:
         return LlmError(f"model {self._model.name} at {self._model.endpoint} refuses: {message}{hint}")
 
     def _clean(self, message: str) -> str:
-        """`message` in one short and plain line, without the key, even where the endpoint repeats it."""
+        """Returns `message` in one short and plain line, without the key, even if the endpoint repeats it."""
         if self._key:
             message = message.replace(self._key, "[key]")
         return plain(" ".join(message.split())[:_MESSAGE_CHARACTERS])
@@ -137,7 +137,7 @@ class EndpointProvider:
 
 
 def find_key(model: Model, environment: Mapping[str, str]) -> str:
-    """The key for `model`, "" where there is none.
+    """Returns the key for `model`, "" without one.
 
     The general key is for everyone's endpoint, so it is not sent in clear text to another machine.
     """
@@ -155,7 +155,7 @@ def find_key(model: Model, environment: Mapping[str, str]) -> str:
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """Answer and reasoning, where a server leaves the reasoning of a model in its answer."""
+    """Splits an answer from its reasoning, for servers that leave the reasoning in the answer."""
     found = re.match(r"\s*(?:<think>)?(.*?)</think>\s*", text, re.DOTALL)
     if found:
         return text[found.end() :], found.group(1).strip()
@@ -163,7 +163,7 @@ def split_reasoning(text: str) -> tuple[str, str]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the endpoint asks to wait, None where it does not."""
+    """Returns the seconds that the endpoint asks to wait, None if it does not."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -178,7 +178,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _bill(model: Model, found: Any) -> Bill | None:
-    """What the endpoint counted; None where it does not say."""
+    """Returns the bill that the endpoint counted, None if it does not say."""
     usage = getattr(found, "usage", None)
     tokens = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
     if not all(isinstance(n, int) and n >= 0 for n in tokens):

@@ -1,9 +1,9 @@
-"""The completion of a row of training data: a text that yields the source which was judged, and no other.
+"""Makes the completion of a row of training data: a text that yields exactly the source that was evaluated.
 
-An answer's parameters may be tuned before it is judged (`evo/search/scheduler.py`).  The store has both: the answer's
-text with its parents, and the judged source.  If the two differ, the judged source replaces the code in the text, as a
-whole file or as search/replace blocks, whichever the model gave.  The new text is read again: one that does not yield
-the judged source is no completion.
+An answer's parameters may be tuned before it is evaluated (`evo/search/scheduler.py`).  The store has both: the
+answer's text with its parents, and the evaluated source.  If the two differ, the evaluated source replaces the code in
+the text, as a whole file or as search/replace blocks, whichever the model gave.  The new text is read again, and must
+yield the evaluated source to be a completion.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_FORM = "left out: tuned before they were judged, and the tuned source cannot 
 
 @dataclass(frozen=True)
 class Completion:
-    """A text with its spans; `tuned`: the code in it is the judged one, with other parameters than the model wrote."""
+    """A text with its spans; `tuned`: its code has other parameters than the model wrote, as it was evaluated."""
 
     text: str
     spans: Spans
@@ -40,10 +40,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class JudgedSource:
-    """What was judged of an answer: `source`, made of `text` about `parents`.
+    """What was evaluated of an answer: `source`, made from `text` about `parents`.
 
     `itself`: the verdict is on the text itself, which holds no new source.  `tuned`: the run says that parameters were
-    tuned in between.  `spans`: where plan and code lie in the text.
+    tuned in between.  `spans`: the places of plan and code in the text.
     """
 
     operator: str  # with its model
@@ -56,7 +56,7 @@ class JudgedSource:
 
 
 class Completions:
-    """Makes completions of the answers in one run."""
+    """Makes completions from the answers in one run."""
 
     def __init__(self, reader: RunReader, operators: Operators) -> None:
         """operators: those that read answers, by name."""
@@ -65,7 +65,7 @@ class Completions:
         self._parent = lru_cache(PARENTS)(self._read_parent)
 
     def of(self, judged: JudgedSource) -> Completion | str:
-        """The completion, or why there is none."""
+        """Returns the completion, or the reason why it does not exist."""
         as_answered = Completion(judged.text, judged.spans, tuned=False)
         if judged.itself:
             return as_answered
@@ -85,7 +85,7 @@ class Completions:
         return Completion(text, draft.spans, tuned=True)
 
     def _read_parent(self, index: int) -> Parent:
-        """As the answer was read with it: the source alone counts there."""
+        """Returns a parent as the answer was read with it: only its source counts there."""
         trial = self._reader.trial(index)
         proposal = trial.proposal if isinstance(trial, Trial) else trial
         return Parent(index, proposal.candidate.source, speedup=1.0)
@@ -100,7 +100,7 @@ def _yields(draft: Draft | Unreadable, wanted: str) -> bool:
 
 
 def _with_judged(judged: JudgedSource, parents: Sequence[Parent]) -> str | None:
-    """The text with the judged source as its code: as edits of the first parent if it has edits, else as a file."""
+    """Returns the text with the evaluated source as its code: edits of the first parent if it has any, else a file."""
     if "code" not in judged.spans:
         return None
     start, end = judged.spans["code"]

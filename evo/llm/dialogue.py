@@ -1,4 +1,4 @@
-"""One model asked one question after the other, outside of a run: what it answers is kept in a file.
+"""Asks one model one question after the other, outside of a run, and keeps its answers in a file.
 
 The file is what `evo calls` prints, an answer a line, with the messages it answers; `--model replay:FILE` reads it.
 """
@@ -27,7 +27,7 @@ class Dialogue:
     """Asks `model`; a context manager."""
 
     def __init__(self, model: Model, environment: Mapping[str, str], limits: ModelBudget, file: Path) -> None:
-        """`file` is made with the first answer.  Raises ConfigError where something is missing to ask the model."""
+        """`file` is made with the first answer.  Raises ConfigError if something is missing to ask the model."""
         self._model, self._limits, self._file = model, limits, file
         self._provider = open_provider(model, environment)
         self._chance = random.Random()
@@ -35,9 +35,9 @@ class Dialogue:
         self._asked = 0
 
     def ask(self, prompt: Prompt) -> ModelAnswer | None:
-        """The answer, stored; None where the limits have no room for the question.
+        """Asks, stores the answer and returns it; None if the limits have no room for the question.
 
-        Raises LlmError where the model cannot be asked, or did not answer in any attempt.
+        Raises LlmError if the model cannot be asked, or did not answer in any attempt.
         """
         self._asked += 1
         answer = self._runner.run(self._attempts(Request(self._asked, prompt.operator, prompt)))
@@ -61,7 +61,7 @@ class Dialogue:
                 bill, error, wait_s = answer.bill, f"an empty answer (finish: {answer.finish})", 0.0
                 if answer.text.strip() or answer.finish == "length":
                     error = ""
-            if bill is not None:  # an attempt without a bill stays charged with all that it can have cost
+            if bill is not None:  # an attempt without a bill stays charged with the most that it can have cost
                 self._limits.settle(reserved, bill)
             if not error:
                 return answer

@@ -1,4 +1,4 @@
-"""Provider `mailbox:DIR`: each question is a Markdown file, each answer a file beside it, from whoever cares to answer.
+"""Provider `mailbox:DIR`: each question is a Markdown file, each answer a file beside it, by a person or a program.
 
 A request appears under its name when it is whole.  An answer is read when it has not changed for `SETTLE_S`; who writes
 it under another name and renames it is never read half-way.
@@ -23,7 +23,7 @@ from evo.llm.base import Request
 from evo.storage.model_calls import ModelAnswer
 
 POLL_S = 0.2
-# Writers that do not rename write a few pages in one go; a pause of this length in the middle is not to be expected.
+# Writers that do not rename write a few pages at once; they do not pause this long in the middle.
 SETTLE_S = 1.0
 
 _HEAD = """\
@@ -44,7 +44,7 @@ do not change any other file.
 
 
 class MailboxProvider:
-    """Waits for answers for as long as it takes."""
+    """Waits for answers without a limit of time."""
 
     paid = False
     parameters: Mapping[str, Any] = MappingProxyType({})
@@ -77,7 +77,7 @@ class MailboxProvider:
         return "\n".join(parts)
 
     async def _wait(self, path: Path) -> str:
-        """The text of `path`, once it is there and at rest."""
+        """Returns the text of `path`, once the file exists and does not change any more."""
         seen: tuple[int, int] | None = None
         since = 0.0
         while True:
@@ -92,7 +92,7 @@ class MailboxProvider:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes `path` as a whole; one that is there already is left as it is."""
+    """Writes `path` as a whole; an existing one stays as it is."""
     if path.exists():
         return
     new = path.with_suffix(".tmp")
@@ -101,7 +101,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """Size and time of the last change; None where there is nothing to read yet."""
+    """Returns size and time of the last change; None if there is nothing to read yet."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -44,7 +44,7 @@ def split_models(models: Iterable[str | Model | CallableModel]) -> tuple[list[st
 
 
 def read_models(specs: Sequence[str | Model], file: Path | None) -> tuple[Model, ...]:
-    """The models of `--model`, with their settings in `file`; sorted by name, so that their order decides nothing."""
+    """Returns the models of `--model` with their settings in `file`, sorted by name: their order does not matter."""
     tables = _read_tables(file) if file is not None else {}
     models = [model for spec in specs for model in _read_spec(spec, tables)]
     names = [m.name for m in models]
@@ -86,7 +86,7 @@ def _read_tables(file: Path) -> dict[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8")).get("models")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--models: expected a TOML file at {file}, got: {error}; mend it or its path") from error
+        raise ConfigError(f"--models: expected a TOML file at {file}, got: {error}; correct it or its path") from error
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise ConfigError(f'--models: expected tables [models."NAME"] in {file}, got none; see docs/llm.md')
     return tables

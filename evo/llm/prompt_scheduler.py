@@ -1,4 +1,4 @@
-"""What a search asks language models, and what it makes of their answers.
+"""Makes a search's questions to language models, and proposals from their answers.
 
 State is a fold over proposals and trials, like that of the scheduler it belongs to, plus the questions in flight.
 """
@@ -18,16 +18,16 @@ from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, LlmOperator, Tried, Unreadable
 from operators.llm.operators import complementary
 
-# Latest failures that are still worth a repair, and tries that prompts may tell of.
+# Latest failures that are still worth a repair, and tries that prompts may describe.
 FAILURES, HISTORY = 16, 64
 PARENTS = 256  # kept in memory
 
 
 @dataclass(frozen=True)
 class Made:
-    """A proposal made of an answer; with its evaluation where the answer holds nothing new to evaluate.
+    """A proposal made from an answer; with its evaluation if the answer has nothing new to evaluate.
 
-    `spans`: where plan and code lie in the answer.
+    `spans`: the places of plan and code in the answer.
     """
 
     proposal: Proposal
@@ -59,7 +59,7 @@ class PromptScheduler:
         self._history: deque[Tried] = deque(maxlen=HISTORY if remembers else 0)
         self._parents: OrderedDict[int, Parent] = OrderedDict()  # those asked about lately
         self._failed: deque[int] = deque(maxlen=FAILURES)
-        self._first: dict[int, int] = {}  # failed trial -> the failure that it is meant to mend, or itself
+        self._first: dict[int, int] = {}  # failed trial -> the failure that it should repair, or itself
         self._repairs: Counter[int] = Counter()  # repairs of a first failure, made or in flight
         self._flying: Counter[str] = Counter()  # by hash of the prompt
 
@@ -69,35 +69,35 @@ class PromptScheduler:
         return self._flying.total()
 
     def in_flight(self, question: Question) -> bool:
-        """Whether the same is being asked already."""
+        """Returns whether an equal prompt is in flight."""
         return question.prompt.hash in self._flying
 
-    def repairs(self, arm: str) -> bool:
-        """Whether its parents are failed candidates."""
-        return self._operator(arm).repairs
+    def repairs(self, operator: str) -> bool:
+        """Returns whether the parents of `operator` are failed candidates."""
+        return self._of(operator).repairs
 
-    def arity(self, arm: str) -> int:
-        """Number of parents."""
-        return self._operator(arm).arity
+    def arity(self, operator: str) -> int:
+        """Returns the number of parents that `operator` takes."""
+        return self._of(operator).arity
 
-    def choose(self, arm: str, pool: Sequence[Parent]) -> list[int]:
-        """As many of `pool` as `arm` takes; two are chosen for what each is better at than the other."""
-        arity = self.arity(arm)
+    def choose(self, operator: str, pool: Sequence[Parent]) -> list[int]:
+        """Returns as many of `pool` as `operator` takes; of two, each is better than the other in some case."""
+        arity = self.arity(operator)
         if arity != 2:
             return [parent.index for parent in pool[:arity]]
         return [parent.index for parent in complementary(pool) or ()]
 
     def to_repair(self, rng: random.Random) -> list[int]:
-        """A failed trial that may still be repaired, [] where there is none."""
+        """Returns a failed trial that may still be repaired, or []."""
         newest = {self._first[f]: f for f in self._failed}
         open_ = [f for first, f in newest.items() if self._repairs[first] < REPAIRS]
         return [rng.choice(open_)] if open_ else []
 
     def question(
-        self, arm: str, parents: Sequence[int], rng: random.Random, *, island: int, told: int, proposed: int
+        self, operator: str, parents: Sequence[int], rng: random.Random, *, island: int, told: int, proposed: int
     ) -> Question | None:
-        """What `arm` ("mutate@NAME") asks about `parents`; None where it does not apply to them."""
-        model = OperatorRef.parse(arm).model
+        """Returns what `operator` ("mutate@NAME") asks about `parents`; None if it does not apply to them."""
+        model = OperatorRef.parse(operator).model
         assert model is not None  # operators that ask have one
         context = self._context(
             rng=rng,
@@ -106,17 +106,17 @@ class PromptScheduler:
             guidance=self._guidance,
             answer=self._models[model].answer,
         )
-        prompt = self._operator(arm).prompt([self._parent(p) for p in parents], context)
-        return None if prompt is None else Question(arm, prompt, tuple(parents), island, told, proposed)
+        prompt = self._of(operator).prompt([self._parent(p) for p in parents], context)
+        return None if prompt is None else Question(operator, prompt, tuple(parents), island, told, proposed)
 
     def asked(self, question: Question) -> None:
-        """A question is on its way."""
+        """Notes that a question is in flight."""
         self._flying[question.prompt.hash] += 1
         self._count_repair(question.operator, question.parents, 1)
 
     def collected(self, question: Question) -> None:
-        """Its outcome is known; if it is an answer, a proposal follows."""
-        self._flying -= Counter([question.prompt.hash])  # drops what has come to nothing
+        """Notes that the outcome of a question is known; after an answer, a proposal follows."""
+        self._flying -= Counter([question.prompt.hash])  # drops counts of zero
         self._count_repair(question.operator, question.parents, -1)
 
     def register(self, proposal: Proposal) -> None:
@@ -132,7 +132,7 @@ class PromptScheduler:
             self._first[trial.index] = first
             self._failed.append(trial.index)
         elif repair and trial.fitness is not None:
-            self._repairs[first] = REPAIRS  # mended
+            self._repairs[first] = REPAIRS  # repaired
         if operator.asks:
             self._history.append(
                 Tried(
@@ -146,15 +146,15 @@ class PromptScheduler:
             )
 
     def read(self, call: Call, index: int, seed: int, told: int, seen: Collection[str]) -> Made:
-        """The proposal `index` in the answer of `call`.
+        """Returns the proposal `index` in the answer of `call`.
 
         An answer without a source, or with one that was proposed before, is a proposal too: it was paid for, and the
-        next prompt is to know.
+        next prompt mentions it.
         """
         question, answer = call.question, call.answer
         assert answer is not None  # failed calls have nothing to read
         parents = [self._parent(p) for p in question.parents]
-        draft = _truncated(answer) or self._operator(question.operator).read(answer.text, parents)
+        draft = _truncated(answer) or self._of(question.operator).read(answer.text, parents)
         cost = _cost(answer) | {"stale": told - question.told} | (dict(draft.cost) if isinstance(draft, Draft) else {})
 
         def proposal(candidate: Candidate, note: str) -> Proposal:
@@ -174,7 +174,7 @@ class PromptScheduler:
         return Made(proposal(nothing, draft.note), verdict, draft.spans)
 
     def _parent(self, index: int) -> Parent:
-        """Reading a trial and naming its source anew takes milliseconds; parents are asked about again and again."""
+        """Returns a trial as a parent, from a cache: reading one takes milliseconds, and questions repeat parents."""
         if index in self._parents:
             self._parents.move_to_end(index)
             return self._parents[index]
@@ -184,19 +184,20 @@ class PromptScheduler:
             if len(self._parents) > PARENTS:
                 self._parents.popitem(last=False)
             return self._parents[index]
-        # The seed, where candidates are proposed before anything is evaluated.
+        # The seed, if candidates are proposed before anything is evaluated.
         return Parent(trial.index, trial.candidate.source, speedup=1.0)
 
-    def _operator(self, arm: str) -> LlmOperator:
-        return self._operators[OperatorRef.parse(arm).name]
+    def _of(self, operator: str) -> LlmOperator:
+        return self._operators[OperatorRef.parse(operator).name]
 
-    def _count_repair(self, arm: str, parents: Sequence[int], by: int) -> None:
-        if OperatorRef.parse(arm).asks and self.repairs(arm) and parents and parents[0] in self._first:
+    def _count_repair(self, operator: str, parents: Sequence[int], by: int) -> None:
+        asks = OperatorRef.parse(operator).asks
+        if asks and self.repairs(operator) and parents and parents[0] in self._first:
             self._repairs[self._first[parents[0]]] += by
 
 
 def _no_source(index: int, why: str) -> Candidate:
-    """What stands for a source where an answer has none of its own; candidates are distinct, so it names the trial."""
+    """Returns a placeholder for the source that an answer lacks; it names the trial, as candidates are distinct."""
     return Candidate(f"trial {index} has no source: {why}\n")
 
 

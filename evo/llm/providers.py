@@ -1,4 +1,4 @@
-"""What answers a question: an endpoint, a mailbox, a record of earlier answers, or a Python function."""
+"""Opens providers, which answer questions: an endpoint, a mailbox, a record of earlier answers, or a function."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Which failures are worth a repair, and how many."""
+"""Says which failures are worth a repair, and how many repairs."""
 
 from __future__ import annotations
 
 from evo.core.records import Evaluation, Verdict
 
-# Repairs tried for one failure and the failures that came of it.
+# Repairs tried for one failure and the failures that followed from it.
 REPAIRS = 2
 _REPAIRABLE = {
     Verdict.REJECTED,
@@ -18,5 +18,5 @@ _REPAIRABLE = {
 
 
 def repairable(evaluation: Evaluation) -> bool:
-    """Whether a model that is shown the failure could mend it: there is a source, and its fault is known."""
+    """Returns whether a model could repair the failure: it has a source, and its fault is known."""
     return evaluation.verdict in _REPAIRABLE and evaluation.stage != "answer"

@@ -1,4 +1,4 @@
-"""Provider `replay:PATH`: the answers of an earlier run, by the hash of the prompt, so that it can be re-done offline.
+"""Provider `replay:PATH`: answers of an earlier run by the hash of the prompt, to repeat the run offline.
 
 PATH is a run's folder, or a file with one JSON object a line (`evo calls DIR`).  A prompt asked more than once gets its
 answers in the order they were given.
@@ -52,7 +52,7 @@ class ReplayProvider:
 
 
 def recorded_models(path: Path) -> list[Model]:
-    """The models whose answers `path` holds, each replayed with the settings it had."""
+    """Returns the models whose answers `path` holds, each with the settings it had."""
     if path.is_dir():
         with RunReader(path) as run:
             models: Iterable[Model] = run.info.config.models

@@ -1,4 +1,4 @@
-"""A task from a bare kernel file: a model is asked, its answers are checked, what is wrong with them is told to it."""
+"""Makes a task from a bare kernel file: asks a model, checks its answers, and sends back what is wrong with them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fitness.tasks.scaffold import entries, waivers
 from fitness.validation.draft import LEAST_CASES, MOST_CASES, MOST_TOLERANCE, Accepted, Refused
 from fitness.validation.draft_rehearsal import MOST_BYTES
 from operators.llm.base import Prompt, Unreadable
-from operators.llm.drafting import ask_for_task, ask_to_mend, read_task
+from operators.llm.drafting import ask_for_task, ask_to_correct, read_task
 
 ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Round:
-    """One answer.  `source`: of the task.py in it; `reason`: why it cannot be used, "" where it can."""
+    """One answer.  `source`: of the task.py in it; `reason`: why it cannot be used, "" if it can."""
 
     prompt: Prompt
     source: str
@@ -28,7 +28,7 @@ class Round:
 
 @dataclass
 class Drafting:
-    """What came of it.  `accepted` is None where no answer could be used; `ended`: why no more were asked for."""
+    """The result.  `accepted` stays empty if no answer could be used; `ended`: why no more were asked for."""
 
     rounds: list[Round] = field(default_factory=list)
     accepted: Accepted | None = None
@@ -41,9 +41,9 @@ def draft(
     check: Callable[[str], Accepted],
     say: Callable[[Round], None] = lambda done: None,
 ) -> Drafting:
-    """Asks for a task of `kernel` until one passes `check`, at most ROUNDS times; `say` is told of each round.
+    """Asks for a task of `kernel` until one passes `check`, at most ROUNDS times; `say` gets each round.
 
-    ask: the answer, None where the limits have no room for it; check: raises Refused.
+    ask: returns the answer, None if the limits have no room for it; check: raises Refused.
     """
     found = Drafting()
     prompt = first_prompt(kernel)
@@ -61,13 +61,13 @@ def draft(
         say(found.rounds[-1])
         if not reason:
             return found
-        prompt = ask_to_mend(prompt, answer.text, reason)
+        prompt = ask_to_correct(prompt, answer.text, reason)
     found.ended = f"{ROUNDS} answers could not be used"
     return found
 
 
 def first_prompt(kernel: str) -> Prompt:
-    """The first question about a kernel.  Raises TaskError where it is no Python or nothing in it can be called."""
+    """Returns the first question about a kernel.  Raises TaskError if it is not Python or has no host function."""
     names = [function.name for function in entries(kernel)]
     limits = {
         "least": LEAST_CASES,
@@ -80,7 +80,7 @@ def first_prompt(kernel: str) -> Prompt:
 
 
 def _problem(found: Drafting, source: str, check: Callable[[str], Accepted]) -> str:
-    """Why `source` cannot be used; "" where it can, and is then what was accepted."""
+    """Returns why `source` cannot be used; "" if it can, and then `found` accepts it."""
     try:
         found.accepted = check(source)
     except Refused as refused:

@@ -1,4 +1,4 @@
-"""Whether a single path goes on from a child, stays where it is, or ends: the arbiter of TritonForge.
+"""Decides whether a single path continues from a child, tries again, or ends: the arbiter of TritonForge.
 
 Li et al., "TritonForge: Profiling-Guided Framework for Automated Triton Kernel Optimization", arXiv:2512.09196.  Here
 it is a rule over what was measured, so that a run can be repeated.
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from evo.core.records import Build, Fitness, Trial
 
-# As many as TritonForge's loop has at most.
+# The limit of TritonForge's loop.
 ROUNDS = 8
-# Rounds one after the other that brought nothing, until more of them are not worth their price.
+# Rounds one after the other without a gain, after which more are not worth their price.
 PATIENCE = 3
-# A smaller relative gain is nothing; also the least difference between two estimates, whose errors are common to both.
+# A smaller relative gain does not count.  For two estimates, which share their errors, it is the least difference.
 GAIN = 0.02
 # Share of what a copy (or a matrix product) reaches on the device, from which on there is nothing left to gain.
 CEILING = 0.95
@@ -36,7 +36,7 @@ class Arbiter:
     idle: int = 0  # rounds without a gain, one after the other
 
     def decide(self, parent: Trial, child: Trial) -> Decision:
-        """What to do after a round that started at `parent` and ended with `child`."""
+        """Returns what to do after a round that started at `parent` and ended with `child`."""
         self.rounds += 1
         faster = _faster(parent, child)
         accepted = faster or _leaner(parent, child)
@@ -47,7 +47,7 @@ class Arbiter:
 
 
 def _leaner(parent: Trial, child: Trial) -> bool:
-    """As fast, with fewer resources."""
+    """Returns whether the child is as fast with fewer resources."""
     if child.fitness is None or parent.fitness is None or _is_faster(child.fitness, parent.fitness):
         return False
     as_fast = child.fitness.speedup >= parent.fitness.speedup * (1 - GAIN)
@@ -59,19 +59,19 @@ def _faster(parent: Trial, child: Trial) -> bool:
 
 
 def _is_faster(than: Fitness, this: Fitness) -> bool:
-    """By more than GAIN; where both are measured, the intervals must be apart too."""
+    """Returns whether `this` is faster by more than GAIN; measured intervals must also be apart."""
     apart = this.estimated or this.ci95[0] > than.ci95[1]
     return apart and this.speedup > than.speedup * (1 + GAIN)
 
 
 def _needs(builds: Sequence[Build]) -> tuple[float, ...]:
-    """What limits how many programs are resident, the worst kernel first: spills, then (less) occupancy."""
+    """Returns the limits on resident programs, of the worst kernel: spills, then (less) occupancy."""
     spills = max((b.spill_bytes for b in builds), default=0)
     return spills, -min((b.occupancy for b in builds), default=0.0)
 
 
 def _at_ceiling(trial: Trial) -> bool:
-    """Whether every measured case runs at what the device can do."""
+    """Returns whether every measured case runs at the limit of the device."""
     shares = [max(t.terms.get("of_copy_rate", 0.0), t.terms.get("of_matmul_rate", 0.0))
               for t in trial.evaluation.timings if not t.estimated]  # fmt: skip
     return bool(shares) and min(shares) >= CEILING

@@ -1,4 +1,4 @@
-"""What a search keeps of its candidates: the best one, and the best of every niche (MAP-Elites, Mouret & Clune 2015).
+"""Keeps the best candidate of a search and the best of every niche (MAP-Elites, Mouret & Clune 2015).
 
 A niche is a bottleneck (the largest term of the time model) with a class of resources (registers, shared memory,
 warps): the ways in which two kernels of the same speed can differ in what would make them faster.
@@ -40,11 +40,11 @@ class Elite:
     per_case: Mapping[str, float]
     occupancy: float  # of its worst kernel, 0..1
     niche: Niche
-    frozen: str = ""  # the source with its chosen autotune configurations alone, where there were others
+    frozen: str = ""  # the source with only its chosen autotune configurations, if there were others
 
 
 def elite_of(trial: Trial) -> Elite | None:
-    """`trial` as an elite, None where it has no fitness."""
+    """Returns `trial` as an elite, None if it has no fitness."""
     if trial.fitness is None:
         return None
     return Elite(
@@ -92,7 +92,7 @@ class Archive:
         self.niches: dict[Niche, Elite] = {}
 
     def add(self, trial: Trial) -> Elite | None:
-        """Files `trial`; the elite made of it, None where it has no fitness.  Ties go to the earlier trial."""
+        """Files `trial` and returns its elite, None if it has no fitness.  Ties go to the earlier trial."""
         if trial.index == 0:
             self.seed = trial
         elite = elite_of(trial)

@@ -122,7 +122,7 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
     """The models' side of the run in `store`; `functions` answer for models that are Python functions."""
     from evo.llm.budget import ModelBudget
     from evo.llm.prompt_scheduler import PromptScheduler
-    from evo.llm.queue import open_lane
+    from evo.llm.queue import open_model_queue
 
     def say_failure(model: Model, error: str) -> None:
         """While it is asked again, which may take minutes."""
@@ -140,12 +140,12 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
         operators, config.models, config.guidance, store.trial, store.profiles, context, remembers
     )
     limits = ModelBudget(config.max_tokens, config.max_usd)
-    queue = open_lane(store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions)
+    queue = open_model_queue(store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions)
     return Llm(scheduler, queue)
 
 
 def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
-    """What all prompts of a run have in common.
+    """Returns a function that makes a prompt's context from its own part and the part common to the run.
 
     All of it is from the store, nothing from this machine: a prompt is the same wherever the run is made again.
     """
@@ -247,7 +247,7 @@ def conclude(store: Store, certifier: Evaluator | None, why_not: str, listener: 
 
 
 def certified(store: Store, evaluator: Evaluator | None, why_not: str, listener: Listener) -> Conclusion:
-    """The fastest trial that its certificate does not refuse; the seed if it refuses all others."""
+    """Returns the fastest trial whose certificate does not fail; the seed if all others fail."""
     refused: list[tuple[int, Certificate]] = []
     for trial in store.ranked():
         source = best_source(trial)

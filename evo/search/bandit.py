@@ -1,4 +1,4 @@
-"""Which operator next: Thompson sampling over what they achieved lately."""
+"""Chooses the next operator by Thompson sampling over recent results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 # After 1 / (1 - DECAY) = 50 trials outcomes weigh 1/e: an operator that helped the seed need not help its offspring.
 DECAY = 0.98
-# Below this the model's and the timer's noise cannot be told from an improvement.
+# Below this, an improvement cannot be distinguished from the noise of the model and the timer.
 NOISE = 0.01
 
 
@@ -24,7 +24,7 @@ class Bandit:
         self._costs = dict.fromkeys(arms, 0.0)  # discounted sums
 
     def choose(self, rng: random.Random, among: Sequence[str] | None = None) -> str:
-        """The arm whose sampled chance of success by its cost is highest."""
+        """Returns the arm with the highest sampled chance of success by cost."""
         arms = self._counts if among is None else among
         draws = {arm: rng.betavariate(*(1 + n for n in self._counts[arm])) / self.cost(arm) for arm in arms}
         return max(draws, key=lambda arm: draws[arm])
@@ -41,17 +41,17 @@ class Bandit:
         self._costs[arm] += cost
 
     def cost(self, arm: str) -> float:
-        """Mean cost of a trial of `arm`; 1, the least there is, where it was not tried yet."""
+        """Returns the mean cost of a trial of `arm`; 1, the least, if it was not tried yet."""
         tries = sum(self._counts[arm])
         return self._costs[arm] / tries if tries > 0 else 1.0
 
     def means(self) -> Mapping[str, float]:
-        """Expected reward of each arm."""
+        """Returns the expected reward of each arm."""
         return {arm: (1 + won) / (2 + won + lost) for arm, (won, lost) in self._counts.items()}
 
 
 def reward(speedup: float | None, parent: float) -> float:
-    """What a child is worth to the operator that made it: 0 without improvement, else 0.5 (any) to 1 (twice as fast).
+    """Returns the reward of the operator that made a child: 0 without improvement, else 0.5 (any) to 1 (twice as fast).
 
     `speedup` is the child's over the seed (None: it has none), `parent` that of its better parent.
     """

@@ -1,4 +1,4 @@
-"""How much more may be evaluated."""
+"""Counts the budget of a run: candidates, GPU seconds, and the price of trials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEED_OPERATOR = "seed"
 
 
 def price(cost: Mapping[str, float], budget: int, max_tokens: int | None, max_usd: float | None) -> float:
-    """What a trial took of all limits, in candidates: 1, and more where it used tokens or dollars that are limited.
+    """Returns the price of a trial in candidates: 1, and more if it used tokens or dollars that are limited.
 
     A trial that took a share of the tokens that was meant for three candidates costs 4.
     """
@@ -20,16 +20,16 @@ def price(cost: Mapping[str, float], budget: int, max_tokens: int | None, max_us
 
 
 def gpu_seconds(evaluation: Evaluation) -> float:
-    """That a GPU verified and timed the candidate.
+    """Returns the seconds for which a GPU verified and timed the candidate.
 
-    Without waiting for the GPU, and without certificates: both depend on what else is evaluated there.  Faults of the
+    Waiting for the GPU and certificates do not count: both depend on what else is evaluated there.  Faults of the
     machine cost a search nothing.
     """
     return 0.0 if evaluation.verdict is Verdict.INFRASTRUCTURE else evaluation.seconds.get("time", 0.0)
 
 
 def in_words(candidates: int, gpu_seconds: float | None) -> str:
-    """E.g. "24 candidates", "60 GPU seconds (1000 candidates at most)"."""
+    """Returns e.g. "24 candidates", "60 GPU seconds (1000 candidates at most)"."""
     if gpu_seconds is None:
         return f"{candidates} candidates"
     return f"{gpu_seconds:g} GPU seconds ({candidates} candidates at most)"
@@ -62,7 +62,7 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether all of it is spent, candidates or GPU seconds."""
+        """Whether all candidates or all GPU seconds are spent."""
         return self.spent >= self.total or (self.gpu_seconds is not None and self.spent_gpu_s >= self.gpu_seconds)
 
     def left(self) -> int:

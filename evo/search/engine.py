@@ -1,8 +1,8 @@
-"""The loop of a search: ask, store, evaluate, score, store, tell.
+"""Runs the loop of a search: ask, store, evaluate, score, store, tell.
 
-Live and resumed runs go through the same `absorb`: what is in the store is replayed, what was proposed but not finished
-is evaluated first, then the search goes on.  With one worker (and one question at a time) all is serial, and a run is a
-function of its seed and of the answers it got.
+Live and resumed runs share `absorb`.  A resumed run replays its store, evaluates proposals that are not finished, and
+then continues the search.  With one worker (and one question at a time) all is serial, and a run is a function of its
+seed and of the answers it got.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from evo.storage.store import Store
 from operators.base import Operator, Screen
 
 Score = Callable[[Evaluation], Fitness | None]
-# How soon Ctrl-C is noticed while models, or whoever reads a mailbox, think.
+# How soon Ctrl-C is noticed while a model, or a person who answers by mailbox, thinks.
 STOP_POLL_S = 0.5
 
 
 class Evaluator(Protocol):
-    """Judges candidates.  `evaluate` and `screen` are called from several threads at once, the rest from one."""
+    """Evaluates candidates.  Several threads call `evaluate` and `screen` at once; one thread calls the rest."""
 
     @property
     def environment(self) -> Mapping[str, Any]: ...
 
     def prepare(self) -> Evaluation:
-        """Evaluates the seed, once, before anything else.  Raises TaskError where the task is at fault."""
+        """Evaluates the seed, once, before anything else.  Raises TaskError if the task is at fault."""
         ...
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        """`known`: id of the candidate by the hash of its plan, for all OK ones so far (a live view)."""
+        """Evaluates a candidate.  `known`: plan hash -> id of each OK candidate so far (a live view)."""
         ...
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
-        """Estimated speedup of each source, None where it does not compile."""
+        """Returns the estimated speedup of each source, None if it does not compile."""
         ...
 
     def plan_hash(self, source: str) -> str:
-        """Equal for sources that are the same work on the device; "" of one that cannot be compiled."""
+        """Returns a hash that is equal for sources with the same work on the device; "" if one does not compile."""
         ...
 
     def certify(self, source: str, *, seed: int) -> Certificate:
-        """Whether the Python of a source that was found OK does on a GPU what was measured; after `prepare`."""
+        """Tests whether the Python of an OK source does on a GPU what was measured; after `prepare`."""
         ...
 
     def close(self) -> None: ...
@@ -76,19 +76,19 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Llm:
-    """The models' side of a run: what is asked, and where."""
+    """The models' side of a run: the scheduler of prompts, and the queue that asks the models."""
 
-    asker: PromptScheduler
-    lane: ModelQueue
+    prompts: PromptScheduler
+    queue: ModelQueue
 
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """How a run ended; `text` says it in words, those of the strategy if it ended the run."""
+    """The outcome of a run; `text` says in words how it ended, those of the strategy if it ended the run."""
 
     reason: StopReason
     text: str
-    seed: Trial | None  # None where an interrupt came before the first trial
+    seed: Trial | None  # None if an interrupt came before the first trial
     best: Trial | None
     spent: int  # candidates evaluated, in this process or earlier
     proposed: int = 0  # candidates proposed in this process
@@ -97,9 +97,9 @@ class EngineOutcome:
 class Engine:
     """One run.  `run` may be called once; `stop` is asked between steps.
 
-    The two halves of a search may run in processes and on machines of their own.  `evaluator` None: nothing is
-    evaluated (nor screened), what is proposed stays pending.  `proposals`: the most to make here; None: as the budget
-    allows; 0: what is pending is evaluated, nothing else.
+    The two halves of a search may run in different processes and on different machines.  `evaluator` None: nothing is
+    evaluated or screened, and proposals stay pending.  `proposals`: the most to make here; None: as the budget allows;
+    0: only what is pending is evaluated.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class Engine:
         self._budget = Budget(config.budget, config.gpu_seconds)
         self._proposals, self._proposed = proposals, 0
         screen = stored_screen(store, self._screen) if evaluator is not None else None
-        self._lane = llm.lane if llm else None
-        self._asker = llm.asker if llm else None
-        # Where several are on their way, compiling drafts here would keep the others waiting.
-        twin = self._twin if evaluator is not None and config.serial else None
-        self._scheduler = Scheduler(config, operators, self._archive, screen, self._asker, twin)
+        self._queue = llm.queue if llm else None
+        self._prompts = llm.prompts if llm else None
+        # With several in flight, compiling drafts here would keep the others waiting.
+        is_duplicate = self._is_duplicate if evaluator is not None and config.serial else None
+        self._scheduler = Scheduler(config, operators, self._archive, screen, self._prompts, is_duplicate)
         self._inbox: queue.SimpleQueue[_Done | Call] = queue.SimpleQueue()
         self._pool = _Pool(self._evaluate, config.workers, self._inbox)
         self._serial = config.serial
-        self._arms = {
+        self._by_asking = {
             asks: [o for o in config.operators if OperatorRef.parse(o).asks is asks] for asks in (False, True)
         }
 
@@ -144,14 +144,14 @@ class Engine:
                 self._take_up()
                 reason = self._search()
             finally:
-                if self._lane is not None:
-                    self._lane.close()
+                if self._queue is not None:
+                    self._queue.close()
         text = self._scheduler.ended if reason is StopReason.STRATEGY else str(reason)
         self._store.event("ended", text)
         return EngineOutcome(reason, text, self._archive.seed, self._archive.best, self._budget.spent, self._proposed)
 
     def _take_up(self) -> None:
-        """What an earlier process left, or the beginning."""
+        """Takes in the work of earlier processes, or begins with the seed."""
         for trial in self._store.trials():
             self._scheduler.register(trial.proposal)
             self._absorb(trial, replayed=True)
@@ -161,14 +161,14 @@ class Engine:
             self._propose(self._scheduler.first(self._seed))
         if self._evaluator is None and self._archive.seed is None:
             self._scheduler.assume_seed(self._seed)
-        if self._lane is not None and self._asker is not None and self._proposals != 0:
-            for question in self._lane.start(self._inbox.put):
-                self._asker.asked(question)
+        if self._queue is not None and self._prompts is not None and self._proposals != 0:
+            for question in self._queue.start(self._inbox.put):
+                self._prompts.asked(question)
 
     def _search(self) -> StopReason:
         while True:
             self._fill()
-            if not self._pool.busy and not self._asking:
+            if not self._pool.busy and not self._in_flight:
                 break
             done = self._next()
             if done is None:
@@ -182,18 +182,18 @@ class Engine:
         return self._reason()
 
     def _next(self) -> _Done | Call | None:
-        """Waits for what is done next.  None where only models are waited for and the run is to stop."""
+        """Waits for the next result.  Returns None if only models are waited for and the run is to stop."""
         while True:
             try:
-                return self._inbox.get(timeout=STOP_POLL_S if self._asking else None)
+                return self._inbox.get(timeout=STOP_POLL_S if self._in_flight else None)
             except queue.Empty:
                 if self._stop() and not self._pool.busy:
                     return None
 
     @property
-    def _asking(self) -> int:
-        """Questions to models whose outcome was not taken in yet."""
-        return self._lane.busy if self._lane else 0
+    def _in_flight(self) -> int:
+        """Number of questions to models without an outcome yet."""
+        return self._queue.busy if self._queue else 0
 
     def _reason(self) -> StopReason:
         if self._budget.over:
@@ -202,67 +202,70 @@ class Engine:
             return StopReason.INTERRUPTED
         if self._scheduler.ended:
             return StopReason.STRATEGY
-        if self._lane is not None and self._lane.ended:
-            return self._lane.ended
+        if self._queue is not None and self._queue.ended:
+            return self._queue.ended
         if self._evaluator is not None:
             return StopReason.EXHAUSTED if self._proposals is None else StopReason.NOTHING_PENDING
         if self._proposed == self._proposals:
             return StopReason.PROPOSED
         return StopReason.NOTHING_NEW if self._budget.left() else StopReason.ALL_PROPOSED
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- proposals ---------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Asks for as much as models and workers can take, or as can be made of what is known now.
+        """Asks for as much as models and workers can take, or as the known trials allow.
 
-        Models come first: they take longest, and what they need is a parent, not a worker.
+        Models come first: they take longest, and need a parent, not a worker.
         """
         if self._evaluator is None:
-            ways: Sequence[Callable[[], Sequence[str]]] = (self._any_arms,)
+            ways: Sequence[Callable[[], Sequence[str]]] = (self._any_operators,)
         else:
-            ways = (self._all_arms,) if self._serial else (self._model_arms, self._rule_arms)
-        for arms in ways:
+            ways = (self._all_operators,) if self._serial else (self._model_operators, self._rule_operators)
+        for operators in ways:
             while self._may_propose() and not self._stop():
-                among = arms()
+                among = operators()
                 if not among or not self._ask(among):
                     break
 
     def _may_propose(self) -> bool:
-        """Each question in flight is to be a proposal."""
+        """Returns whether the budget has room; each question in flight will be a proposal."""
         most = self._budget.left()
         if self._proposals is not None:
             most = min(most, self._proposals - self._proposed)
-        return most > self._asking
+        return most > self._in_flight
 
-    def _all_arms(self) -> Sequence[str]:
-        return () if self._pool.busy or self._asking else (*self._rule_arms(), *self._model_arms())
+    def _all_operators(self) -> Sequence[str]:
+        return () if self._pool.busy or self._in_flight else (*self._rule_operators(), *self._model_operators())
 
-    def _any_arms(self) -> Sequence[str]:
-        """Where nothing is evaluated no worker slows the rules down: they wait for models, and get their share only."""
-        models = self._model_arms()
-        return () if self._asking and not models else (*self._rule_arms(), *models)
+    def _any_operators(self) -> Sequence[str]:
+        """Returns the operators of a half that only proposes: without workers to slow them, rules wait for models."""
+        models = self._model_operators()
+        return () if self._in_flight and not models else (*self._rule_operators(), *models)
 
-    def _rule_arms(self) -> Sequence[str]:
-        return self._arms[False] if self._pool.wants_more() else ()
+    def _rule_operators(self) -> Sequence[str]:
+        return self._by_asking[False] if self._pool.wants_more() else ()
 
-    def _model_arms(self) -> Sequence[str]:
-        """Answers that wait for a worker count as in flight: more of them would make parents staler, nothing faster."""
-        if self._lane is None or self._asking + self._pool.waiting >= self._lane.slots:
+    def _model_operators(self) -> Sequence[str]:
+        """Returns the operators whose models are free.
+
+        Answers that wait for a worker count as in flight: more of them would make parents staler, nothing faster.
+        """
+        if self._queue is None or self._in_flight + self._pool.waiting >= self._queue.slots:
             return ()
-        free = self._lane.free()
-        return [arm for arm in self._arms[True] if OperatorRef.parse(arm).model in free]
+        free = self._queue.free()
+        return [operator for operator in self._by_asking[True] if OperatorRef.parse(operator).model in free]
 
     def _ask(self, among: Sequence[str]) -> bool:
-        """Whether it is worth asking again at once."""
+        """Asks the scheduler once; returns whether it is worth asking again at once."""
         try:
             made = self._scheduler.ask(among)
         except _Stopped:  # asking changes nothing, so a question can be dropped
             return False
         if isinstance(made, Question):
-            assert self._lane is not None and self._asker is not None  # without them there are no such arms
-            if not self._lane.submit(made):
-                return not self._asking  # the lane has struck this model off its list; another may be cheaper
-            self._asker.asked(made)
+            assert self._queue is not None and self._prompts is not None  # without them there are no such operators
+            if not self._queue.submit(made):
+                return not self._in_flight  # the queue has excluded this model; another may be cheaper
+            self._prompts.asked(made)
         elif made is not None:
             self._propose(made)
             self._proposed += 1
@@ -277,17 +280,19 @@ class Engine:
         self._budget.reserve(proposal)
         if self._evaluator is None:
             return
-        if self._task_seed is not None and proposal.index == 0:  # known already; first, as others may descend from it
+        if (
+            self._task_seed is not None and proposal.index == 0
+        ):  # evaluated already; first, as others may descend from it
             self._finish(proposal, self._task_seed)
         else:
             self._pool.submit(proposal)
 
-    # --- taking in ---------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------
 
     def _answered(self, call: Call) -> None:
-        assert self._lane is not None and self._asker is not None  # who else sends calls
-        self._lane.collected(call)
-        self._asker.collected(call.question)
+        assert self._queue is not None and self._prompts is not None  # only the queue sends calls
+        self._queue.collected(call)
+        self._prompts.collected(call.question)
         if call.fault is not None:
             raise call.fault
         if call.error:
@@ -316,24 +321,24 @@ class Engine:
             observer.absorbed(trial, replayed=replayed)
 
     def _evaluate(self, proposal: Proposal) -> Evaluation | None:
-        """Runs in a worker.  None where the run is to stop: the proposal stays pending and is evaluated on resume."""
+        """Runs in a worker.  None if the run is to stop: the proposal stays pending and is evaluated on resume."""
         if self._stop():
             return None
         assert self._evaluator is not None  # nothing is submitted without one
-        for _ in range(2):  # a failing evaluator is given a second chance, then its failure is a fact
+        for _ in range(2):  # a failing evaluator gets a second try
             evaluation = self._evaluator.evaluate(proposal.candidate, seed=proposal.seed, known=self._scheduler.known)
             if evaluation.verdict is not Verdict.INFRASTRUCTURE:
                 break
         return evaluation
 
-    def _twin(self, source: str, plans: Container[str]) -> bool:
+    def _is_duplicate(self, source: str, plans: Container[str]) -> bool:
         if self._stop():
             raise _Stopped
         assert self._evaluator is not None  # nothing is compiled without one
         return self._evaluator.plan_hash(source) in plans
 
     def _screen(self, sources: Sequence[str]) -> list[float | None]:
-        """One source a worker: an operator asks for several, and the driver would wait for one after the other."""
+        """Screens each source in a worker: otherwise the driver would wait for one after the other."""
 
         def one(source: str) -> float | None:
             if self._stop():
@@ -357,7 +362,7 @@ class _Done:
 
 
 class _Pool:
-    """Threads that evaluate; what is done goes to `inbox`, in the order it is done."""
+    """Threads that evaluate; results go to `inbox` in the order in which they are done."""
 
     def __init__(
         self,
@@ -366,8 +371,8 @@ class _Pool:
         inbox: queue.SimpleQueue[_Done | Call],
     ) -> None:
         self._evaluate = evaluate
-        # One more than there are workers waits, so that none is idle while the next proposal is made.  A single worker
-        # gets none: each proposal is to know all results before it.
+        # One proposal more than there are workers waits, so that none is idle while the next one is made.  Not with a
+        # single worker: there each proposal must know all results before it.
         self._room = workers + (workers > 1)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="evaluate")
         self._workers = workers
@@ -392,7 +397,7 @@ class _Pool:
         return list(self._executor.map(function, sources))
 
     def result(self, done: _Done) -> Evaluation | None:
-        """None where the evaluation was dropped.  Raises what the evaluator raised."""
+        """Returns the evaluation, None if it was dropped.  Raises what the evaluator raised."""
         self.busy -= 1
         return done.future.result()
 
@@ -400,12 +405,13 @@ class _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Not waiting: after an error or a second Ctrl-C the caller closes the evaluator, which ends what still runs.
+        # Without waiting: after an error or a second Ctrl-C the caller closes the evaluator, which ends what still
+        # runs.
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def stored_screen(store: Store, screen: Screen) -> Screen:
-    """`screen`, but asking the store first and telling it afterwards: no estimate is paid for twice, kills included."""
+    """Returns `screen` with the store as its cache: no estimate is paid for twice, even after a kill."""
 
     def ask(sources: Sequence[str]) -> list[float | None]:
         ids = [Candidate(source).id for source in sources]

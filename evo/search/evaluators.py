@@ -85,7 +85,7 @@ def open_cluster_factory(cluster: Cluster, target: str, gpus: int) -> ClusterEva
 
 @dataclass(frozen=True)
 class Devices:
-    """What evaluates: this process, on one GPU or none, or the workers of a Ray cluster."""
+    """The devices that evaluate: this process, on one GPU or none, or the workers of a Ray cluster."""
 
     choice: Choice
     cluster: Cluster | None
@@ -123,7 +123,7 @@ def find_devices(gpus: str | None, address: str | None, target: str, before: Run
     """What to evaluate with.
 
     gpus, address: as --gpus and --ray-address take them.  before: the settings of a run that goes on.
-    Raises ConfigError if it cannot be had.
+    Raises ConfigError if it is not available.
     """
     from fitness.devices import check_address, resolve
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in two steps: the first asks to stop, the second insists."""
+"""Handles Ctrl-C in two steps: the first asks to stop, the second raises KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM sets `requested` (and calls `notify`), the next raises
-    KeyboardInterrupt.  Works in the main thread only, as signals do."""
+    """A context in which the first SIGINT or SIGTERM sets `requested` and calls `notify`.
+
+    The next one raises KeyboardInterrupt.  Works in the main thread only, as signals do.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""An evaluator that also says what limits the candidates: for runs whose prompts are to know."""
+"""Profiles what limits the candidates while they are evaluated, for runs with prompts that tell models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict
 from evo.search.engine import Evaluator, Score
 from evo.storage.profiles import ProfileLog
 
-# Of the best speedup so far, what a measured candidate has to reach to be profiled: slower ones are seldom parents.
-# Counters are read of new bests only: a process is started for each, and nothing else is measured meanwhile.
+# Share of the best speedup so far that a measured candidate needs to be profiled: slower ones are seldom parents.
+# Counters are read only for a new best: each needs a process of its own, and nothing else is measured meanwhile.
 PROMOTED = 0.9
 
 
@@ -21,15 +21,15 @@ class Profiler(Evaluator, Protocol):
     """An evaluator that can profile."""
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
-        """What limits a candidate that is ok; without `counters`, from what is known already.  Raises EvoError."""
+        """Returns what limits a candidate that is ok; without `counters`, from known data alone.  Raises EvoError."""
         ...
 
 
 class ProfilingEvaluator:
-    """Evaluates as `evaluator` does; what is worth it is profiled in the same worker, and stored before anybody knows.
+    """Evaluates as `evaluator` does, and profiles good candidates in the same worker before it returns.
 
-    So a search that was killed and resumed asks the same questions as one that was not.  The seed, which is evaluated
-    before there is a run, is profiled when its trial is taken in: this is an observer of the engine too.
+    So a search that was killed and resumed asks the same questions as one that was not.  The seed is evaluated before
+    the run exists.  Therefore this class is also an observer of the engine and profiles the seed with its trial.
     """
 
     def __init__(self, evaluator: Profiler, score: Score, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The terminal during a run: a live panel where there is one to draw on, plain lines elsewhere."""
+"""Shows a run on the terminal: a live panel if the output is a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLOURS = {Verdict.OK: "green", Verdict.DUPLICATE: "cyan", Verdict.INFRASTRUCTU
 
 
 class ProgressCounts:
-    """What has happened so far, as numbers; the clock serves the display only."""
+    """The numbers of a run so far; only the display uses the clock."""
 
     def __init__(
         self, budget: int, clock: Callable[[], float] = time.monotonic, *, gpu_seconds: float | None = None
@@ -102,7 +102,7 @@ class ProgressCounts:
         return f"{rate:.1f}/s, ETA {left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
 
     def _left(self) -> float:
-        """Candidates that the budget allows, if they go on taking as many GPU seconds as they did."""
+        """Returns how many candidates the budget allows, if they take as many GPU seconds as before."""
         budget = self.budget
         left = float(max(0, budget.total - budget.spent))
         if budget.gpu_seconds is not None and self._live_gpu_s:
@@ -110,7 +110,7 @@ class ProgressCounts:
         return left
 
     def share(self) -> float:
-        """Of the budget that is spent, 0..1; of the one that is spent first."""
+        """Returns the share of the budget that is spent, 0..1; of the budget that will be spent first."""
         budget = self.budget
         gpu = budget.spent_gpu_s / budget.gpu_seconds if budget.gpu_seconds else 0.0
         return min(1.0, max(budget.spent / budget.total, gpu))
@@ -134,7 +134,7 @@ class Progress:
     """An Observer that draws; a context manager around the run."""
 
     def __init__(self, config: RunConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tally = ProgressCounts(config.budget, clock, gpu_seconds=config.gpu_seconds)
+        self._counts = ProgressCounts(config.budget, clock, gpu_seconds=config.gpu_seconds)
         workers = counted(config.workers, "worker")
         self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {workers}"
         self._console = console
@@ -144,44 +144,45 @@ class Progress:
         self._live: Live | None = None
 
     def absorbed(self, trial: Trial, *, replayed: bool) -> None:
-        best = self._tally.add(trial, replayed=replayed)
+        best = self._counts.add(trial, replayed=replayed)
         self._replayed += replayed
         if self._live is None and not replayed:
             self._line(trial, best)
 
     def _line(self, trial: Trial, best: bool) -> None:
         now = self._clock()
-        last = self._tally.budget.over
+        last = self._counts.budget.over
         if not (best or last or now - self._last_line >= PLAIN_S):
             return
         self._last_line = now
         outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
         line = (
-            f"[{self._tally.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
-            f"{trial.evaluation.verdict}, {outcome}; {self._tally.best_text()}; {self._tally.pace()}"
+            f"[{self._counts.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
+            f"{trial.evaluation.verdict}, {outcome}; {self._counts.best_text()}; {self._counts.pace()}"
         )
         self._console.print(Text(line.rstrip("; ")), soft_wrap=True)
 
     def panel(self) -> RenderableType:
-        """What is drawn on a terminal."""
-        tally = self._tally
+        """Returns the panel for a terminal."""
+        counts = self._counts
         head = Table.grid(padding=(0, 1))
         head.add_row(
-            ProgressBar(total=1.0, completed=tally.share(), width=30),
-            f"{tally.spent_text()} candidates" if tally.budget.gpu_seconds is None else tally.spent_text(),
-            tally.pace(),
+            ProgressBar(total=1.0, completed=counts.share(), width=30),
+            f"{counts.spent_text()} candidates" if counts.budget.gpu_seconds is None else counts.spent_text(),
+            counts.pace(),
         )
         verdicts = Text(", ").join(
-            Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow")) for verdict, n in tally.verdicts.most_common()
+            Text(f"{n} {verdict}", style=_COLOURS.get(verdict, "yellow"))
+            for verdict, n in counts.verdicts.most_common()
         )
-        how = f" ({tally.best.proposal.operator}: {tally.best.proposal.note})" if tally.best else ""
-        lines = [Text(tally.best_text() + how, style="green"), verdicts]
-        if credit := tally.credit_text():
+        how = f" ({counts.best.proposal.operator}: {counts.best.proposal.note})" if counts.best else ""
+        lines = [Text(counts.best_text() + how, style="green"), verdicts]
+        if credit := counts.credit_text():
             lines.append(Text(credit, style="dim"))
         return Group(Text(self._title, style="bold"), head, *lines)
 
     def best_text(self) -> str:
-        return self._tally.best_text()
+        return self._counts.best_text()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -197,6 +198,6 @@ class Progress:
         if self._live is not None:
             self._live.stop()
         else:
-            self._console.print(Text(f"verdicts: {self._tally.verdict_text() or 'none'}"), soft_wrap=True)
-            if credit := self._tally.credit_text():
+            self._console.print(Text(f"verdicts: {self._counts.verdict_text() or 'none'}"), soft_wrap=True)
+            if credit := self._counts.credit_text():
                 self._console.print(Text(credit), soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Makes the decisions of a run again, offline, from its store: what was asked, proposed, and made of answers.
+"""Makes the decisions of a run again, offline, from its store: questions, proposals, and what answers became.
 
-A decision follows from what was known: the trials proposed and finished before it, and the questions in flight.  The
-store says which those were, so a run can be checked however many workers, models and machines took part, and however
-often it was stopped.  Answers, evaluations, screenings and profiles come from the store; nothing is asked or evaluated.
+A decision follows from the trials proposed and finished before it, and from the questions in flight.  The store has
+these, so any run can be checked, whatever the number of workers, models, machines and interruptions.  Answers,
+evaluations, screenings and profiles come from the store; nothing is asked or evaluated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operators.llm.base import LlmContext, LlmOperator
 
 @dataclass(frozen=True)
 class DecisionReplay:
-    """One decision as it is stored, and as it is made now."""
+    """One decision: the stored one, and the one made now."""
 
     name: str  # "call 3" or "trial 7"
     stored: Mapping[str, Any]
@@ -35,7 +35,7 @@ class DecisionReplay:
         return self.stored == self.made
 
     def difference(self) -> str:
-        """What differs first."""
+        """Returns the first difference as a line of text."""
         key = next(k for k in self.stored if self.made.get(k) != self.stored[k])
         return f"{self.name}: {key}: stored {self.stored[key]!r}, made again {self.made.get(key)!r}"
 
@@ -55,7 +55,7 @@ class _Step:
 
 
 class Redoing:
-    """Use `decisions` once; it stops nowhere, as each decision is compared from the stored state before it."""
+    """Makes a run's decisions again.  Use `decisions` once; each decision starts from the stored state before it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Redoing:
         self._registered = 0
         self._flying: dict[int, StoredCall] = {}
         self._archive = Archive()
-        self._asker = PromptScheduler(
+        self._prompts = PromptScheduler(
             llm_operators,
             config.models,
             config.guidance,
@@ -84,17 +84,17 @@ class Redoing:
             context,
             strategy_of(config).remembers,
         )
-        # Where nothing was screened, proposals were made without an evaluator.
+        # If nothing was screened, the run made its proposals without an evaluator.
         screen = self._screen if run.screen_count() else None
         self._wanted: Proposal | None = None  # that is made again; None for a question
         self._scheduler = Scheduler(
-            config, operators, self._archive, screen, self._asker, self._twin if config.serial else None
+            config, operators, self._archive, screen, self._prompts, self._is_duplicate if config.serial else None
         )
         self._rules = [o for o in config.operators if not OperatorRef.parse(o).asks]
         self._models = [o for o in config.operators if OperatorRef.parse(o).asks]
 
     def decisions(self) -> Iterator[DecisionReplay]:
-        """Every decision but the seed, in the order they were made."""
+        """Yields every decision but the seed, in their order."""
         self._scheduler.assume_seed(self._proposals[0].candidate)
         for step in sorted([*self._asked(), *self._made()], key=lambda s: s.place):
             self._advance(step)
@@ -130,18 +130,18 @@ class Redoing:
     def _ask(self, stored: StoredCall) -> DecisionReplay:
         for number, other in list(self._flying.items()):
             if other.call.error and other.ended_at is not None and other.ended_at < stored.asked_at:
-                self._asker.collected(self._flying.pop(number).call.question)
+                self._prompts.collected(self._flying.pop(number).call.question)
         question = stored.call.question
         self._wanted = None
         redone = self._first_same(f"call {stored.call.number}", _of_question(question), self._models)
         self._flying[stored.call.number] = stored
-        self._asker.asked(question)
+        self._prompts.asked(question)
         return redone
 
     def _read(self, stored: StoredCall) -> DecisionReplay:
         assert stored.trial is not None  # it is one of those with a trial
         self._flying.pop(stored.call.number)
-        self._asker.collected(stored.call.question)
+        self._prompts.collected(stored.call.question)
         made = self._scheduler.read(stored.call)
         verdict = self._verdicts.get(stored.trial) if made.evaluation else None
         return DecisionReplay(
@@ -154,10 +154,10 @@ class Redoing:
         self._wanted = proposal
         return self._first_same(f"trial {proposal.index}", _of_proposal(proposal), self._rules)
 
-    def _first_same(self, name: str, stored: Mapping[str, Any], lane: Sequence[str]) -> DecisionReplay:
-        """Operators are chosen among all, or (where models and workers are kept busy apart) among those of one lane."""
+    def _first_same(self, name: str, stored: Mapping[str, Any], kind: Sequence[str]) -> DecisionReplay:
+        """Chooses among all operators, then among those of one kind, as runs with several workers do."""
         tried = []
-        for among in ([*self._rules, *self._models], lane):
+        for among in ([*self._rules, *self._models], kind):
             made = self._scheduler.ask(among)
             found = _of_question(made) if isinstance(made, Question) else _of_proposal(made) if made else {}
             tried.append(DecisionReplay(name, stored, found))
@@ -166,13 +166,15 @@ class Redoing:
         return next((r for r in tried if r.same), tried[0])
 
     def _screen(self, sources: Sequence[str]) -> list[float | None]:
-        """As stored; a source that the run did not screen is one that it did not make, which will show."""
+        """Returns stored estimates, None for others: the run did not make sources that it did not screen."""
         ids = [Candidate(source).id for source in sources]
         known = self._run.screened(ids)
         return [known.get(i) for i in ids]
 
-    def _twin(self, source: str, plans: Container[str]) -> bool:
-        """What else was drafted was dropped as a twin; how often is among a proposal's costs, and compared."""
+    def _is_duplicate(self, source: str, plans: Container[str]) -> bool:
+        """Returns whether the run dropped a draft as a duplicate; a proposal's costs have the number, which is
+        compared.
+        """
         wanted = self._wanted
         return wanted is None or bool(wanted.cost.get("twins") and Candidate(source).id != wanted.candidate.id)
 
@@ -186,7 +188,7 @@ def _of_question(question: Question) -> dict[str, Any]:
 
 
 def _of_proposal(proposal: Proposal, evaluation: Evaluation | None = None) -> dict[str, Any]:
-    """With the evaluation where it follows from the answer alone."""
+    """Returns what is compared of a proposal, with the evaluation if that follows from the answer alone."""
     p = proposal
     return {
         "operator": p.operator,

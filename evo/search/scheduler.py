@@ -1,4 +1,4 @@
-"""What to evaluate next: a new candidate, made by an operator (or a model that it asks) from parents of the strategy.
+"""Proposes what to evaluate next: an operator (or a model that it asks) makes it from parents of the strategy.
 
 `ask` changes nothing.  All state is a fold over `register` (proposals) and `tell` (trials), live and on resume alike.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
@@ -18,18 +18,19 @@ from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
 from evo.search.strategies import new_strategy
-from evo.search.surrogate_data import Measurements
 from evo.storage.model_calls import Call, Question
+from evo.storage.result import best_source
 from operators.base import Context, Operator, Parent, Screen
 from operators.params import tune
 from operators.rewrites.configs import inlined
+from operators.surrogate import MOST, Measured
 
 # Drafts tried for one proposal before the space counts as exhausted.  The first few may screen (which costs
 # compilations), the later half leaves the strategy's preferences for uniformly random choices.
 ATTEMPTS = 48
 SCREENED_ATTEMPTS = 4
-# Whether a source is the same work on the device as one of those whose plans have these hashes.
-Twin = Callable[[str, Container[str]], bool]
+# Says whether a source does the same work on the device as a plan with one of these hashes.
+IsDuplicate = Callable[[str, Container[str]], bool]
 # Parents to choose two from that complement each other.  Few, so that it is not always the same two.
 POOL = 4
 # Verdicts that another try may not give.
@@ -45,24 +46,22 @@ class Scheduler:
         operators: Mapping[str, Operator],
         archive: Archive,
         screen: Screen | None,
-        asker: PromptScheduler | None = None,
-        twin: Twin | None = None,
+        prompts: PromptScheduler | None = None,
+        is_duplicate: IsDuplicate | None = None,
     ) -> None:
-        """`twin`: costs a compilation; where there is one, drafts that are twins of something told are dropped, at most
-        `config.redrafts` for one proposal.
-        """
+        """is_duplicate: compiles a draft; with it, up to `config.redrafts` duplicate drafts a proposal are dropped."""
         self._config = config
-        self._twin = twin if config.redrafts else None
-        self._plans: set[str] = set()  # of all that was judged
+        self._is_duplicate = is_duplicate if config.redrafts else None
+        self._plans: set[str] = set()  # of all evaluated candidates
         self._operators = operators
         self._strategy = new_strategy(config, archive)
         self._screen = screen if self._strategy.screens and config.screen_budget else None
         self._tuning = screen if self._strategy.screens and config.tune_budget else None
-        self._asker = asker
+        self._prompts = prompts
         self._seen: set[str] = set()
-        self._reached: dict[int, float] = {}  # speedup of a trial; of its best parent, where it has none
+        self._reached: dict[int, float] = {}  # speedup of a trial; of its best parent, if it has none
         self._measured = Measurements()
-        self._told = 0
+        self._finished = 0
         self._known: dict[str, str] = {}
         self.known: Mapping[str, str] = MappingProxyType(self._known)  # plan hash -> id of the first OK candidate
         self._assumed: list[Elite] = []
@@ -72,8 +71,8 @@ class Scheduler:
         """Takes note of a proposal, before it is evaluated."""
         self._seen.add(proposal.candidate.id)
         self.next_index = max(self.next_index, proposal.index + 1)
-        if self._asker is not None:
-            self._asker.register(proposal)
+        if self._prompts is not None:
+            self._prompts.register(proposal)
 
     def tell(self, trial: Trial, elite: Elite | None) -> None:
         """Takes in a finished trial."""
@@ -87,10 +86,10 @@ class Scheduler:
         self._reached[trial.index] = parent if speedup is None else speedup
         if self._config.surrogate:
             self._measured.add(trial)
-        self._told += 1
+        self._finished += 1
         self._strategy.tell(trial, elite, reward(speedup, parent))
-        if self._asker is not None:
-            self._asker.tell(trial, parent)
+        if self._prompts is not None:
+            self._prompts.tell(trial, parent)
 
     def assume_seed(self, seed: Candidate) -> None:
         """Lets `seed` be a parent before it is evaluated: its speedup is over itself, all else is unknown."""
@@ -98,7 +97,7 @@ class Scheduler:
 
     @property
     def ended(self) -> str:
-        """Why nothing is asked for any more, "" while something may be."""
+        """Why the strategy ended the search, "" while it goes on."""
         return self._strategy.ended
 
     def first(self, seed: Candidate) -> Proposal:
@@ -106,16 +105,18 @@ class Scheduler:
         return Proposal(0, seed, SEED_OPERATOR, seed=self._seed_of(0), note="the task's seed kernel")
 
     def ask(self, among: Sequence[str] | None = None) -> Proposal | Question | None:
-        """What to do next, by one of the operators `among` (all, where none are named): a proposal to evaluate, or a
-        question to a model.  None where nothing new could be made from what is known now."""
+        """Returns a proposal to evaluate or a question to a model; None if the known trials allow nothing new.
+
+        among: the operators to choose from; None: all.
+        """
         if self.ended:
             return None
-        # Questions in flight will be proposals: counting them makes each question another one.
-        turn = self.next_index + (self._asker.flying if self._asker else 0)
+        # Questions in flight will be proposals: counting them makes each question different.
+        step = self.next_index + (self._prompts.flying if self._prompts else 0)
         cost: Counter[str] = Counter()
         for attempt in range(ATTEMPTS):
-            rng = random.Random(f"{self._config.seed}/{turn}/{attempt}")
-            made = self._attempt(turn, attempt, rng, cost, among or self._config.operators)
+            rng = random.Random(f"{self._config.seed}/{step}/{attempt}")
+            made = self._attempt(step, attempt, rng, cost, among or self._config.operators)
             if isinstance(made, Proposal) and self._dropped(made, cost):
                 continue
             if made is not None:
@@ -123,28 +124,28 @@ class Scheduler:
         return None
 
     def _dropped(self, proposal: Proposal, cost: Counter[str]) -> bool:
-        """Whether to draft anew: what this would say is known."""
-        if self._twin is None or cost["twins"] >= self._config.redrafts:
+        """Returns whether to draft again, because the result of this draft is known."""
+        if self._is_duplicate is None or cost["twins"] >= self._config.redrafts:
             return False
-        if not self._twin(proposal.candidate.source, self._plans):
+        if not self._is_duplicate(proposal.candidate.source, self._plans):
             return False
-        cost["twins"] += 1
+        cost["twins"] += 1  # the key that stores have
         return True
 
     def read(self, call: Call) -> Made:
-        """The next proposal, made of an answer."""
-        assert self._asker is not None  # who asked has one
+        """Returns the next proposal, made from an answer."""
+        assert self._prompts is not None  # a call comes from it
         index = self.next_index
-        made = self._asker.read(call, index, self._seed_of(index), self._told, self._seen)
+        made = self._prompts.read(call, index, self._seed_of(index), self._finished, self._seen)
         return made if made.evaluation is not None or self._tuning is None else self._tuned(made, self._tuning)
 
     def _tuned(self, made: Made, screen: Screen) -> Made:
-        """A structure is judged by the best of a few settings of its parameters, not by those its author wrote.
+        """Replaces the parameters of a structure by the best of a few settings, to be fair to the structure.
 
-        An answer costs far more than the estimates for that, where a GPU measures too.
+        An answer costs far more than these estimates, also if a GPU measures.
         """
         proposal, source = made.proposal, made.proposal.candidate.source
-        if screen([source])[0] is None:  # it is to fail as it is: a repair starts from there
+        if screen([source])[0] is None:  # it fails unchanged: a repair starts from there
             return made
         rng = random.Random(f"{self._config.seed}/{proposal.index}/tune")
         best, cost = tune(source, screen, rng, self._config.tune_budget)
@@ -159,10 +160,10 @@ class Scheduler:
         return dataclasses.replace(made, proposal=tuned)
 
     def _attempt(
-        self, turn: int, attempt: int, rng: random.Random, cost: Counter[str], among: Sequence[str]
+        self, step: int, attempt: int, rng: random.Random, cost: Counter[str], among: Sequence[str]
     ) -> Proposal | Question | None:
         wide = attempt >= ATTEMPTS // 2
-        island = turn % self._config.islands
+        island = step % self._config.islands
         name = self._strategy.operator(rng, among, wide=wide)
         if OperatorRef.parse(name).asks:
             return self._question(name, island, rng, wide=wide)
@@ -175,7 +176,7 @@ class Scheduler:
         draft = operator(known, Context(rng, screen, self._config.screen_budget, self._measured.last))
         if draft is None:
             return None
-        cost.update(draft.cost)  # type: ignore[arg-type]  # what failed drafts cost is paid too; counts may be fractions
+        cost.update(draft.cost)  # type: ignore[arg-type]  # failed drafts cost too; counts may be fractions
         candidate = Candidate(draft.source)
         if candidate.id in self._seen:
             return None
@@ -191,19 +192,21 @@ class Scheduler:
             cost={**cost, "drafts": attempt + 1},
         )
 
-    def _question(self, arm: str, island: int, rng: random.Random, *, wide: bool) -> Question | None:
-        assert self._asker is not None  # arms with a model need one
-        arity = self._asker.arity(arm)
-        if self._asker.repairs(arm):
-            parents = self._asker.to_repair(rng)
+    def _question(self, operator: str, island: int, rng: random.Random, *, wide: bool) -> Question | None:
+        assert self._prompts is not None  # operators that ask a model need one
+        arity = self._prompts.arity(operator)
+        if self._prompts.repairs(operator):
+            parents = self._prompts.to_repair(rng)
         else:
             elites = self._strategy.parents(island, POOL if arity == 2 else arity, rng, wide=wide) if arity else []
-            parents = self._asker.choose(arm, _as_parents(elites or self._assumed))
+            parents = self._prompts.choose(operator, _as_parents(elites or self._assumed))
         if len(parents) < arity:
             return None
-        question = self._asker.question(arm, parents, rng, island=island, told=self._told, proposed=self.next_index)
+        question = self._prompts.question(
+            operator, parents, rng, island=island, told=self._finished, proposed=self.next_index
+        )
         # Another answer to a prompt in flight is worth less than one to another prompt, but more than none.
-        return None if question and not wide and self._asker.in_flight(question) else question
+        return None if question and not wide and self._prompts.in_flight(question) else question
 
     def _seed_of(self, index: int) -> int:
         return random.Random(f"{self._config.seed}/{index}").getrandbits(31)  # fits every library's seed
@@ -215,6 +218,27 @@ def _base_first(parents: Sequence[int], base: int) -> tuple[int, ...]:
 
 
 def _as_parents(elites: Sequence[Elite], *, frozen: bool = False) -> list[Parent]:
-    """frozen: what was measured of them.  A change of a configuration that does not win changes nothing."""
+    """Returns elites as parents.  frozen: with the configuration that was measured, because others change nothing."""
     sources = [inlined(e.frozen or e.source) if frozen else e.source for e in elites]
     return [Parent(e.index, source, e.speedup, e.per_case) for e, source in zip(elites, sources, strict=True)]
+
+
+class Measurements:
+    """The last evaluated candidates as `operators.surrogate` wants them: a fold over trials in their order."""
+
+    def __init__(self) -> None:
+        self._last: deque[Measured] = deque(maxlen=MOST)
+
+    @property
+    def last(self) -> tuple[Measured, ...]:
+        return tuple(self._last)
+
+    def add(self, trial: Trial) -> None:
+        """Takes in a trial.  A duplicate is as fast as the candidate it repeats; faults of the machine do not count."""
+        evaluation = trial.evaluation
+        speedup = trial.fitness.speedup if trial.fitness else None
+        if evaluation.verdict is Verdict.DUPLICATE:
+            speedup = next((m.speedup for m in self._last if m.candidate == evaluation.duplicate_of), None)
+        if speedup is None and evaluation.verdict in (Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):
+            return
+        self._last.append(Measured(trial.proposal.candidate.id, best_source(trial), speedup))

@@ -1,6 +1,6 @@
-"""Who reproduces and who survives.  The only file that imports DEAP, and only when a search runs.
+"""Selects parents and survivors with DEAP, which is imported only here and only when a search runs.
 
-DEAP draws from Python's global random state, so every call here lends it a keyed one and puts the old state back.
+DEAP draws from Python's global random state, so every call here sets a keyed one and restores the old state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operators.params import GLOBAL_RANDOM
 
 @dataclass
 class _Individual:
-    """What DEAP expects: something with a `fitness`."""
+    """An elite as DEAP expects it: with a `fitness`."""
 
     elite: Elite
     fitness: Any
@@ -56,9 +56,10 @@ def _lent_random(rng: random.Random) -> Iterator[None]:
 
 
 def lexicase(elites: Sequence[Elite], count: int, rng: random.Random) -> list[Elite]:
-    """`count` different parents by automatic ε-lexicase (La Cava et al. 2016) over the speedups of the single cases.
+    """Returns `count` different parents by automatic ε-lexicase (La Cava et al. 2016) over the speedups of the single
+    cases.
 
-    A specialist for one case is found as easily as a generalist.  Fewer than `count` where there are not so many.
+    It finds a specialist for one case as easily as a generalist.  It returns fewer than `count` if there are fewer.
     """
     from deap import tools
 
@@ -74,7 +75,7 @@ def lexicase(elites: Sequence[Elite], count: int, rng: random.Random) -> list[El
 
 
 def survivors(elites: Sequence[Elite], count: int) -> list[Elite]:
-    """The `count` elites to keep, by NSGA-II (Deb et al. 2002): speedup of each case, and occupancy.
+    """Returns the `count` elites to keep, by NSGA-II (Deb et al. 2002): speedup of each case, and occupancy.
 
     Occupancy keeps the frugal ones: room to grow counts.  The fastest over all cases always stays; the order is that of
     `elites`.

@@ -184,7 +184,7 @@ class Random(Strategy):
 
 
 class HillClimb(Strategy):
-    """A single path: always from the best so far (with the best before it, where an operator takes two)."""
+    """A single path: always from the best so far (with the best before it, if an operator takes two)."""
 
     name = "hillclimb"
     operators: tuple[str, ...] = ("params", "rewrite")
@@ -201,7 +201,7 @@ class HillClimb(Strategy):
 
 
 class BestOfN(Strategy):
-    """Independent samples: every question is about the seed, and tells of nothing that was tried."""
+    """Independent samples: every question is about the seed, without earlier tries."""
 
     name = "best-of-n"
     screens = False
@@ -221,9 +221,9 @@ class BestOfN(Strategy):
 
 
 class TritonForge(Strategy):
-    """TritonForge's loop (arXiv:2512.09196): a single path of rounds, each a change and, where it fails, repairs.
+    """TritonForge's loop (arXiv:2512.09196): a single path of rounds, each a change and, if it fails, repairs.
 
-    An arbiter (`evo/search/arbiter.py`) says after each round whether to go on from the child, to try again, or to end.
+    After each round an arbiter (`evo/search/arbiter.py`) decides to continue from the child, to try again, or to end.
     """
 
     name = "tritonforge"

@@ -1,4 +1,4 @@
-"""Whether a run came to its end, or was only left."""
+"""Determines whether a run came to its own end or was only interrupted."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from evo.storage.queries import RunReader
 
 
 def came_to_end(run: RunReader) -> bool:
-    """Return whether a run spent its budget, or ended for a reason of its own."""
+    """Returns whether a run spent its budget, or ended for a reason of its own."""
     text = ended(run)
     return bool(text and StopReason.parse(text).final) or (not fell_silent(run) and is_over(run, run.info.config))
 
 
 def fell_silent(run: RunReader) -> bool:
-    """Return whether the models of a run gave no answer at some time; a campaign stores that, whatever came after."""
+    """Returns whether the models of a run gave no answer at some time; a campaign stores that, whatever came after."""
     return any((kind, text) == ("ended", StopReason.SILENT) for kind, text, _ in run.events())
 
 
 def ended(run: RunReader) -> str:
-    """Return how a run ended when a process worked on it last, in words; "" while one does, and if it was killed."""
+    """Returns how the last process that ran it ended; "" while one runs it, and if it was killed."""
     last = [(kind, text) for kind, text, _ in run.events() if kind in ("started", "resumed", "ended")][-1:]
     return "".join(text for kind, text in last if kind == "ended")
 
 
 def is_over(run: RunReader, config: RunConfig) -> bool:
-    """Return whether a run has spent the budget of `config`."""
+    """Returns whether a run has spent the budget of `config`."""
     budget = Budget(config.budget, config.gpu_seconds)
     for trial in run.trials():
         budget.spend(trial)

@@ -1,4 +1,4 @@
-"""Folders of runs: which one a path means, those below another folder, and what a folder is that is none."""
+"""Finds folders of runs, and says what another folder is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from evo.core.errors import ConfigError
 from evo.core.text import quoted
 
 FILE = "run.sqlite"
-_DEPTH = 4  # of a campaign's runs below its folder: cells/TASK/ARM/seed-N
+_DEPTH = 4  # of a campaign's runs below its folder: runs/TASK/VARIANT/seed-N
 _SHOWN = 3
 
 
 def run_folder(text: str) -> Path:
-    """The folder of the run that a path on the command line means: its own, its database, or its `best`."""
+    """Returns the folder of the run that a path on the command line means: its own, its database, or its `best`."""
     path = Path(text)
     if path.name == FILE or (path.name == "best" and not (path / FILE).exists() and (path.parent / FILE).exists()):
         return path.parent
@@ -23,7 +23,7 @@ def run_folder(text: str) -> Path:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """All runs below a folder that is none itself, as that of a campaign; else the folder, whatever it holds."""
+    """Returns all runs below a folder such as a campaign's; for a run's folder, or without any, the folder itself."""
     below = [] if (folder / FILE).exists() else sorted(path.parent for path in folder.rglob(FILE))
     return below or [folder]
 
@@ -37,22 +37,22 @@ def check_once(runs: Sequence[Path | str]) -> None:
 
 
 def what_instead(folder: Path) -> str:
-    """What a folder without a run is, and what to do about it."""
+    """Returns what a folder without a run is, and what to do about it."""
     if not folder.exists():
         return f"nothing is there; start one by `evo run --run-dir {quoted(folder)}`, or check the path"
     if not folder.is_dir():
         return "it is a file; name the folder of a run"
     if (folder / "task.py").exists():
-        return f"it is a task; search by `evo run {quoted(folder)}`, which says where its run is"
+        return f"it is a task; search by `evo run {quoted(folder)}`, which prints the folder of its run"
     runs = [str(path.parent) for path in itertools.islice(_runs_near(folder), _SHOWN)]
     if runs:
         kind = "a campaign" if (folder / "campaign.json").exists() else "a folder of runs"
         return f"it is {kind}; name one of its runs, e.g. {', '.join(runs)}"
-    return "there is none in the folders below either; name the folder of a run"
+    return "the folders below have no run either; name the folder of a run"
 
 
 def owner(folder: Path) -> str:
-    """What a folder is that holds no run, e.g. "the folder of a task (task.py)"; "" if it is free."""
+    """Returns what uses a folder that has no run, e.g. "the folder of a task (task.py)"; "" if nothing does."""
     kinds = {"campaign.json": "campaign", "suite.json": "campaign", "task.py": "task"}
     for file, kind in kinds.items():
         if (folder / file).exists():
@@ -62,6 +62,6 @@ def owner(folder: Path) -> str:
 
 
 def _runs_near(folder: Path) -> Iterator[Path]:
-    """Not of the whole tree below: it may be a home directory."""
+    """Yields runs a few levels below, not in the whole tree: it may be a home directory."""
     for depth in range(1, _DEPTH + 1):
         yield from sorted(folder.glob("*/" * depth + FILE))

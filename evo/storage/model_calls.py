@@ -1,7 +1,7 @@
-"""Questions to language models and their answers, as facts in the run's store.
+"""Stores questions to language models and their answers in the run's store.
 
-A question is stored before it is sent, an answer before it is used.  The log has a connection of its own to the run's
-file, since it is written by the thread that waits for the models while the search writes from another.
+A question is stored before it is sent, an answer before it is used.  The log has its own connection to the run's file:
+the thread that waits for the models writes it, while the search writes from another thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from operators.llm.base import Message, Prompt
 
 @dataclass(frozen=True)
 class Question:
-    """What to ask which model, and what will be made of the answer."""
+    """A question to a model, and the data for the proposal that its answer becomes."""
 
     operator: str  # with its model: "mutate@NAME"
     prompt: Prompt
@@ -39,12 +39,12 @@ class Question:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What a model said.  `finish`: "stop", "length" (truncated) or what else the endpoint calls it."""
+    """A model's answer.  `finish`: "stop", "length" (truncated) or what else the endpoint calls it."""
 
     text: str
     finish: str
     reasoning: str = ""
-    bill: Bill | None = None  # of all attempts; None if it is unknown
+    bill: Bill | None = None  # of all attempts; None if unknown
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Call:
     question: Question
     answer: ModelAnswer | None = None
     error: str = ""
-    fault: Exception | None = None  # the error will not pass by itself: the run cannot go on
+    fault: Exception | None = None  # an error that will not pass by itself: the run cannot continue
     limited: bool = False  # the error is that the limits have no room for another attempt
 
 
@@ -96,7 +96,7 @@ def call_costs(run: RunReader) -> list[CallCost]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a call has cost so far: known bills, and attempts without one."""
+    """The cost of a call so far: known bills, and attempts without one."""
 
     model: str
     messages: tuple[Message, ...]
@@ -158,7 +158,7 @@ class CallLog:
         return _call(row, self._folder)
 
     def spent(self) -> Iterator[Spent]:
-        """What each call has cost."""
+        """Yields the cost of each call."""
         rows = self._db.execute(
             "SELECT call, model, request, COALESCE(tokens_in, 0), COALESCE(tokens_out, 0), usd, unsettled "
             "FROM llm_calls"
@@ -169,7 +169,7 @@ class CallLog:
             yield Spent(model, messages, Bill(tokens_in, tokens_out, usd), unsettled)
 
     def repeats(self, call: Call) -> int:
-        """How many earlier calls asked the same model the same and were answered."""
+        """Returns how many earlier calls asked the same model the same and were answered."""
         row = self._db.execute(
             "SELECT COUNT(*) FROM llm_calls WHERE prompt_hash = ? AND model = ? AND call < ? AND answer IS NOT NULL",
             (call.question.prompt.hash, call.question.model, call.number),

@@ -86,7 +86,7 @@ _FIRST_FAILURES = """
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run was started with.  `environment` is empty as long as no evaluator has worked on it."""
+    """The settings with which a run was started.  `environment` is empty until an evaluator has worked on it."""
 
     config: RunConfig
     task_hash: str
@@ -127,7 +127,7 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class HintCredit:
-    """What a hint achieved: finished trials that followed it, of those ok, of those faster than every parent, and their
+    """The record of a hint: finished trials that followed it, of those ok, of those faster than every parent, and their
     mean gain: the geometric mean of speedup over that of the best parent, over those that are ok.
     """
 
@@ -153,12 +153,12 @@ class RunReader:
             raise
 
     def trials(self, skip: int = 0) -> Iterator[Trial]:
-        """Finished trials in the order they were finished, without the first `skip`."""
+        """Yields finished trials in the order in which they were finished, without the first `skip`."""
         for row in self._db.execute(_TRIAL.format(join="") + "WHERE e.finished > ? ORDER BY e.finished", (skip,)):
             yield _trial(row, self.folder)
 
     def trial(self, index: int) -> Trial | Proposal:
-        """One trial; its Proposal if it is not finished."""
+        """Returns one trial, or its Proposal if it is not finished."""
         row = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE p.trial = ?", (index,)).fetchone()
         if row is None:
             count = self._db.execute("SELECT COUNT(*) FROM proposals").fetchone()[0]
@@ -170,12 +170,12 @@ class RunReader:
         return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
 
     def pending(self) -> list[Proposal]:
-        """Proposals without an evaluation, in the order they were made."""
+        """Returns proposals without an evaluation, in their order."""
         rows = self._db.execute(_TRIAL.format(join="LEFT") + "WHERE e.trial IS NULL ORDER BY p.trial")
         return [_proposal(row, self.folder) for row in rows]
 
     def best(self) -> Trial | None:
-        """The fastest trial; the earlier one of equals."""
+        """Returns the fastest trial; the earlier one of equals."""
         return next(self.ranked(), None)
 
     def ranked(self) -> Iterator[Trial]:
@@ -208,7 +208,7 @@ class RunReader:
         return line
 
     def screened(self, candidates: Sequence[str]) -> dict[str, float | None]:
-        """Estimated speedups already known, by candidate id; None if the candidate does not compile."""
+        """Returns the stored estimates of speedups, by candidate id; None if the candidate does not compile."""
         marks = ",".join("?" * len(candidates))
         return dict(
             self._db.execute(f"SELECT candidate, speedup FROM screens WHERE candidate IN ({marks})", candidates)
@@ -218,11 +218,11 @@ class RunReader:
         return int(self._db.execute("SELECT COUNT(*) FROM screens").fetchone()[0])
 
     def models(self) -> list[ModelUse]:
-        """What each language model was asked, most asked first."""
+        """Returns the calls and costs of each language model, most asked first."""
         return [ModelUse(*row) for row in self._db.execute(_MODELS)]
 
     def spent(self) -> int:
-        """Candidates that were judged: the seed is free."""
+        """Returns how many candidates were evaluated, without the seed, which is free."""
         return max(0, sum(self.verdicts().values()) - 1)
 
     def finished_before(self) -> dict[int, int]:
@@ -235,18 +235,18 @@ class RunReader:
         return dict(self._db.execute(_FIRST_FAILURES))
 
     def answers(self) -> list[dict[str, Any]]:
-        """All answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
+        """Returns all answers of language models, in the order of asking: model, prompt_hash, answer, ..., usd."""
         rows = self._db.execute(f"SELECT {', '.join(_ANSWER)} FROM llm_calls WHERE answer IS NOT NULL ORDER BY call")
         return [dict(zip(_ANSWER, row, strict=True)) for row in rows]
 
     def call_of(self, index: int) -> dict[str, Any] | None:
-        """The call whose answer became trial `index`, as a row; None if no model was asked for it."""
+        """Returns the call whose answer became trial `index`, as a row; None if no model was asked for it."""
         found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
         row = found.fetchone()
         return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
 
     def profile(self, candidate: str) -> Profile | None:
-        """What limits a candidate, from the best tier that was stored; None if it was not profiled."""
+        """Returns what limits a candidate, from the best stored tier; None if it was not profiled."""
         rows = dict(self._db.execute("SELECT tier, profile FROM profiles WHERE candidate = ?", (candidate,)))
         best = next((rows[tier] for tier in TIERS if tier in rows), None)
         if best is None:
@@ -271,7 +271,7 @@ class RunReader:
         return trial.proposal if isinstance(trial, Trial) else trial
 
     def hints(self) -> list[HintCredit]:
-        """What became of drafts that said which hint they follow, most followed first."""
+        """Returns the record of each hint that drafts say they follow, most followed first."""
         by_name: dict[str, list[tuple[str, float | None, float | None, int]]] = {}
         for name, *outcome in self._db.execute(_HINTS, {"length": len(HINT), "mark": HINT}):
             by_name.setdefault(name, []).append(tuple(outcome))
@@ -282,12 +282,12 @@ class RunReader:
         return list(self._db.execute("SELECT kind, text, at FROM events ORDER BY event"))
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """Rows of a SELECT of one's own (tables: `docs/store.md`), read as they are asked for."""
+        """Yields the rows of any SELECT (tables: `docs/store.md`), read one after the other."""
         return self._db.execute(query, parameters)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All that is read inside is of one moment, whatever the writer does meanwhile."""
+        """Inside, all reads see the run at one moment, whatever the writer does meanwhile."""
         self._db.execute("BEGIN")
         try:
             self._db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the moment is that of the first read

@@ -17,13 +17,13 @@ BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is
 
 
 def speedup_text(fitness: Fitness) -> str:
-    """E.g. "3.42x [3.01, 3.88] estimated"; the last word if a model computed it."""
+    """Returns e.g. "3.42x [3.01, 3.88] estimated"; the last word is missing if a GPU measured it."""
     low, high = fitness.ci95
     return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if fitness.estimated else ''}"
 
 
 def best_source(trial: Trial) -> str:
-    """The source to use: with the chosen autotune configuration if there was one to choose."""
+    """Returns the source to use, with the chosen autotune configuration if there were several."""
     return trial.evaluation.frozen_source or trial.proposal.candidate.source
 
 
@@ -39,19 +39,19 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """How a run ended: its best trial, the certificate of that, and faster trials that theirs refused."""
+    """The end of a run: its best trial, the certificate of that, and faster trials whose certificates failed."""
 
     best: Trial
     certificate: Certificate
     refused: tuple[tuple[int, Certificate], ...] = ()  # trial, certificate
 
     def patch(self, seed: Trial) -> str:
-        """From the seed kernel to the best one, "" if it is the seed."""
+        """The diff from the seed kernel to the best one, "" if the seed is the best."""
         return diff(seed.proposal.candidate.source, self.source, "seed/kernel.py", "best/kernel.py")
 
     @property
     def source(self) -> str:
-        """Of best/kernel.py.  If nothing beat the seed, the seed is the best kernel, unchanged."""
+        """The text of best/kernel.py.  If no candidate beat the seed, it is the seed, unchanged."""
         return self.best.proposal.candidate.source if self.best.index == 0 else best_source(self.best)
 
 
@@ -73,7 +73,7 @@ def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusio
 
 
 def read_result(run: RunReader) -> Conclusion | None:
-    """What `write_result` wrote, None if it has not yet.  Raises StoreError for files that it did not write."""
+    """Returns what `write_result` wrote, None if it has not yet.  Raises StoreError for files that it did not write."""
     path = run.folder / BEST / EVIDENCE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def read_result(run: RunReader) -> Conclusion | None:
 
 
 def _evidence(info: RunInfo, result: Conclusion) -> dict[str, object]:
-    """All there is to believe a speedup, or not to."""
+    """Returns all the evidence for a speedup."""
     best = result.best
     evaluation = dataclasses.asdict(best.evaluation)
     del evaluation["frozen_source"]  # it is kernel.py

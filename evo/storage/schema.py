@@ -17,7 +17,7 @@ from evo.storage import folders
 from evo.storage.folders import FILE
 
 SCHEMA_VERSION = 2
-APPLICATION_ID = 0x65766F31  # "evo1": tells a run from any other SQLite file
+APPLICATION_ID = 0x65766F31  # "evo1": identifies a run among SQLite files.
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
 TRIALS_VIEW = """VIEW trials AS
@@ -154,8 +154,8 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
         raise StoreError(f"expected a run in {folder}, found no {FILE}: {folders.what_instead(folder)}")
     if path.stat().st_size == 0:  # for SQLite a database without tables
         raise StoreError(f"expected a run in {path}, got an empty file; restore it from a copy, or delete it")
-    # A finished run in a folder that cannot be written (an archive, another user's) has no place for SQLite's index of
-    # the write-ahead log, and no need for it.
+    # A finished run in a folder without write permission (an archive, another user's) has no place for SQLite's index
+    # of the write-ahead log, and does not need it.
     still = not os.access(folder, os.W_OK) and not (folder / f"{FILE}-wal").exists()
     db = _open(path, uri=f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if still else ''}")
     try:
@@ -183,7 +183,7 @@ def leave_out_unrecorded(db: sqlite3.Connection, folder: Path) -> None:
 
 
 def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """A connection that writes to the run in `folder`; the lock of the run is the caller's to hold."""
+    """Returns a connection that writes to the run in `folder`; the caller must hold the run's lock."""
     db = _open(folder / FILE, check_same_thread=check_same_thread)
     db.execute("PRAGMA journal_mode = WAL")
     # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
@@ -194,7 +194,7 @@ def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3
 
 @contextmanager
 def transaction(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
-    """All of what is written inside, or nothing.  Raises StoreError if the run in `folder` cannot be written."""
+    """Writes all that is written inside, or nothing.  Raises StoreError if the run in `folder` cannot be written."""
     try:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -218,7 +218,7 @@ def _rollback(db: sqlite3.Connection) -> None:
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether an error is of the file and not of a statement: those of SQLite itself have no class of their own."""
+    """Returns whether the file and not a statement is at fault: SQLite's own errors have no class of their own."""
     return type(error) in (sqlite3.DatabaseError, sqlite3.OperationalError)
 
 
@@ -236,7 +236,7 @@ UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 @contextmanager
 def decoding(folder: Path, table: str, row: str = "") -> Iterator[None]:
-    """Around making a record of a row.  Raises StoreError if the row of the run in `folder` cannot be evo's own.
+    """Wraps making a record from a row.  Raises StoreError if evo cannot have written the row of the run in `folder`.
 
     `row`: which one, e.g. "trial 7".
     """
@@ -265,7 +265,7 @@ def integers_of(text: str) -> tuple[int, ...]:
 
 
 def check_references(db: sqlite3.Connection, folder: Path) -> None:
-    """Raises StoreError if a row lacks the one it is about: a proposal its source, an evaluation its proposal."""
+    """Raises StoreError if a row lacks the one it refers to: a proposal its source, an evaluation its proposal."""
     try:
         lost = db.execute("PRAGMA foreign_key_check").fetchone()
     except sqlite3.DatabaseError as error:

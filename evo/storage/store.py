@@ -28,7 +28,7 @@ from evo.storage.schema import connect_to_write, create_database, transaction
 
 LOCK = "run.lock"
 
-# Where the parts of an answer lie in it: (first character, one past the last) by name.
+# The places of the parts of an answer: (first character, one past the last) by name.
 Spans = Mapping[str, tuple[int, int]]
 
 
@@ -43,7 +43,7 @@ class Store(RunReader):
 
     @classmethod
     def create(cls, folder: Path, info: RunInfo) -> Store:
-        """A new run in `folder`, which is made if it is missing.  A run that exists is never overwritten."""
+        """Returns a new run in `folder`, which is made if missing.  An existing run is never overwritten."""
         check_vacant(folder)  # before the lock is left in it
         _make_folder(folder)
         lock = _take_lock(folder)
@@ -59,14 +59,14 @@ class Store(RunReader):
 
     @classmethod
     def resume(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """The run in `folder`, which goes on.  Refuses if new trials could not be compared with the old ones."""
+        """Returns the run in `folder` to continue it.  Raises StoreError if new trials would not be comparable."""
         store = cls.open(folder, task_hash=task_hash, versions=versions)
         store.goes_on(store.info.config, versions)
         return store
 
     @classmethod
     def open(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """As `resume`, but the run is as it was until `goes_on` is called: something else may be refused yet."""
+        """Does what `resume` does, but changes nothing before `goes_on` is called: another check may still refuse."""
         with RunReader(folder) as reader:
             _check_same(reader.info, folder, task_hash, versions)
         lock = _take_lock(folder)
@@ -80,18 +80,18 @@ class Store(RunReader):
     def proposed(self, proposal: Proposal, *, call: int | None = None, spans: Spans | None = None) -> None:
         """Stores a proposal and its source; to be called before anything is evaluated.
 
-        `call`: the one whose answer it was made of; `spans`: where plan and code lie in that answer.
+        `call`: the one whose answer it was made from; `spans`: the places of plan and code in that answer.
         """
         with self._transaction():
             self._insert_proposal(proposal, call, spans)
 
     def finished(self, trial: Trial) -> None:
-        """Stores what became of a proposal; to be called before any state changes."""
+        """Stores the evaluation of a proposal; to be called before any state changes."""
         with self._transaction():
             self._insert_evaluation(trial)
 
     def proposed_and_finished(self, trial: Trial, *, call: int) -> None:
-        """Stores what became of an answer that holds nothing to evaluate."""
+        """Stores an answer that has nothing to evaluate, as a finished trial."""
         with self._transaction():
             self._insert_proposal(trial.proposal, call, None)
             self._insert_evaluation(trial)
@@ -138,7 +138,7 @@ class Store(RunReader):
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
 
     def goes_on(self, config: RunConfig, versions: Mapping[str, str]) -> None:
-        """Stores that the run goes on, and with which configuration."""
+        """Stores that the run continues, and with which configuration."""
         with self._transaction():
             self._update_config(config)
             self._insert_event("resumed", _in_words(versions))
@@ -195,7 +195,7 @@ def check_makeable(folder: Path) -> None:
 
 
 def is_written(folder: Path) -> bool:
-    """Whether a process on this machine is running the run in `folder`.
+    """Returns whether a process on this machine is running the run in `folder`.
 
     A shared lock is tried, which harms no writer that is there; it is given back at once.
     """
@@ -219,7 +219,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _take_lock(folder: Path) -> IO[str]:
-    """The lock of the writer, which the kernel gives back when the process ends, however it ends."""
+    """Takes the writer's lock, which the kernel releases when the process ends, however it ends."""
     try:
         lock = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - lives as long as the store
     except OSError as error:
@@ -231,7 +231,7 @@ def _take_lock(folder: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StoreError(
-            f"expected a run nobody writes, but process {holder} is running {folder}; wait for it or stop it "
+            f"expected a run that no process writes, but process {holder} is running {folder}; wait for it or stop it "
             f"(reading is possible meanwhile: `evo show {quoted(folder)}`)"
         ) from error
     lock.truncate(0)

@@ -1,1 +1,1 @@
-"""Operators that ask a language model: each makes a prompt and reads the answer; who asks is not their business."""
+"""Operators of language models: each makes a prompt and reads the answer; `evo.llm` does the asking."""

@@ -1,4 +1,4 @@
-"""What a model answered, taken apart: its reasoning, its plan, and one block of code.
+"""Splits a model's answer into its reasoning, its plan and one block of code.
 
 The rules, which `docs/prompts.md` states for those who write prompts or answers:
 
@@ -6,8 +6,8 @@ The rules, which `docs/prompts.md` states for those who write prompts or answers
 2. A Markdown block around the whole answer is opened.
 3. Blocks are fenced by three or more backticks or tildes; a block ends at a line of at least as many of the same and
    nothing else.  An open block at the end means that the answer was cut off.
-4. Blocks in Python (`python`, `py`, `python3`, `triton`, or no language) count.  Of several the last one that holds a
-   Triton kernel is taken; where none holds one, the last.
+4. Blocks in Python (`python`, `py`, `python3`, `triton`, or no language) count.  Of several, the last one with a Triton
+kernel is taken, or the last one if none has a kernel.
 5. Without any block the whole answer is taken, if it is Python and holds a Triton kernel.
 6. The plan is the text before the code.
 """
@@ -38,7 +38,7 @@ NOTE_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """A fenced block: its language in lower case, and where its content lies."""
+    """A fenced block: its language in lower case, and the place of its content."""
 
     language: str
     text: str
@@ -47,7 +47,7 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class ParsedAnswer:
-    """The parts of an answer, with where they lie in its text."""
+    """The parts of an answer, with their places in its text."""
 
     plan: str
     plan_span: Span
@@ -56,7 +56,7 @@ class ParsedAnswer:
 
 
 def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> ParsedAnswer | Unreadable:
-    """Plan and code of an answer that was to hold a whole file; `wanted` is what tells that file from other code."""
+    """Plan and code of an answer that was to hold a whole file; `wanted` matches that file and no other code."""
     body = body_of(text)
     if isinstance(body, Unreadable):
         return body
@@ -73,7 +73,7 @@ def take_apart(text: str, wanted: re.Pattern[str] = _KERNEL) -> ParsedAnswer | U
 
 
 def body_of(text: str) -> Span | Unreadable:
-    """Where the answer proper lies: behind the reasoning."""
+    """The place of the answer itself: behind the reasoning."""
     if not text.strip():
         return Unreadable("the answer is empty")
     ends = list(_REASONING_END.finditer(text))
@@ -97,7 +97,7 @@ def blocks(text: str, body: Span) -> list[CodeBlock] | Unreadable:
             continue
         mark, info = fence["fence"], fence["info"].strip()
         if opened is None:
-            if not (mark[0] == "`" and "`" in info):  # ```code``` on one line is no fence
+            if not (mark[0] == "`" and "`" in info):  # ```code``` on one line is not a fence
                 opened, begin = fence, start + len(line)
         elif mark[0] == opened["fence"][0] and len(mark) >= len(opened["fence"]) and not info:
             found.append(_block(opened, text, begin, start))
@@ -117,7 +117,7 @@ def note_of(plan: str) -> str:
 
 
 def hint_of(plan: str) -> str:
-    """The id of the hint that a plan says it follows, "" where it names none."""
+    """The id of the hint that a plan says it follows, "" if it names none."""
     found = _HINT.search(plan)
     return found[1].lower() if found and found[1].lower() != "none" else ""
 
@@ -164,7 +164,7 @@ def _opened_up(text: str, body: Span) -> Span:
 
 
 def _lines(text: str, span: Span) -> Iterator[tuple[int, str]]:
-    """(where it starts, line with its end) of each line in `span`; lines end at newlines only."""
+    """(start, line with its end) of each line in `span`; lines end at newlines only."""
     at = span[0]
     while at < span[1]:
         end = text.find("\n", at, span[1])

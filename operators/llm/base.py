@@ -1,4 +1,4 @@
-"""What an operator of a language model is: parents in, a prompt out; an answer in, a draft out.
+"""Defines operators of language models: parents in, a prompt out; an answer in, a draft out.
 
 Between the two lies a model, an agent or a person, minutes and a price; all of that belongs to the engine.  So `prompt`
 and `read` are pure functions: same parents, same context, same prompt, and the answer alone decides the draft.
@@ -37,7 +37,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is sent to a model for one draft."""
+    """The messages that a model gets for one draft."""
 
     operator: str
     messages: tuple[Message, ...]
@@ -51,20 +51,20 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """An answer that gives no source; the reason is told to the next prompt."""
+    """An answer without a source; the next prompt gives the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Tried:
-    """An earlier try, as it is told to the next prompt."""
+    """An earlier try, as the next prompt describes it."""
 
     operator: str
-    note: str  # what was done, one line
+    note: str  # what was done, one line.
     verdict: Verdict
     message: str = ""
-    speedup: float | None = None  # over the seed, where the verdict is ok
+    speedup: float | None = None  # over the seed, if the verdict is ok.
     parent_speedup: float | None = None  # of the best parent, to tell a gain from a loss
 
 
@@ -81,7 +81,7 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class LlmContext:
-    """What a prompt is made of, beside the parents.  All randomness comes from `rng`, keyed by (seed, proposal)."""
+    """The data for a prompt, beside the parents.  All randomness comes from `rng`, keyed by (seed, proposal)."""
 
     rng: random.Random
     task: TaskFacts
@@ -115,7 +115,7 @@ class LlmOperator(Protocol):
         ...
 
     def prompt(self, parents: Sequence[Parent], context: LlmContext) -> Prompt | None:
-        """What to ask; None where the operator does not apply to these parents."""
+        """Returns the prompt; None if the operator does not apply to these parents."""
         ...
 
     def read(self, answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:

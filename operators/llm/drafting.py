@@ -1,4 +1,4 @@
-"""Asking a model for the task of a kernel: no operator of a search, but the same kind of questions and answers."""
+"""Asks a model for the task of a kernel, with prompts and answers of the same kind as operators."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def ask_for_task(kernel: str, entries: Sequence[str], waivers: Sequence[str], li
     return Prompt(NAME, (Message("system", system), Message("user", user)))
 
 
-def ask_to_mend(prompt: Prompt, answer: str, reason: str) -> Prompt:
+def ask_to_correct(prompt: Prompt, answer: str, reason: str) -> Prompt:
     """The next question, after `answer` to `prompt` could not be used for `reason`."""
-    mend = render("task_mend.md.j2", reason=reason)
-    return Prompt(NAME, (*prompt.messages, Message("assistant", answer), Message("user", mend)))
+    correction = render("task_mend.md.j2", reason=reason)
+    return Prompt(NAME, (*prompt.messages, Message("assistant", answer), Message("user", correction)))
 
 
 def read_task(answer: str) -> str | Unreadable:

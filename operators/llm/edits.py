@@ -1,4 +1,4 @@
-"""Search/replace blocks: how a model changes a long file without writing it out.
+"""Reads, writes and applies search/replace blocks, by which a model changes a long file.
 
     <<<<<<< SEARCH
     lines of the file
@@ -69,7 +69,7 @@ def read_edits(text: str, start: int = 0) -> Edits | Unreadable:
 
 
 def apply_edits(source: str, edits: Sequence[Edit]) -> str | Unreadable:
-    """`source` after all edits; the reason where one of them cannot be applied without guessing."""
+    """`source` after all edits, or the reason why one of them cannot be applied without guessing."""
     lines = source.split("\n")
     for number, edit in enumerate(edits, 1):
         search = _trimmed(edit.search)
@@ -84,7 +84,7 @@ def apply_edits(source: str, edits: Sequence[Edit]) -> str | Unreadable:
 
 
 def write_edits(source: str, result: str) -> str | None:
-    """The shortest blocks that make `result` of `source`; None where there are none, or none can say it."""
+    """The shortest blocks that turn `source` into `result`; None if no blocks do."""
     lines, wanted = source.split("\n"), result.split("\n")
     matcher = difflib.SequenceMatcher(None, lines, wanted, autojunk=False)
     context = 1
@@ -106,11 +106,11 @@ def _block(search: Lines, replace: Lines) -> str:
 
 # --- finding ---------------------------------------------------------------------------------------------------------
 
-Shift = Callable[[str], str]  # from the indentation of the answer to that of the file
+Shift = Callable[[str], str]  # from the indentation of the answer to that of the file.
 
 
 def _place(lines: Lines, search: Lines) -> tuple[int, Shift] | str:
-    """(first line, what the replacement's lines go through), or why there is no such place."""
+    """(first line, the shift that the replacement's lines need), or why there is no such place."""
     for same in (_equal, _equal_but_ends):
         places = [i for i in range(len(lines) - len(search) + 1) if same(lines[i : i + len(search)], search)]
         if len(places) == 1:
@@ -138,7 +138,7 @@ def _equal_but_ends(found: Lines, search: Lines) -> bool:
 
 
 def _shift(search: Lines, found: Lines) -> Shift | None:
-    """What makes `search` equal `found` by indenting all lines by the same amount, more or less."""
+    """Returns the change of indentation, the same for all lines, that makes `search` equal `found`."""
     ours = [line.rstrip() for line in textwrap.dedent("\n".join(search)).split("\n")]
     theirs = [line.rstrip() for line in textwrap.dedent("\n".join(found)).split("\n")]
     if ours != theirs:

@@ -1,4 +1,4 @@
-"""The operators of a language model: which parents each takes, and what it says about them."""
+"""Defines the operators of language models: which parents each takes, and what its prompt says about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operators.llm.edits import apply_edits, has_edits, read_edits
 from operators.llm.pitfalls import pitfalls
 from operators.llm.render import line, render
 
-HISTORY = 16  # latest tries that a prompt tells of: about a thousand tokens
+HISTORY = 16  # latest tries that a prompt describes: about a thousand tokens
 HINT = "hint:"  # a draft that says which hint it follows has cost {"hint:ID": 1}, for counting
 
 # Prompts on the same parent differ by one of these: sampling alone makes models say the same thing again and again.
@@ -47,7 +47,7 @@ ADVICE = {
 
 
 class _Asking:
-    """What all have in common: the system message, the format of answers, and how they are read."""
+    """The base of all: the system message, the format of answers, and how they are read."""
 
     name: str
     arity: int
@@ -66,7 +66,7 @@ class _Asking:
             profiles=profiles,
             mode=context.guidance,
             hints=context.guidance == "digest" and any(p is not None and p.hints for p in profiles),
-            history=told(context.history),
+            history=history_lines(context.history),
             direction=context.rng.choice(self.directions) if self.directions else "",
             task=context.task,
             saying=self.saying,
@@ -91,7 +91,7 @@ class _Asking:
         return len(parents) == self.arity and all(p.verdict is Verdict.OK for p in parents)
 
     def _values(self, parents: Sequence[Parent]) -> Mapping[str, Any]:
-        """What only this operator's template uses."""
+        """The values that only this operator's template uses."""
         return {}
 
 
@@ -114,7 +114,7 @@ class LlmCrossover(_Asking):
 
 
 class LlmRepair(_Asking):
-    """A kernel that failed, mended.  Not for duplicates and failures of the evaluator: there is nothing to mend."""
+    """A repair of a kernel that failed.  Duplicates and failures of the evaluator have nothing to repair."""
 
     name, arity, repairs = "repair", 1, True
     saying = "what was wrong and how you mend it"
@@ -156,7 +156,7 @@ def system(context: LlmContext) -> str:
     )
 
 
-def told(history: Sequence[Tried]) -> str:
+def history_lines(history: Sequence[Tried]) -> str:
     """The latest tries, one line each."""
     return "\n".join(map(_told, history[-HISTORY:]))
 
@@ -177,7 +177,7 @@ def _finding(finding: Finding) -> str:
 
 
 def strengths(one: Parent, two: Parent) -> list[str]:
-    """For each case that both have, which is faster and by how much."""
+    """Returns, for each case that both have, which parent is faster and by how much."""
     rows = []
     for case, a in one.per_case.items():
         if case in two.per_case and a > 0 and two.per_case[case] > 0:
@@ -190,8 +190,8 @@ def strengths(one: Parent, two: Parent) -> list[str]:
 def complementary(pool: Sequence[Parent]) -> tuple[Parent, Parent] | None:
     """The two of `pool` whose best cases put together would be the fastest; the earlier pair of equals.
 
-    A pair in which one is faster everywhere has nothing to combine: others are preferred.  None where the pool has no
-    two different sources.
+    A pair in which one is faster everywhere has nothing to combine: others are preferred.  None if the pool does not
+    have two different sources.
     """
     best: tuple[tuple[bool, float], tuple[Parent, Parent]] | None = None
     for one, two in itertools.combinations(pool, 2):
@@ -217,7 +217,7 @@ def _edited(answer: str, start: int, parent: Parent) -> Draft | Unreadable:
     if isinstance(source, Unreadable):
         return source
     before = answer[start : edits.span[0]].rstrip()
-    # The blocks may stand in a fenced block, whose opening line is no part of the plan.
+    # The blocks may stand in a fenced block, whose opening line does not belong to the plan.
     last = before.rpartition("\n")[2].strip()
     plan = before.removesuffix(last).rstrip() if last.startswith(("```", "~~~")) else before
     begin = start + len(plan) - len(plan.lstrip())

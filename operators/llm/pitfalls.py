@@ -1,7 +1,7 @@
-"""What is easily got wrong in Triton, by version.
+"""Lists common mistakes in Triton, by version.
 
-Each entry is one sentence for a prompt.  `broken` is the body of a kernel that must not compile, `mended` of one that
-must (`tests/test_llm_pitfalls.py` has the compiler judge both); entries about results or speed have none.
+Each entry is one sentence for a prompt.  `broken` is the body of a kernel that must not compile, `fixed` of one that
+must (`tests/test_llm_pitfalls.py` compiles both); entries about results or speed have none.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pitfall:
-    """`since` and `until`: first and last version of Triton that it is true of, where that is known."""
+    """`since` and `until`: first and last version of Triton that it is true of, if that is known."""
 
     text: str
-    source: str  # where it is documented or was seen
+    source: str  # the place that documents it or at which it was seen
     broken: str = ""  # body of a kernel with parameters x, y (float32 pointers), n, B (constexpr)
-    mended: str = ""
+    fixed: str = ""
     says: str = ""  # what the compiler says to `broken`, a regular expression
     since: Version = (3, 0)
     until: Version = (99, 0)
@@ -31,28 +31,28 @@ PITFALLS = (
         "The bounds of `tl.arange` are constexpr and their difference is a power of two: pad the block and mask.",
         _LANGUAGE,
         broken="i = tl.arange(0, 96)\ntl.store(y + i, tl.load(x + i))",
-        mended="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i, mask=i < 96), mask=i < 96)",
+        fixed="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i, mask=i < 96), mask=i < 96)",
         says="power of 2",
     ),
     Pitfall(
         "Every dimension of a block is a power of two: this holds for `tl.zeros` and `tl.full` too.",
         _LANGUAGE,
         broken="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i))\nz = tl.zeros((48,), tl.float32)",
-        mended="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i))\nz = tl.zeros((64,), tl.float32)",
+        fixed="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i))\nz = tl.zeros((64,), tl.float32)",
         says="power of 2",
     ),
     Pitfall(
         "Blocks have no subscripts but `None` and `:`: no `x[0]`, no slices. Select with masks and reductions.",
         _LANGUAGE,
         broken="i = tl.arange(0, 128)\nv = tl.load(x + i)\ntl.store(y, v[0])",
-        mended="i = tl.arange(0, 128)\nv = tl.load(x + i)\ntl.store(y, tl.sum(tl.where(i == 0, v, 0.0), axis=0))",
+        fixed="i = tl.arange(0, 128)\nv = tl.load(x + i)\ntl.store(y, tl.sum(tl.where(i == 0, v, 0.0), axis=0))",
         says="unsupported tensor index",
     ),
     Pitfall(
         "`break` and `continue` do not exist in kernels: put the condition into the loop or into masks.",
         "triton/compiler/code_generator.py: no visit_Break, no visit_Continue",
         broken="for k in range(n):\n    if k > 3:\n        break\n    tl.store(y + k, tl.load(x + k))",
-        mended="for k in range(min(n, 4)):\n    tl.store(y + k, tl.load(x + k))",
+        fixed="for k in range(min(n, 4)):\n    tl.store(y + k, tl.load(x + k))",
         says="Break",
     ),
     Pitfall(
@@ -60,7 +60,7 @@ PITFALLS = (
         "triton/compiler/code_generator.py: loop-carried variables",
         broken="i = tl.arange(0, 128)\ns = tl.zeros((128,), tl.float16)\n"
         "for k in range(n):\n    s = s + tl.load(x + i)\ntl.store(y + i, s)",
-        mended="i = tl.arange(0, 128)\ns = tl.zeros((128,), tl.float32)\n"
+        fixed="i = tl.arange(0, 128)\ns = tl.zeros((128,), tl.float32)\n"
         "for k in range(n):\n    s = s + tl.load(x + i)\ntl.store(y + i, s)",
         says="Loop-carried variable",
     ),
@@ -68,7 +68,7 @@ PITFALLS = (
         "A variable that is first assigned in both branches of an `if` has the same type in both.",
         "triton/compiler/code_generator.py: visit_If",
         broken="if n > 3:\n    v = 1.0\nelse:\n    v = tl.zeros((4,), tl.float32)\ntl.store(y + tl.arange(0, 4), v)",
-        mended="v = tl.zeros((4,), tl.float32)\nif n > 3:\n    v += 1.0\ntl.store(y + tl.arange(0, 4), v)",
+        fixed="v = tl.zeros((4,), tl.float32)\nif n > 3:\n    v += 1.0\ntl.store(y + tl.arange(0, 4), v)",
         says="Mismatched type",
     ),
     Pitfall(
@@ -76,7 +76,7 @@ PITFALLS = (
         _LANGUAGE,
         broken="i = tl.arange(0, 16)\na = tl.load(x + i[:, None] * 16 + i[None, :])\n"
         "tl.store(y + i[:, None] * 16 + i[None, :], tl.dot(a.to(tl.float16), a))",
-        mended="i = tl.arange(0, 16)\na = tl.load(x + i[:, None] * 16 + i[None, :]).to(tl.float16)\n"
+        fixed="i = tl.arange(0, 16)\na = tl.load(x + i[:, None] * 16 + i[None, :]).to(tl.float16)\n"
         "tl.store(y + i[:, None] * 16 + i[None, :], tl.dot(a, a))",
         says="same dtype",
     ),
@@ -86,7 +86,7 @@ PITFALLS = (
         broken="i = tl.arange(0, 16)\nk = tl.arange(0, 8)\n"
         "a = tl.load(x + i[:, None] * 8 + k[None, :]).to(tl.float16)\n"
         "tl.store(y + i[:, None] * 16 + i[None, :], tl.dot(a, tl.trans(a)))",
-        mended="i = tl.arange(0, 16)\nk = tl.arange(0, 16)\n"
+        fixed="i = tl.arange(0, 16)\nk = tl.arange(0, 16)\n"
         "a = tl.load(x + i[:, None] * 8 + k[None, :], mask=k[None, :] < 8, other=0.0).to(tl.float16)\n"
         "tl.store(y + i[:, None] * 16 + i[None, :], tl.dot(a, tl.trans(a)))",
         says=">= 16|at least 16|K >=",
@@ -95,35 +95,35 @@ PITFALLS = (
         "There is no `**` on blocks: write `v * v`. There are no chained comparisons: write `(0 < v) & (v < n)`.",
         _LANGUAGE,
         broken="i = tl.arange(0, 16)\ntl.store(y + i, tl.load(x + i) ** 2, mask=0 < i < n)",
-        mended="i = tl.arange(0, 16)\nv = tl.load(x + i)\ntl.store(y + i, v * v, mask=(0 < i) & (i < n))",
+        fixed="i = tl.arange(0, 16)\nv = tl.load(x + i)\ntl.store(y + i, v * v, mask=(0 < i) & (i < n))",
         says="__pow__|multiple comparison",
     ),
     Pitfall(
         "No `return` within a loop of a kernel.",
         "triton/compiler/code_generator.py: visit_Return",
         broken="for k in range(n):\n    if k > 3:\n        return\n    tl.store(y + k, tl.load(x + k))",
-        mended="if n < 3:\n    return\nfor k in range(n):\n    tl.store(y + k, tl.load(x + k))",
+        fixed="if n < 3:\n    return\nfor k in range(n):\n    tl.store(y + k, tl.load(x + k))",
         says="return",
     ),
     Pitfall(
         "Shapes of blocks are constexpr parameters (`B: tl.constexpr`): a runtime integer cannot size a block.",
         _LANGUAGE,
         broken="i = tl.arange(0, n)\ntl.store(y + i, tl.load(x + i))",
-        mended="i = tl.arange(0, B)\ntl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)",
+        fixed="i = tl.arange(0, B)\ntl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)",
         says="type tl.constexpr",
     ),
     Pitfall(
         "A kernel returns nothing to the host, and Python lists, dicts, strings and f-strings do not exist in it.",
         _LANGUAGE,
         broken='i = tl.arange(0, 128)\nnames = {"a": 1}\ntl.store(y + i, tl.load(x + i) + names["a"])',
-        mended="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i) + 1)",
+        fixed="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i) + 1)",
         says="Dict",
     ),
     Pitfall(
         "`tl.exp`, `tl.log`, `tl.sqrt`, `tl.sin` and the like take float32 or float64: cast narrower types first.",
         _LANGUAGE,
         broken="i = tl.arange(0, 128)\nv = tl.load(x + i).to(tl.float16)\ntl.store(y + i, tl.exp(v))",
-        mended="i = tl.arange(0, 128)\nv = tl.load(x + i).to(tl.float16)\ntl.store(y + i, tl.exp(v.to(tl.float32)))",
+        fixed="i = tl.arange(0, 128)\nv = tl.load(x + i).to(tl.float16)\ntl.store(y + i, tl.exp(v.to(tl.float32)))",
         says="Expected dtype",
     ),
     Pitfall(
@@ -131,7 +131,7 @@ PITFALLS = (
         "`triton.language.extra.libdevice`.",
         "triton/language/__init__.py",
         broken="i = tl.arange(0, 128)\ntl.store(y + i, tl.tanh(tl.load(x + i)))",
-        mended="i = tl.arange(0, 128)\ntl.store(y + i, 2 * tl.sigmoid(2 * tl.load(x + i)) - 1)",
+        fixed="i = tl.arange(0, 128)\ntl.store(y + i, 2 * tl.sigmoid(2 * tl.load(x + i)) - 1)",
         says="tanh",
     ),
     Pitfall(
@@ -156,6 +156,6 @@ PITFALLS = (
 
 
 def pitfalls(version: str) -> list[Pitfall]:
-    """Those that are true of a version of Triton ("3.6.0")."""
+    """Returns the pitfalls that are true of a version of Triton ("3.6.0")."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return [p for p in PITFALLS if p.since <= (major, minor) <= p.until]

@@ -1,4 +1,4 @@
-"""Prompts from the templates in `operators/llm/templates`.
+"""Renders prompts from the templates in `operators/llm/templates`.
 
 Sources, messages and notes come from candidates, that is, from models: whatever they say, it is material.  They reach a
 prompt only through the filters here: `data` (a fence longer than any inside) and `line` (one short line of code).

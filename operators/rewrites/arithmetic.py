@@ -136,7 +136,7 @@ def _widen_index(source: Source, rng: random.Random) -> str | None:
 
 
 def _reassigned(kernel: Kernel) -> bool:
-    """Some name made from the program's number gets a second value, whose type would have to change with it."""
+    """Returns whether a name made from the program's number gets a second value: its type would have to change too."""
     bound = kernel.bound
     return any(
         len(values) > 1 and any(v is not None and "tl.program_id" in functions_behind(kernel, v) for v in values)

@@ -1,4 +1,4 @@
-"""What a rewrite is, and what several families of them ask about a kernel."""
+"""Defines rewrites, and questions about a kernel that several families of them share."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ Pairs = list[tuple[cst.CSTNode, Any]]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One structural change.  `edit` gives the new source, or None where its precondition does not hold.
+    """One structural change.  `edit` gives the new source, or None if its precondition does not hold.
 
-    weight: how often it is tried, over the others.  In a search over 169 kernels on an H200
-    (runs/reference/tritonbench-g) the best candidate became at least 1.03 times as fast by 61 of 1,085 candidates of
-    the rules that are OFTEN tried since, by 73 of 2,230 of others, and by 4 of 1,199 of those that are SELDOM.
+    weight: how often it is tried, over the others.  The weights come from a search over 169 kernels on an H200
+    (runs/reference/tritonbench-g).  There the best candidate became at least 1.03 times as fast by 61 of 1,085
+    candidates of the rules now tried OFTEN.  It did by 4 of 1,199 of those now tried SELDOM, and by 73 of 2,230 of the
+    others.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Rewrite:
     weight: float = 1.0
 
     def apply(self, source: str, rng: random.Random) -> str | None:
-        """The rewritten source; None where the rewrite does not apply or would change nothing."""
+        """The rewritten source; None if the rewrite does not apply or would change nothing."""
         parsed = parse(source)
         if parsed is None or not _imports_triton(parsed):
             return None
@@ -109,7 +110,7 @@ def with_parameter(function: cst.FunctionDef, name: str, *, constexpr: bool) -> 
     params = list(function.params.params)
     default = cst.Integer("1") if params and params[-1].default is not None else None
     new = cst.Param(cst.Name(name), annotation=annotation, default=default)
-    if params:  # the line breaks of a signature over several lines stay where they are
+    if params:  # keeps the line breaks of a signature over several lines
         last = params[-1]
         new = new.with_changes(comma=last.comma, whitespace_after_param=last.whitespace_after_param)
         comma = params[-2].comma if isinstance(last.comma, cst.Comma) and len(params) > 1 else _COMMA

@@ -114,7 +114,7 @@ def inlined(text: str) -> str:
 
 
 def _only_configuration(kernel: Kernel) -> dict[str, str] | None:
-    """What the only configuration above a kernel sets, as text; None where there are others or more is asked for."""
+    """What the only configuration above a kernel sets, as text; None if the decorator holds anything else."""
     calls = [cast(cst.Call, d.decorator) for d in kernel.node.decorators if _is_autotune(d)]
     if len(calls) != 1 or any(a.keyword and a.keyword.value not in ("configs", "key") for a in calls[0].args):
         return None

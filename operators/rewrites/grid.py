@@ -56,8 +56,8 @@ def axes_of_grid(kernel: Kernel) -> set[int | None]:
 def _swizzle(source: Source, rng: random.Random) -> str | None:
     """Programs of a two-dimensional grid renumbered in groups, so that neighbours share tiles in the L2 cache.
 
-    The new numbers are a permutation of the old ones (within a group of rows, columns vary slowest), and a grid says
-    nothing about the order of its programs.
+    The new numbers are a permutation of the old ones: within a group of rows, columns vary slowest.  A grid does not
+    define the order of its programs.
     """
     kernel = pick(rng, [k for k in source.rewritable() if extendable(k) and _swizzlable(source, k)])
     if kernel is None:
@@ -177,7 +177,7 @@ def _own_grid(source: Source, launch: LaunchSite, axes: int) -> bool:
 
 
 def _persistent(source: Source, rng: random.Random) -> str | None:
-    """As many programs as the device holds at once; each walks over the tiles in steps of the number of programs.
+    """Launches as many programs as the device holds at once; each walks over tiles in steps of the number of programs.
 
     Every tile is computed by exactly one program, as before, with the same code.
     """
@@ -232,7 +232,7 @@ def loopable(source: Source, kernel: Kernel) -> bool:
 
 
 def constants_of_body(kernel: Kernel) -> list[cst.BaseStatement] | None:
-    """Definitions `x: tl.constexpr = ...` of the body, which must stay outside a loop; None where they cannot."""
+    """Definitions `x: tl.constexpr = ...` of the body, which must stay outside a loop; None if they cannot."""
     known = set(kernel.constexpr)
     found: list[cst.BaseStatement] = []
     for statement in kernel.body:
@@ -283,7 +283,7 @@ def relaunched(launch: LaunchSite, before: str, texts: Sequence[str], grid: str)
 
 
 def _exact_grid(source: Source, rng: random.Random) -> str | None:
-    """A program for each block, where there was one for each element: those beyond the end stored nothing."""
+    """One program for each block instead of one for each element; those beyond the end stored nothing."""
     found = [(k, n, m) for k in source.rewritable() for n in source.launches_of(k) if (m := _block_and_end(k))]
     found = [(k, n, (block, end)) for k, n, (block, end) in found if _one_each(source, n, block, end)]
     choice = pick(rng, found)
@@ -312,7 +312,7 @@ def _block_and_end(kernel: Kernel) -> tuple[str, str] | None:
 
 
 def _conjuncts(kernel: Kernel, node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
-    """The conditions that all hold where `node` does."""
+    """The conditions that all hold if `node` holds."""
     if isinstance(node, cst.Name):
         node = single(kernel, node.value)
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitAnd):
@@ -340,7 +340,7 @@ def _written_out(kernel: Kernel, node: cst.BaseExpression) -> str:
 
 
 def _one_each(source: Source, launch: LaunchSite, block: str, end: str) -> bool:
-    """As many programs as elements are launched."""
+    """Returns whether the launch has as many programs as elements."""
     values = grid_values(source, launch)
     known = end in launch.arguments and block in launch.arguments
     return values is not None and known and values == [code(launch.arguments[end].value)]
@@ -398,7 +398,7 @@ def _without_returns(body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatemen
 
 
 def _variables(node: cst.CSTNode, name: str) -> list[cst.Name]:
-    """Occurrences of a variable (attribute names and keywords of calls are none)."""
+    """Occurrences of a variable; attribute names and keywords of calls do not count."""
     if isinstance(node, cst.Name):
         return [node] if node.value == name else []
     inside = [node.value] if isinstance(node, (cst.Attribute, cst.Arg)) else children(node)

@@ -69,8 +69,8 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
     """Block sizes, warps and stages move from the launch into `triton.autotune`.
 
     Autotuning runs a kernel several times, so kernels that update memory (atomics, a tensor both read and written) are
-    left alone.  A block moves only where nothing but the launch and its grid depends on it; the grid becomes a function
-    of the configuration.
+    left alone.  A block moves only if nothing but the launch and its grid depends on it; the grid becomes a function of
+    the configuration.
     """
     kernel = pick(rng, [k for k in source.rewritable() if _tunable(source, k)])
     if kernel is None:
@@ -156,7 +156,7 @@ def _untuned(source: Source, launch: LaunchSite, blocks: set[str]) -> object:
 
 
 def _grid_pairs(source: Source, launch: LaunchSite, blocks: set[str]) -> Pairs:
-    """The grid as a function of the configuration, where it mentions a block that moved."""
+    """The grid as a function of the configuration, if it mentions a block that moved."""
     grid, is_lambda = grid_tuple(source, launch)
     variables = {launch.arguments[b].value.value: b for b in blocks if isinstance(launch.arguments[b].value, cst.Name)}  # type: ignore[attr-defined]
     if grid is None or not (set(variables) & names(grid)):

@@ -53,7 +53,7 @@ def _keywords(call: cst.Call) -> set[str]:
 
 @dataclass(frozen=True)
 class _Mask:
-    """What a kernel's masks can be proved from: loops, and what the host launches."""
+    """Facts that prove a kernel's masks: its loops, and the host's launches."""
 
     source: Source
     kernel: Kernel
@@ -140,7 +140,7 @@ class _Mask:
         return False
 
     def _range(self, variable: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Start, end and step of the range that a loop variable counts; none where it is no such variable."""
+        """Start, end and step of the range that a loop variable counts; none if it is not such a variable."""
         loop = self.loops.get(variable.value) if isinstance(variable, cst.Name) else None
         if loop is None or called(loop.iter) not in ("range", "tl.range"):
             return []
@@ -163,7 +163,7 @@ class _Mask:
         return [code(a.value) for a in cast(cst.Call, end).args] == [size, block]
 
     def _grid_covers(self, axis: int | None, size: str, block: str) -> bool:
-        """Every launch has `triton.cdiv(size, block)` programs along the axis."""
+        """Returns whether every launch has `triton.cdiv(size, block)` programs along the axis."""
         for launch in self.source.launches_of(self.kernel):
             grid, _ = grid_tuple(self.source, launch)
             if grid is None or axis is None or axis >= len(grid.elements):

@@ -43,7 +43,7 @@ def _loop_bounds(loop: cst.CSTNode) -> tuple[str, str, str] | None:
 
 
 def axis_of_reduction(call: cst.Call) -> int | None:
-    """The axis of a reduction; 0 where it is not said."""
+    """The axis of a reduction; 0 if the call does not name one."""
     arg = keyword(call, "axis") or (call.args[1] if len(call.args) == 2 else None)
     return integer(arg.value) if arg is not None else 0
 
@@ -178,8 +178,8 @@ def _without_zero(statement: cst.BaseStatement) -> cst.BaseStatement:
 def _without_repeats(kernel: Kernel, function: cst.FunctionDef) -> cst.FunctionDef:
     """Straight-line code without assignments that repeat an earlier one whose inputs have not changed.
 
-    Loads are repeated only while nothing has been stored to where loads read from.  A load that differs from an earlier
-    one in `other` alone is kept: masked lanes matter.
+    Loads are repeated only while nothing has been stored to the memory that they read.  A load that differs from an
+    earlier one in `other` alone is kept: masked lanes matter.
     """
     loaded, stored = pointers(kernel, "tl.load"), pointers(kernel, "tl.store")
     if loaded & stored:
@@ -208,8 +208,8 @@ def _bound_by(statement: cst.BaseStatement) -> set[str]:
 def _online_softmax(source: Source, rng: random.Random) -> str | None:
     """A loop for the maximum m of x and one for the sum of exp(x - m) become one.
 
-    Each step rescales the sum by exp(old m - new m) and adds exp(x - new m).  Where all of x so far is -inf, the shift
-    is 0 so that no -inf - -inf arises: the sum stays 0, as it is for such a tile in two passes.
+    Each step rescales the sum by exp(old m - new m) and adds exp(x - new m).  If all of x so far is -inf, the shift is
+    0 so that no -inf - -inf arises: the sum stays 0, as it is for such a tile in two passes.
     """
     sites = [(k, f) for k in source.kernels.values() for f in _max_then_sum(k)]
     site = pick(rng, sites)
@@ -253,7 +253,7 @@ def _max_then_sum(kernel: Kernel) -> Iterator[tuple[cst.For, cst.For, list[Any],
 
 
 def _starts_at_zero(kernel: Kernel, name: str) -> bool:
-    """What the first step rescales has to be nothing."""
+    """Returns whether the first step rescales zero."""
     values = [a[1] for s in kernel.body if (a := assigned(s)) and a[0] == name]
     return len(values) == 1 and (code(values[0]) in ("0.0", "0") or called(values[0]) == "tl.zeros")
 

@@ -57,7 +57,7 @@ def _rows_per_program(source: Source, rng: random.Random) -> str | None:
     """A kernel with one row per program computes several rows as one tile.
 
     What depends on the row gets one dimension more, the first, in which programs used to differ.  Rows past the end
-    repeat the last row, and write the same values to the same place; or nothing, where that would be read again.
+    repeat the last row and write the same values to the same place, or nothing if that would be read again.
     """
     rows, total = fresh(source, "BLOCK_ROWS"), fresh(source, "total_rows")
     ways = [
@@ -113,7 +113,7 @@ def _positions(kernel: Kernel, node: cst.CSTNode) -> set[int | None]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of a value: its dimensions, before the rewrite, and whether it depends on the row."""
+    """The kind of a value: its dimensions, before the rewrite, and whether it depends on the row."""
 
     rank: int
     row: bool = False
@@ -134,11 +134,11 @@ def _plain(kind: _Kind) -> _Kind:
 
 
 class _Again(Exception):
-    """What a loop carries was found to depend on the row, so it has to from the beginning."""
+    """A value that a loop carries depends on the row, so it must depend on it from the beginning."""
 
 
 def _as_tile(source: Source, kernel: Kernel, axis: int, rows: str, total: str) -> Pairs | None:
-    """The edits of its body; None where it cannot be had."""
+    """The edits of the kernel's body; None if it cannot become a tile."""
     tile = _Tile(source, kernel, axis, rows, total)
     try:
         while not tile.learn():
@@ -164,7 +164,7 @@ class _Tile:
         self._nodes: dict[int, cst.CSTNode] = {}
 
     def learn(self) -> bool:
-        """Goes through the body; whether it came to the end.  Raises _Refused."""
+        """Walks the body; returns whether it came to the end.  Raises _Refused."""
         self._kinds, self._loops = {}, 0
         self._edits, self._nodes = defaultdict(list), {}
         try:
@@ -257,7 +257,7 @@ class _Tile:
         self._know(name, kind)
 
     def _know(self, name: str, kind: _Kind) -> None:
-        """A loop comes back to where a name was something else: it has to be the same there."""
+        """Notes the kind of a name; a name that a loop carries must have one kind from the beginning."""
         parameter = name in self._kernel.parameters
         before = self._kinds.get(name, _SCALAR if parameter else kind)
         if self._loops and kind.row and not before.row:
@@ -306,7 +306,8 @@ class _Tile:
         raise _Refused
 
     def _joined(self, operands: Sequence[cst.BaseExpression], *, stored: bool = False) -> _Kind:
-        """Of an elementwise operation.  Triton puts what has fewer dimensions in the last ones, behind the row's.
+        """Returns the kind of an elementwise operation.  Triton puts what has fewer dimensions in the last ones, behind
+        the row's.
 
         stored: the first is the place, and no place gets values of several rows.
         """
@@ -393,7 +394,7 @@ class _Tile:
 
 
 def _masked(store: cst.Call, valid: str) -> cst.Call:
-    """It stores where `valid` holds too."""
+    """The store, limited to elements for which `valid` holds too."""
     mask = mask_of(store)
     if mask is None:
         return add_argument(store, f"mask={valid}")

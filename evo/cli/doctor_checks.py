@@ -1,6 +1,6 @@
-"""`evo doctor`: what this machine can do, and how to mend what it cannot.
+"""Checks what this machine can do, and how to fix what it cannot, for `evo doctor`.
 
-A check is a function that looks and returns what it found; nothing is assumed.  One that fails itself says so.
+A check is a function that looks and returns what it found, without assumptions.  A check that raises is reported.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _FIX_LAYERS = {
     "seccomp": "install libseccomp (Debian, Ubuntu: apt install libseccomp2)",
     "view": "allow user namespaces, and mounts in them",
     "tmpfs": "allow user namespaces, and mounts in them",
-    "mounts": "needed only where Landlock is missing; allow user namespaces",
+    "mounts": "needed only if Landlock is missing; allow user namespaces",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: its state (OK, MISSING, UNUSABLE), what was found, how to mend it ("": nothing to mend).
+    """The result of a check: a state (OK, MISSING, UNUSABLE), what was found, and how to fix it ("": nothing to fix).
 
-    A run does not work where a check that is `needed` is not ok.
+    A run does not work if a check that is `needed` is not ok.
     """
 
     name: str
@@ -70,16 +70,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is asked for: how a run would be started, and how its parts are got."""
+    """What to check: how a run would start, and functions that get its parts."""
 
     find_gpus: Callable[[], Gpus]
-    try_run: Callable[[], str]  # evaluates a seed as `evo run` would and says so; raises EvoError where it fails
+    try_run: Callable[
+        [], str
+    ]  # evaluates a seed as `evo run` would, returns a line on it; raises EvoError if that fails
     ray_address: str | None = None
     models: Sequence[Model] = ()
 
 
 def examine(machine: Machine) -> Iterator[Check]:
-    """All checks, the quick ones first, each as soon as it is known."""
+    """Yields all checks, the quick ones first, each as soon as it is known."""
     yield from _guard("Python", lambda: [_python()], needed=True)
     yield from _guard("packages", _packages, needed=True)
     yield from _guard("disk", lambda: [_disk(RUN_FOLDER, RUN_BYTES), _scratch()], needed=True)
@@ -112,7 +114,7 @@ def _guard(name: str, check: Callable[[], list[Check]], *, needed: bool = False)
 
 
 def _project() -> tuple[str, list[str]]:
-    """The supported versions of Python, and all requirements; of the source tree where evo is not installed."""
+    """Returns the supported versions of Python and all requirements; of the source tree if evo is not installed."""
     try:
         return metadata.metadata(PACKAGE)["Requires-Python"], metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -182,7 +184,7 @@ def _scratch() -> Check:
 
 
 def _disk(folder: Path, wanted: int, why: str = "") -> Check:
-    """Whether files can be written in `folder`, or where it would be made, and `wanted` bytes are free."""
+    """Checks that files can be written in `folder` (or its nearest parent), and that `wanted` bytes are free."""
     name = f"disk, {folder}"
     there = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
     try:
@@ -219,15 +221,17 @@ def _driver() -> Check:
     version = driver_version()
     if version:
         return Check("NVIDIA driver", OK, version)
-    return Check("NVIDIA driver", MISSING, "none", "install it where there is a GPU; times are estimated without one")
+    return Check(
+        "NVIDIA driver", MISSING, "none", "on a machine with a GPU, install it; times are estimated without one"
+    )
 
 
 def _gpu(gpus: Gpus) -> list[Check]:
-    """What torch sees, and the packages that drive it."""
+    """Checks the GPU that torch sees, and the packages that drive it."""
     import torch
 
     if gpus.problem and not gpus.count:
-        fix = "" if torch.version.cuda else "where there is a GPU, install a CUDA build of torch"
+        fix = "" if torch.version.cuda else "on a machine with a GPU, install a CUDA build of torch"
         gpu = Check("GPU", MISSING, gpus.problem, fix or "check the driver: nvidia-smi")
     elif gpus.problem:
         gpu = Check("GPU", UNUSABLE, gpus.problem, "choose a --target it can run, or install what is missing")
@@ -244,7 +248,9 @@ def _tool(name: str, gpu: bool) -> Check:
         return Check(name, MISSING, "not found", _FIX_TOOLS[name])
     version = tool_version(path)
     if not gpu:
-        return Check(name, UNUSABLE, f"{version} at {path}, but there is no GPU to use it on", "use a machine with one")
+        return Check(
+            name, UNUSABLE, f"{version} at {path}, but this machine has no GPU for it", "use a machine with one"
+        )
     problem = tool_problem(name, path)
     if problem:
         fix = _FIX_COUNTERS if "counters" in problem else _FIX_TOOLS[name]
@@ -265,12 +271,12 @@ def _ray(address: str | None) -> list[Check]:
 
 
 def _cluster(address: str) -> Check:
-    """Joins the cluster in a process of its own: Ray's client may wait for long, and can be had once a process."""
+    """Joins the cluster in a process of its own: Ray's client may wait for long, and works once a process."""
     code = (
         "import json, ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error'); "
         "print(json.dumps(ray.cluster_resources()))"
     )
-    fix = "start it (`ray start --head`), or mend --ray-address HOST:PORT"
+    fix = "start it (`ray start --head`), or correct --ray-address HOST:PORT"
     try:
         run = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=RAY_S)
     except subprocess.TimeoutExpired:
@@ -284,11 +290,11 @@ def _cluster(address: str) -> Check:
 
 
 def _model(model: Model) -> Check:
-    """Whether `model` can be asked; nothing that costs money is asked."""
+    """Checks that `model` can be asked, without a request that costs money."""
     from evo.llm.base import Failed
     from evo.llm.providers import open_provider
 
-    name, fix = f"model {model.name}", "mend --model, the network or the key (docs/llm.md)"
+    name, fix = f"model {model.name}", "correct --model, the network or the key (docs/llm.md)"
     try:
         provider = open_provider(model, os.environ)
         if model.provider == "mailbox":
@@ -314,4 +320,4 @@ def _run(machine: Machine) -> Check:
         return Check("evo run", OK, machine.try_run(), needed=True)
     except EvoError as error:
         found = " ".join(str(error).split())
-        return Check("evo run", UNUSABLE, found, "mend what is not ok above; --gpus none needs no GPU", True)
+        return Check("evo run", UNUSABLE, found, "fix what is not ok above; --gpus none needs no GPU", True)

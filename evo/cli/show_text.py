@@ -1,4 +1,4 @@
-"""`evo show`: a run, or one of its trials, in the terminal."""
+"""Prints a run or one of its trials for `evo show`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evo.storage.result import best_source, diff, read_result, speedup_text
 
 
 def show_run(run: RunReader, console: Console) -> None:
-    """Settings, state, verdicts, operators, the way to the best, versions and protections."""
+    """Prints settings, state, verdicts, operators, the lineage of the best, versions and protections."""
     config = run.info.config
     say = _printer(console)
     say(f"{run.folder}: task {config.task}, target {config.target}, {config.strategy}, seed {config.seed}", "bold")
@@ -60,7 +60,7 @@ def show_run(run: RunReader, console: Console) -> None:
 
 
 def show_trial(run: RunReader, index: int, console: Console) -> None:
-    """Everything stored about one trial."""
+    """Prints everything stored about one trial."""
     found = run.trial(index)
     proposal = found.proposal if isinstance(found, Trial) else found
     say = _printer(console)
@@ -169,7 +169,7 @@ def _print_models(models: Sequence[ModelUse], console: Console) -> None:
 
 
 def _show_call(run: RunReader, index: int, console: Console) -> None:
-    """The answer that a trial was made of."""
+    """Prints the model's answer that a trial was made from."""
     call = run.call_of(index)
     if call is None:
         return
@@ -201,7 +201,7 @@ def _show_diff(run: RunReader, proposal: Proposal, console: Console) -> None:
 
 
 def _print_code(console: Console, text: str, language: str, *, line_numbers: bool = False) -> None:
-    """In colour on a terminal; elsewhere as it is, to be copied or piped on."""
+    """Prints code in colour on a terminal, and unchanged elsewhere, to be copied or piped."""
     if console.is_terminal:
         console.print(Syntax(text, language, line_numbers=line_numbers, word_wrap=True, background_color="default"))
     else:

@@ -30,7 +30,7 @@ LOOK_S = 0.5  # between looks whether another process is done
 
 
 class Checking:
-    """Of the files `chosen`, in a thread while it is entered; leaving it by an exception stops it, else waits.
+    """Checks the files `chosen` in a thread while it is entered; leaving it by an exception stops it, else waits.
 
     afterwards: done with the outcomes once all files are checked, by the process that checked them.
     """
@@ -69,7 +69,7 @@ class Checking:
         self._over.set()
 
     def raise_error(self) -> None:
-        """What has ended it, if anything has."""
+        """Raises the error that ended the thread, if one did."""
         if self._error is not None:
             raise self._error
 
@@ -105,7 +105,7 @@ class Checking:
 
 
 def read(folder: Path) -> dict[str, CheckOutcome]:
-    """How far the files came that were checked until now, by name."""
+    """Returns the outcomes of the files checked so far, by name."""
     from fitness.suites.check import CheckOutcome
 
     known = {field.name for field in dataclasses.fields(CheckOutcome)}
@@ -114,7 +114,7 @@ def read(folder: Path) -> dict[str, CheckOutcome]:
 
 
 def rows(path: Path, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What `adding` added.  A line that was cut off by a kill is left out: what it was of is done again.
+    """Returns the rows that `adding` added.  A line that a kill cut off is left out: its work is done again.
 
     Raises StoreError for a line that is whole and has not all of `keys`.
     """

@@ -1,4 +1,4 @@
-"""`evo watch`: a run as it goes on, seen from another process.  Reads the store, writes nothing."""
+"""Draws the panel of `evo watch` from the store of a run, and writes nothing."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ RECENT = 10  # trials listed
 
 
 class Watch(Progress):
-    """The display of a run with what became of its latest candidates."""
+    """The display of a run with its latest candidates."""
 
     def __init__(self, run: RunReader, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(run.info.config, console, clock)
         self._run = run
-        # What `panel` shows is replaced as a whole: it is drawn by a thread of its own, which must not use the store.
+        # A thread of its own draws `panel` and must not use the store, so these values are replaced as a whole.
         self._recent: list[Trial] = []
         self._pending = 0
         self._read = 0
         self.state = "nothing happened yet"
 
     def poll(self) -> bool:
-        """Takes in what is new; whether the run goes on."""
-        # Asked before reading: what an ending process stored last is then read, too.
+        """Takes in new trials; returns whether the run goes on."""
+        # Before reading: so the last records of an ending process are read, too.
         writing = is_written(self._run.folder)
         text = ended(self._run)
         first = self._read == 0
