@@ -1,4 +1,4 @@
-"""Autotuned kernels: all configurations race on the device, and the winner is what is verified and timed."""
+"""Selects the configuration of autotuned kernels by timing all of them; the fastest is verified and timed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SAMPLES = 5  # replays of each configuration
 
 
 def race(task: Task, programs: Programs, stopwatch: Timer, loaded: Loaded) -> dict[str, list[int]]:
-    """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another; one
-    that no tune case launches by its time over the cases that do.
+    """Returns the configuration of each launch by case: for every autotuned kernel, the fastest one.
 
-    A kernel that is launched at several places, with as many configurations, is frozen to one setting.
+    Kernels are selected one after another, by their time over the tune cases.  A kernel that no tune case launches is
+    selected by its time over the cases that launch it.  A kernel that is launched at several places, with as many
+    configurations, is frozen to one setting.
     """
     chosen: dict[tuple[str, int], int] = {}
     for plan in loaded.work.plans.values():
@@ -34,7 +35,7 @@ def race(task: Task, programs: Programs, stopwatch: Timer, loaded: Loaded) -> di
 
 
 def _track(task: Task, loaded: Loaded, racer: tuple[str, int]) -> list[Case]:
-    """The cases on which a kernel with that number of configurations races."""
+    """Returns the cases on which a kernel with that number of configurations is timed."""
     plans = loaded.work.plans
     launching = [c for c in task.cases if racer in {(s.kernel, len(s.configs)) for s in plans[c.name].launches}]
     return [c for c in launching if c.role == "tune"] or launching
@@ -47,7 +48,10 @@ def _score(
     chosen: Mapping[tuple[str, int], int],
     track: Sequence[tuple[Case, Sequence[Any]]],
 ) -> float:
-    """Sum over cases with inputs of the logarithm of the time; infinite where the device cannot launch it."""
+    """Returns the sum over cases of the logarithm of the time.
+
+    Infinite if the device cannot launch the configuration.
+    """
     contender = Loaded(dataclasses.replace(loaded.work, choices=choices(loaded.work, chosen)))
     total = 0.0
     try:

@@ -1,4 +1,4 @@
-"""The bench of a GPU: verifies plans, and times what was verified beside the seed kernel.
+"""Verifies plans on one GPU, and times what was verified beside the seed kernel.
 
 Lives in the runner process; no candidate Python here.
 """
@@ -38,12 +38,12 @@ from fitness.verify import oracle
 
 
 class Benchmark:
-    """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
+    """Measures plans of one task on one GPU. Use it within `torch.cuda.stream(bench.stream)`."""
 
     def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
         device = torch.device("cuda", index)
         for own in (bits, fingerprint):
-            own.prepare(index)  # what loads its kernels cannot be captured
+            own.prepare(index)  # loading a kernel cannot be captured
         self.stream = torch.cuda.Stream(device)
         stopwatch = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
         self._set_up(task, device, facts, stopwatch)
@@ -55,14 +55,14 @@ class Benchmark:
         self.seed_times = SeedTimes(self.programs, stopwatch)
 
     def _start_over(self) -> None:
-        """Forgets the seed kernel and what was measured beside it."""
+        """Forgets the seed kernel and its measured times."""
         self.programs.start_over()
         self.seed_times.start_over()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def prepare(self, work: LaunchBundle) -> Report:
-        """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
+        """Verifies the seed kernel and makes it the baseline.  Raises Stop if it fails."""
         self._start_over()
         self.programs.seed = loaded = self._load(work)
         try:
@@ -72,7 +72,7 @@ class Benchmark:
             raise
 
     def verify(self, work: LaunchBundle) -> Report:
-        """Verifies the seed kernel and compares it with nothing.  Raises Stop where it fails."""
+        """Verifies the seed kernel and compares it with nothing.  Raises Stop if it fails."""
         self._start_over()
         self.programs.seed = loaded = self._load(work)
         key, tally = oracle.key_of("seed"), VerificationSummary()
@@ -85,7 +85,7 @@ class Benchmark:
         return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
 
     def beside(self, seed: LaunchBundle, kernel: LaunchBundle, other: bool) -> dict[str, Report]:
-        """See `Runner.beside`."""
+        """Verifies other kernels in the seed's place, case by case: see `Runner.beside`."""
         self._start_over()
         self.programs.seed = chosen = self._load(seed)
         choices = {name: chosen.choices[name] for name in kernel.plans}
@@ -104,7 +104,7 @@ class Benchmark:
         return found
 
     def baselines(self, work: LaunchBundle) -> list[Baseline]:
-        """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
+        """Returns PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
         self._start_over()
         loaded = self._load(work)
         found = []
@@ -119,7 +119,7 @@ class Benchmark:
         try:
             call = Call(self.task, name, arguments, program.copies)
         except Exception as error:  # compilers and captures raise all kinds
-            torch.cuda.synchronize()  # raises where the context is lost
+            torch.cuda.synchronize()  # raises if the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
         found = self.stopwatch.compare(program, call)
         medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
@@ -136,7 +136,7 @@ class Benchmark:
             loaded.close()
 
     def draw(self, cases: Sequence[Case], seed: str, folder: str) -> list[list[dict[str, Any]]]:
-        """Fresh arguments of each case, described, in files of `folder` (`fitness.gpu.exchange`).
+        """Draws fresh arguments of each case into files of `folder` and returns their descriptions.
 
         Gives back what memory it can: another process is about to need the device.
         """
@@ -154,9 +154,9 @@ class Benchmark:
         folder: str,
         answers: Sequence[Mapping[str, Any]],
     ) -> list[Match]:
-        """What another process made of the arguments that `draw` wrote, case by case.
+        """Compares what another process made of the arguments that `draw` wrote, case by case.
 
-        work: the plans that its outputs must equal to the bit; None where the oracle's budget is enough.
+        work: the plans that its outputs must equal to the bit; None if the oracle's budget is enough.
         """
         loaded = None if work is None else self._load(work)
         try:
@@ -208,7 +208,7 @@ class Benchmark:
 
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: VerificationSummary) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
-        # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
+        # Drawn again: the candidate may have changed its own, and must not slow down the seed by that.
         baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
         contest = PairedBenchmark(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
         alone = self.seed_times.alone(contest)
@@ -228,33 +228,33 @@ class Benchmark:
         )
 
     def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
-        """What is timed of a verified program, and the keys of its inputs, on which it was not executed yet.
+        """Returns a verified program that can be timed, and the keys of its inputs, on which it was not executed yet.
 
-        Inputs are other ones on each copy, or a kernel could take the results of the copy before it.
+        Each copy has other inputs, or a kernel could take the results of the copy before it.
         """
         copies = self.seed_times.copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
         if copies > 1:
             program = self.programs.build(loaded, case, [self.programs.inputs(case, key)] * copies, copies)
-            program.replay()  # what a first replay takes longer for is not timed
+            program.replay()  # the first replay takes longer and is not timed
             self.programs.write(case, program, keys)
-            if not program.inputs_are_equal():  # of which some tasks have few
+            if not program.inputs_are_equal():  # some tasks have few different inputs
                 return program, keys
         self.programs.write(case, verified, keys[:1])
         return verified, keys[:1]
 
     def _own_time(self, case: Case, program: Program) -> float:
-        """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
+        """Returns the share of own kernels in the time of all steps.  Raises Stop if it is too little."""
         own = self.stopwatch.own_share(program)
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 
     def check_roofline(self, case: Case, time_us: float) -> None:
-        """Raises Stop(REJECTED) where the time is impossible."""
+        """Raises Stop(REJECTED) if the time is impossible."""
         ceilings.check_roofline(self.task, case, self.facts, time_us)
 
     def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
-        """Beside the times: how they were taken, and rates against the measured ceilings."""
+        """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings."""
         terms = {"noise_floor": floor, "counts": float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}

@@ -1,4 +1,4 @@
-"""Tensors as the bits they are made of: NaN equals itself, and 0.0 is not -0.0."""
+"""Compares tensors as bits: NaN equals itself, and 0.0 is not -0.0."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: NaN compares equal to itself."""
+    """Returns the same memory as integers: NaN compares equal to itself."""
     return tensor.view(_INTEGER_OF_SIZE[tensor.dtype.itemsize])
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape are equal to the bit."""
+    """Returns whether two tensors of one dtype and shape are equal to the bit."""
     one, other = words(a), words(b)
     if (one.dtype, one.shape) == (other.dtype, other.shape):
         kernel = _kernel(one.device.index) if one.dtype == torch.int64 and suits(one, other) else None
@@ -46,7 +46,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as 64-bit integers where it is made of such, which are read several times faster."""
+    """Returns the same memory as 64-bit integers if its size allows it; they are read several times faster."""
     if tensor.is_contiguous() and tensor.nbytes % 8 == 0 and tensor.data_ptr() % 8 == 0:
         return tensor.reshape(-1).view(torch.int64)
     return bits(tensor)
@@ -59,6 +59,6 @@ def prepare(index: int) -> None:
 
 @functools.cache
 def _kernel(index: int) -> Any:
-    """The loaded kernel that looks for differences on CUDA device `index`; None for a GPU that is no target."""
+    """Returns the loaded kernel that looks for differences on CUDA device `index`; None for an unsupported GPU."""
     integers, out = (TensorRef(0, kind, (1,), (1,)) for kind in ("int64", "float64"))
     return compiled(SOURCE, "differences", {"a": integers, "b": integers, "out": out, "BLOCK": BLOCK}, index)

@@ -1,4 +1,4 @@
-"""Times against what the device can do: the least that is possible, and rates against measured ceilings."""
+"""Compares times with what the device can do: the least possible time, and rates against measured ceilings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfl
 
 
 def check_roofline(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> None:
-    """Raises Stop(REJECTED) where the time is impossible."""
+    """Raises Stop(REJECTED) if the time is impossible."""
     if message := roofline.impossible(case.name, time_us, _limit_us(task, case, facts), facts.name):
         raise Stop("time", Verdict.REJECTED, message)
 
 
 def _limit_us(task: Task, case: Case, facts: DeviceFacts) -> float:
-    """Microseconds that no kernel can beat.  What fits into the L2 cache may still be there when the time ends."""
+    """Returns microseconds that no kernel can beat.  Data that fits into the L2 cache may still be there at the end."""
     moved = task.bytes(case) if task.bytes else 0.0
     flops = task.flops(case) if task.flops else 0.0
     memory_s = max(moved - facts.l2_bytes, 0.0) / facts.dram_bytes_per_s
@@ -26,8 +26,9 @@ def _limit_us(task: Task, case: Case, facts: DeviceFacts) -> float:
 
 
 def rates(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> dict[str, float]:
-    """GB/s and TFLOP/s, and the share of what was measured for copies and matrix products; where the task says how
-    much work it is.
+    """Returns GB/s and TFLOP/s, and their share of the measured rates of copies and matrix products.
+
+    Empty if the task does not say how much work it is.
     """
     found: dict[str, float] = {}
     if task.bytes:

@@ -1,7 +1,7 @@
-"""What a process with untrusted code in it answers for one call, before anyone acts on it.
+"""Checks the answer of a process with untrusted code to one call, before anything uses it.
 
-Any JSON may come.  What is read of an answer is taken out of it, checked, and everything else is dropped; an answer
-that is malformed is the candidate's fault, and `MalformedAnswer` says what is wrong with it.
+Any JSON may come.  The fields that are used are copied and checked, and everything else is dropped.  A malformed answer
+is the candidate's fault, and `MalformedAnswer` says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MOST_US = 1e9  # of a call: no process may take so long
 
 
 class MalformedAnswer(ValueError):
-    """An answer that does not hold together."""
+    """An answer that is malformed."""
 
 
 def checked(raw: Any, *, timed: bool = False) -> dict[str, Any]:
-    """The answer as `fitness.certify.eager.job` describes it.  timed: whether it must tell "samples_us".
+    """Returns the checked answer, in the form of `fitness.certify.eager.job`.
 
-    Raises Malformed.
+    timed: whether it must have "samples_us". Raises MalformedAnswer.
     """
     if not isinstance(raw, Mapping):
         raise MalformedAnswer(f"its answer is {_shown(raw)}")
@@ -43,7 +43,7 @@ def checked(raw: Any, *, timed: bool = False) -> dict[str, Any]:
 
 
 def described(raw: Any, what: str) -> dict[str, Any]:
-    """The description of a tensor (`fitness.gpu.exchange`).  Raises Malformed."""
+    """Returns the checked description of a tensor (`put`).  Raises MalformedAnswer."""
     if not isinstance(raw, Mapping) or "file" not in raw:
         raise MalformedAnswer(f"{what} is no tensor: {_shown(raw)}")
     file, dtype, shape, strides = (_field(raw, name) for name in ("file", "dtype", "shape", "strides"))
@@ -70,7 +70,7 @@ def _field(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _whole(raw: Any, what: str) -> list[int]:
-    """Numbers as tensors can have them: of what a process can address."""
+    """Returns whole numbers that tensors can have: a process can address them."""
     if not isinstance(raw, list) or not all(type(n) is int and 0 <= n <= MOST_BYTES for n in raw):
         raise MalformedAnswer(f"{what} are {_shown(raw)}")
     return raw
@@ -83,5 +83,5 @@ def _times(raw: Any) -> list[float]:
 
 
 def _shown(raw: Any) -> str:
-    """A glance at a value of any size and depth."""
+    """Returns the first characters of a value of any size and depth."""
     return reprlib.repr(raw)

@@ -1,7 +1,7 @@
-"""Inputs for a candidate in another process, and what to think of the results it left: the trusted side of certifying.
+"""Draws inputs for a candidate in another process, and compares the results that it left: for certificates.
 
-Lives in the runner process.  The candidate's process gets inputs as files and leaves outputs as files; what is expected
-is computed here, after it has ended.
+Lives in the runner process.  The candidate's process gets inputs as files and leaves outputs as files.  What is
+expected is computed here, after it has ended.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fitness.verify import oracle
 
 
 class Planned(Protocol):
-    """Outputs of the plan, executed in new memory that is poisoned, or filled with the byte `fill`."""
+    """Returns outputs of the plan, executed in new memory that is poisoned, or filled with the byte `fill`."""
 
     def __call__(self, arguments: Sequence[Any], fill: int | None = None) -> Sequence[torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a description says of a tensor before any of it is read."""
+    """The form of a tensor by its description, before any of it is read."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class Match:
     case: str
     verdict: Verdict = Verdict.OK
     message: str = ""
-    max_error: float = 0.0  # in units of the budget, as `evo.core.records.Check` has it
+    max_error: float = 0.0  # in units of the budget, like `evo.core.records.Check`
     budget: float = 0.0  # absolute, root mean square
     bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
 
@@ -96,7 +96,7 @@ def judge(
     expected = oracle.expect(task, case, key, variant, device=device) if expect is None else expect(case, key)
     if expected is None:
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
-    # The form first: of outputs that are not as large as they must be, or too many, not a byte is read.
+    # The form comes first: outputs that are too large, too small or too many are not read.
     structure, strides = plain(answer["structure"]), [tuple(output["strides"]) for output in answer["outputs"]]
     wrong = oracle.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
     if wrong is not None:
@@ -123,7 +123,7 @@ def judge(
 
 
 def raised(case: str, error: Any) -> Match:
-    """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
+    """Returns the failure that the candidate's own process reported: it may choose among the bad verdicts only."""
     try:
         failure = told(error)
     except ValueError as why:
@@ -135,10 +135,10 @@ def raised(case: str, error: Any) -> Match:
 def _equal_where_defined(
     outputs: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
 ) -> bool:
-    """Whether the outputs are to the bit those of the plan, but where these depend on what was in the memory.
+    """Returns whether the outputs equal the plan's to the bit, except where these depend on the memory's old contents.
 
-    A kernel that is its own reference may leave parts of its outputs unwritten.  `first`, `second`: of the plan, in
-    memory with different contents.  Where a plan that was verified gives NaN, the reference does too.
+    A kernel that is its own reference may leave parts of its outputs unwritten. first, second: of the plan, in memory
+    with different contents.  If a verified plan gives NaN, the reference does too.
     """
     if not _alike(outputs, first):
         return False

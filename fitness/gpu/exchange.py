@@ -1,7 +1,7 @@
-"""Arguments and results as files of raw bytes, between processes that do not trust each other.
+"""Writes and reads arguments and results as files of raw bytes, between processes that do not trust each other.
 
-A tensor is a file with its elements, row-major, and a description: {"file", "dtype", "shape", "strides"}.  Anything
-else is {"value": itself}.  Whoever reads checks the description: it may come from a process with untrusted code in it.
+A tensor is a file with its elements, row-major, and a description: {"file", "dtype", "shape", "strides"}. Anything else
+is {"value": itself}. The reader checks the description: it may come from a process with untrusted code in it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fitness.sandbox.scratch import LeftError
 
 
 class ExchangeError(ValueError):
-    """A description or a file that does not hold together."""
+    """A description or a file that is malformed."""
 
 
 def put(value: Any, path: Path) -> dict[str, Any]:
-    """The description of `value`; where it is a tensor, its elements are written to `path`."""
+    """Returns the description of `value`; the elements of a tensor are written to `path`."""
     if not isinstance(value, torch.Tensor):
         return {"value": value}
     data = value.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
@@ -36,7 +36,7 @@ def put(value: Any, path: Path) -> dict[str, Any]:
 
 
 def take(described: Mapping[str, Any], folder: Path, device: torch.device | str) -> Any:
-    """The value described, tensors on `device` with the strides described.  Raises ExchangeError."""
+    """Returns the value described, tensors on `device` with the strides described.  Raises ExchangeError."""
     if "value" in described and "file" not in described:
         return described["value"]
     try:
@@ -64,7 +64,7 @@ STRIDED_LIMIT = 64  # elements reached over for each element held: padded rows, 
 
 
 def _read(path: Path, size: int) -> np.ndarray:
-    """`size` bytes of a regular file of just that size."""
+    """Returns `size` bytes of a regular file of just that size."""
     try:
         return contents(path, size)
     except LeftError as error:

@@ -18,6 +18,6 @@ def end_with(descriptor: int) -> None:
 
 def _await_end(descriptor: int) -> None:
     poll = select.poll()
-    poll.register(descriptor, 0)  # of no event but those that are always told: the end of the connection
+    poll.register(descriptor, 0)  # no requested event: the end of the connection is always reported
     poll.poll()
     os._exit(1)

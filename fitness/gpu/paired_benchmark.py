@@ -1,10 +1,10 @@
-"""What was verified, timed beside the seed kernel, and held to what it did there.
+"""Times a verified program beside the seed kernel, and checks that what was timed did the verified work.
 
-The graph is timed in pairs of alternating order, from cold caches and poisoned outputs.  What is too short to be timed
-alone is timed as several copies, each on inputs of its own, which must all do what the verified graph does there.
-
-While a kernel is timed its results do not lie in memory of evo's: inputs are new again, what the verified graph and the
-seed kernel make of them is poisoned as soon as it was looked at, and the expectation is computed when all is timed.
+The graph is timed in pairs of alternating order, from cold caches and poisoned outputs.  A program too short to be
+timed alone is timed as several copies, each on inputs of its own.  All copies must do what the verified graph does on
+these inputs.  While a kernel is timed, its results do not lie in memory of evo's.  Inputs are new again.  Results of
+the verified graph and of the seed kernel are poisoned right after the comparison.  The expectation is computed after
+all timing.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from fitness.verify import oracle
 OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
 NOT_ALONE = "a launch did not do the work of its own copy alone"
 
-LATES = 4  # copies that may be given other arguments when their turn comes
+LATES = 4  # copies that may be given other arguments just before they run
 
-# Where it takes that much longer than it was timed, each time, on inputs that it was not executed on before.
+# It took longer than when it was timed, each time, on inputs that it was not executed on before.
 NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
-NEW_US = 5.0  # of a sample, and so much at least: what comes before it may add a constant to a first one
+NEW_US = 5.0  # of a sample, and at least this much: what comes before it may add a constant to a first one
 
 
 @dataclass(frozen=True)
 class PairedBenchmark:
     """A program beside the seed's, on the same inputs: those of `keys`, one for each copy.
 
-    verified: the program of a single copy that was verified, which is the timed one where that has no more.
+    verified: the program of a single copy that was verified; it is the timed one if that has only one copy.
     """
 
     verifier: Verifier
@@ -55,7 +55,10 @@ class PairedBenchmark:
     keys: Sequence[int]
 
     def decide(self, alone: Alone, harder: Callable[[], float]) -> PairedBlock:
-        """Times both; `alone`, `harder`: as of `Timer.compare`.  Raises Stop where what was timed is not right."""
+        """Times both and returns the result.
+
+        alone, harder: see `Timer.compare`.  Raises Stop if what was timed is wrong.
+        """
         for given in (self.baseline, self.program):
             given.remember_inputs()
         first_us = self._first_us()
@@ -72,7 +75,7 @@ class PairedBenchmark:
         return found
 
     def _first_us(self) -> tuple[float, float]:
-        """Microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
+        """Returns microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
         # One disturbed sample of the seed would excuse the candidate.
         baseline_us = min(self.stopwatch.alone(self.baseline, SEED_SAMPLES))
         self.baseline.reset()
@@ -80,9 +83,9 @@ class PairedBenchmark:
         return own_us, baseline_us
 
     def _take_outputs(self) -> None:
-        """The outputs of its first replay on these inputs are those that it must have from now on.
+        """Remembers the outputs of its first replay on these inputs: later replays must give the same.
 
-        Raises Stop(WRONG) where they are not those of the verified graph on the inputs of each copy.
+        Raises Stop(WRONG) unless they are those of the verified graph on the inputs of each copy.
         """
         program, verified, task = self.program, self.verified, self.verifier.task
         program.remember_outputs()
@@ -94,16 +97,16 @@ class PairedBenchmark:
         program.reset()
         inputs = (self._inputs(key) for key in self.keys)
         right = torch.stack([verified.fingerprints_on(arguments) for arguments in inputs], dim=1)
-        verified.reset()  # the results do not stay where a kernel might find them
+        verified.reset()  # a kernel must not find the results here
         if task.deterministic and not program.remembers(right):
             raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
 
     # --- what was timed is right -------------------------------------------------------------------------------------
 
     def _check_timed(self) -> None:
-        """What was timed computed right results, every time, and nothing else was written.
+        """Checks that what was timed computed right results, every time, and wrote nothing else.
 
-        Of many copies some are compared with what is expected, nobody knows which; all did what the verified graph did.
+        All copies did what the verified graph did.  Some random copies are also compared with what is expected.
         """
         program, where = self.program, f"case {self.case.name}: a timed replay"
         self.stopwatch.evict()
@@ -122,7 +125,7 @@ class PairedBenchmark:
         self._check_late()
 
     def _compare_copies(self, chosen: Sequence[int]) -> None:
-        """What is in the outputs of these copies, and was when they were kept, with what is expected."""
+        """Compares the outputs of these copies, now and each time they were kept, with what is expected."""
         where = f"{self.case.name} ({self.case.role}), timed inputs"
         for copy in chosen:
             expected = self.verifier.expect_again(self.case, self.keys[copy])
@@ -137,7 +140,7 @@ class PairedBenchmark:
     # --- each launch does the work of its own copy -------------------------------------------------------------------
 
     def _late(self, copy: int) -> SwappedInputs:
-        """Arguments that a copy is given when its turn comes, on which the verified graph is right."""
+        """Returns arguments that a copy is given just before it runs, on which the verified graph is right."""
         number = secrets.randbits(48)
         arguments = self._late_arguments(copy, number)
         right = self.verified.fingerprints_on(arguments)[: len(self.verified.outputs_of_plan), None]
@@ -148,14 +151,14 @@ class PairedBenchmark:
         return SwappedInputs(copy, number, arguments, usual, right if self.verifier.task.deterministic else None)
 
     def _late_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
-        """Those of a copy with few elements changed, where they may be: who looks at some of them does not see it."""
+        """Returns those of a copy with few elements changed, if allowed: a kernel that samples them sees no change."""
         programs = self.verifier.programs
         generator = torch.Generator(programs.device).manual_seed(number)
         changed = oracle.with_few_changed(self.verifier.task, self._inputs(self.keys[copy]), generator)
         return self._inputs(number) if changed is None else changed
 
     def _check_late(self) -> None:
-        """Whatever was executed on late arguments was right: nobody else could have done it."""
+        """Checks all results on swapped arguments: no other launch could have computed them."""
         where = f"case {self.case.name}: {NOT_ALONE}"
         if self.program.differing_late():
             raise Stop("time", Verdict.WRONG, where)
@@ -163,7 +166,7 @@ class PairedBenchmark:
             self._compare_late(late.copy, late.number, self.program.kept_late(late), where)
 
     def _compare_late(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
-        """each: the outputs, as they were one time or several."""
+        """Compares outputs on swapped arguments with what is expected. each: the outputs, once or several times."""
         if not each:
             return
         arguments = self._late_arguments(copy, number)
@@ -176,9 +179,9 @@ class PairedBenchmark:
     # --- nothing is kept from one replay for the next ----------------------------------------------------------------
 
     def _check_new(self, found: PairedBlock, first_us: tuple[float, float]) -> None:
-        """What was timed took no longer on inputs that it was not executed on before, else it kept results somewhere.
+        """Checks that the program is not slower on inputs that it was not executed on before, else it kept results.
 
-        One sample may be disturbed, and so is taken again, on other inputs; each is held against the baseline's.
+        One sample may be disturbed, so it is taken again, on other inputs.  Each is compared with the baseline's.
         Raises Stop(REJECTED).
         """
         seed_us = statistics.median(found.baseline_us) * found.drift
@@ -199,7 +202,7 @@ class PairedBenchmark:
         raise Stop("time", Verdict.REJECTED, message)
 
     def _anew(self) -> PairedBenchmark:
-        """The same two on other inputs."""
+        """Returns the same two on other inputs."""
         keys = [key + len(self.keys) for key in self.keys]
         for given in (self.baseline, self.program):
             self.verifier.programs.write(self.case, given, keys)
@@ -208,5 +211,5 @@ class PairedBenchmark:
 
 
 def _drawn(program: Program, most: int) -> list[int]:
-    """Some of its copies: nobody can know which."""
+    """Returns some random copies, which no kernel can predict."""
     return secrets.SystemRandom().sample(range(program.copies), min(program.copies, most))

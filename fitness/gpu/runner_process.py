@@ -1,8 +1,7 @@
-"""The process of a runner: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS FACTS` (see
-`fitness/gpu/runner.py`).
+"""Serves requests in a runner's process: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS FACTS`.
 
-Answers one request after the other until the other side hangs up.  After an error that leaves the CUDA context
-unusable it answers with `fault=True` and ends.
+Started by `fitness/gpu/runner.py`.  It answers one request after the other until the other side hangs up.  After an
+error that leaves the CUDA context unusable it answers with `fault=True` and ends.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fitness.gpu.runner import Report
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.task import load_task
 
-_PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two keep the turn and give it back
+_PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two take and release the GPU lock
 
 SCARCE = 0.15  # of the device's memory, free: a runner may need that much beside what it keeps
 
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    bits.prepare(index)  # now, for others have the GPU
+    bits.prepare(index)  # now, while this process holds the lock
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
@@ -67,9 +66,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | None:
-    """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault.
+    """Answers requests.  Returns the next task if one is asked for; None after a fault or if the other side hung up.
 
-    Before each answer the other side is told that it is this process's turn.
+    Before each answer it reports that this process has the GPU lock.
     """
     with torch.no_grad(), torch.cuda.stream(bench.stream):
         while True:
@@ -91,7 +90,7 @@ def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | Non
                         return str(request[0])
                     answer = answered(bench, kind, request)
                     over = isinstance(answer, Report) and answer.fault
-                    if not over:  # after a fault the device can be asked for nothing
+                    if not over:  # after a fault the device cannot be used
                         _leave_memory(bench)
             connection.send(answer)
             if over:
@@ -99,14 +98,14 @@ def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | Non
 
 
 def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
-    """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
+    """Returns the answer to one request; any error becomes a Report with a verdict: this is a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
         "judge": bench.judge, "eager": partial(_eager, bench), "baselines": bench.baselines, "beside": bench.beside,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]
-        bench.stream.synchronize()  # an error that comes late belongs to this request
+        bench.stream.synchronize()  # a late error belongs to this request
         return answer
     except Stop as stop:
         report = Report(stop.verdict, stop.stage, stop.message)
@@ -122,7 +121,7 @@ def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
 
 
 def _leave_memory(bench: Benchmark) -> None:
-    """What this process keeps for its next allocations goes back where the next process might lack it."""
+    """Gives cached memory back to the device if the next process might lack it."""
     free, total = torch.cuda.mem_get_info(bench.device)
     if free < SCARCE * total:
         torch.cuda.empty_cache()
@@ -134,7 +133,10 @@ def _eager(bench: Benchmark, folder: str, seed: str, wall_s: float) -> Report:
 
 
 def _unexpected(error: Exception) -> Report:
-    """CUDA errors surface as RuntimeError wherever PyTorch next asks; anything else is a bug of the evaluator."""
+    """Returns a Report.
+
+    CUDA errors appear as RuntimeError at PyTorch's next call; anything else is a bug of the evaluator.
+    """
     text = str(error).strip()
     if isinstance(error, RuntimeError) and "CUDA error" in text:
         return Report(verdict_of_text(text), "verify", text.splitlines()[0], fault=True)
@@ -143,7 +145,7 @@ def _unexpected(error: Exception) -> Report:
 
 
 def _settled(bench: Benchmark, report: Report) -> Report:
-    """The report, or that of a CUDA error which was still on its way."""
+    """Returns the report, or that of a CUDA error which was still on its way."""
     try:
         bench.stream.synchronize()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What is known of the seed kernel's times: how many launches make a sample, its noise floor, what it takes alone."""
+"""Measures the seed kernel: how many launches make a sample, its noise floor, its time alone."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from fitness.gpu.timing import EQUAL, Alone, noise_floor
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
 SAMPLE_US, MAX_COPIES = 100.0, 32
-LONGEST_SAMPLE_US = 3000.0  # of the baseline, where it is much slower than the candidate
+LONGEST_SAMPLE_US = 3000.0  # of the baseline, if it is much slower than the candidate
 COPIES_BYTES = 2 << 30  # device memory for all copies of one case
 
-# Of the seed with itself, each time in other memory: where its buffers lie makes a kernel up to a percent faster or
-# slower, for as long as they lie there.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
+# The seed is compared with itself, each time in other memory: the place of its buffers changes its time by up to a
+# percent.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
-FLOOR_BYTES = 4 << 30  # device memory of the twins that are kept so that the next one gets other memory
-ALONE_TURNS, ALONE_SAMPLES = 2, 5  # of a baseline that was slow, on each of two inputs, to see whether they are why
+FLOOR_BYTES = 4 << 30  # device memory of paired programs that are kept so that the next one gets other memory
+# of a baseline that was slow, on each of two inputs, to see whether they are the reason
+ALONE_TURNS, ALONE_SAMPLES = 2, 5
 
 
 class SeedTimes:
-    """Of the seed of `programs`, found where they are first needed."""
+    """Times of the seed of `programs`, measured at the first request."""
 
     def __init__(self, programs: Programs, stopwatch: Timer) -> None:
         self._programs, self._stopwatch = programs, stopwatch
@@ -39,9 +40,9 @@ class SeedTimes:
         self._copies: dict[str, int] = {}
 
     def copies(self, case: Case, program: Program) -> int:
-        """How many launches a sample takes: a power of two, so that few graphs of the seed are needed."""
+        """Returns how many launches a sample takes: a power of two, so that few graphs of the seed are needed."""
         time_us = self._stopwatch.least(program, 2)
-        seed_us = self._us.setdefault(case.name, time_us)  # the seed is the first
+        seed_us = self._us.setdefault(case.name, time_us)  # the seed comes first
         most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
         copies = 1
         while copies < SAMPLE_US / time_us and 2 * copies <= most:
@@ -51,7 +52,7 @@ class SeedTimes:
         return known if copies <= known <= min(most, 2 * copies) else copies
 
     def alone(self, contest: PairedBenchmark) -> Alone:
-        """What the seed's graph of a case is beside another one of the same plan."""
+        """Returns the seed's noise floor and time for a case, measured beside another program of the same plan."""
         case, baseline, keys = contest.case, contest.baseline, contest.keys
         known = (case.name, baseline.copies)
         if known not in self._alone:
@@ -74,12 +75,12 @@ class SeedTimes:
         return self._alone[known]
 
     def harder(self, contest: PairedBenchmark) -> float:
-        """How many times as long the seed takes on these inputs as on those that it had alone, both now.
+        """Returns how many times as long the seed takes on these inputs as on those of `alone`, both measured now.
 
-        By turns, and the least of each: what disturbs one of them only is no reason.
+        Alternating, and the least of each: a disturbance of only one of them is not a reason.
         """
         case, baseline = contest.case, contest.baseline
-        baseline.look_around()  # what was stored there is seen before it is written anew
+        baseline.look_around()  # stores there are seen before it is written again
         both = (self._alone_on[case.name, baseline.copies], contest.keys)
         least = [math.inf, math.inf]
         for turn in range(2 * ALONE_TURNS):

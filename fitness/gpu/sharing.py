@@ -1,4 +1,4 @@
-"""One GPU for the judges of several tasks: what is known of it, and the process that certifies."""
+"""Shares one GPU among the backends of several tasks: its properties, and the process that certifies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fitness.sandbox.zygote import Zygote
 
 
 class SharedGpu:
-    """What judges on one GPU have in common.  Close it after them."""
+    """The state that backends on one GPU share.  Close it after them."""
 
     def __init__(self, device: int = 0) -> None:
-        """`device`: CUDA index of the GPU."""
+        """Starts nothing yet.  device: CUDA index of the GPU."""
         self.device = device
         self._asking = threading.Lock()
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
 
     def start(self, runner: Runner) -> Mapping[str, Any]:
-        """Starts the runner's process; the facts of the GPU (`fitness.cuda.device.DeviceFacts` as a dict).
+        """Starts the runner's process; returns the properties of the GPU (`fitness.cuda.device.DeviceFacts` as a dict).
 
-        The first process measures the ceilings among them; others are told them, and only load what they need.
+        The first process measures the ceilings among them; later ones get them, and only load what they need.
         """
         with self._asking:
             if not self._facts:
@@ -33,7 +33,7 @@ class SharedGpu:
         return runner.start(self._facts)
 
     def eager(self) -> Zygote:
-        """The zygote in whose children candidates are run eagerly.  It starts in the background, at the first call."""
+        """Returns the zygote whose children run candidates eagerly.  It starts in the background, at the first call."""
         with self._asking:
             if self._eager is None:
                 self._eager = Zygote(sm_name(self._facts["capability"]), ("eager",), self._facts["uuid"])

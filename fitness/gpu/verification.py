@@ -1,7 +1,7 @@
-"""Whether a plan's CUDA graph computes what it should, on inputs that nobody could know.
+"""Verifies that a plan's CUDA graph computes what it should, on inputs that no kernel can know.
 
-For each case: inputs never seen before are written into new, poisoned memory, the graph is replayed, and only then is
-the expectation computed, by the reference in float64, from inputs drawn once more.
+For each case, fresh inputs are written into new, poisoned memory and the graph is replayed.  Only then the reference
+computes the expectation in float64, from inputs drawn once more.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Verifier:
         *,
         prove: bool = True,
     ) -> Program:
-        """The program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
+        """Returns the program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
 
-        prove: whether it is asked who wrote the outputs.
+        prove: whether to check which kernels wrote the outputs.
         """
         program = self.programs.build(loaded, case, [self.programs.inputs(case, key)])
         share = Share(program.plan, program.outputs_of_plan) if prove and needs_proof(program.plan) else None
@@ -62,7 +62,7 @@ class Verifier:
     def _verify(
         self, program: Program, case: Case, variant: str, key: int, tally: VerificationSummary, *, poison: int
     ) -> None:
-        """One replay on fresh inputs, beginning from the poison of that number; the first plain one several times."""
+        """Verifies one replay on fresh inputs, from the poison of that number; the first plain one several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(self.programs.inputs(case, key, variant))
         program.memory.renew_guards(poison)
@@ -71,7 +71,7 @@ class Verifier:
         broken = program.broken_guards()
         if broken:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
-        # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
+        # The expectation is made now, from inputs drawn again: none of it was on the device during the replay.
         again = self.programs.inputs(case, key, variant)
         changed = program.modified_inputs(again) or (program.differing_inputs() if repeats > 1 else [])
         if changed:
@@ -85,7 +85,7 @@ class Verifier:
             tally.seen.add(case.name)
 
     def _replay(self, program: Program, repeats: int, poison: int, where: str) -> None:
-        """Raises Stop(WRONG) where outputs differ from one time to the next."""
+        """Replays.  Raises Stop(WRONG) if outputs differ from one time to the next."""
         if repeats > 1:
             program.remember_inputs()
         first: list[torch.Tensor] = []
@@ -102,7 +102,7 @@ class Verifier:
                 raise Stop("verify", Verdict.WRONG, f"{where}: replays on the same inputs differ: {UNSTEADY}")
 
     def expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
-        """What to compare with for `arguments`, which are used up: as the reference says, or the seed kernel."""
+        """Returns what the reference, or the seed kernel in its place, makes of `arguments`, which are used up."""
         if self.task.reference is not None:
             return oracle.expect_for(self.task, case, variant, arguments)
         seed = self.programs.of_seed(case, [arguments])
@@ -112,7 +112,7 @@ class Verifier:
             seed.reset()
             seed.replay()
             found.append([output.clone() for output in seed.outputs()])
-        seed.reset()  # what was expected does not stay where a kernel might find it
+        seed.reset()  # a kernel must not find what was expected
         after_move, own = found
         return seed_oracle.expect(self.task, arguments, seed.plan.structure, seed.outputs_of_plan, own, after_move)
 
@@ -127,7 +127,7 @@ class Verifier:
         tally: VerificationSummary,
         outputs: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """`outputs`: others than those of the first copy as they are.  Raises Stop(WRONG)."""
+        """Compares outputs with the expectation. outputs: instead of those of the first copy.  Raises Stop(WRONG)."""
         strides = [ref.strides for ref in program.outputs_of_plan]
         outputs = program.outputs() if outputs is None else outputs
         for output in outputs:

@@ -1,4 +1,4 @@
-"""On what a candidate is verified on a GPU, and the worst of what was found."""
+"""Chooses the inputs on which a candidate is verified on a GPU, and keeps the worst result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FRESH = 3  # replays on different inputs for every case
 
 
 def replays(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
-    """(variant, number) of the inputs of a case: every stress variant on one of the cases, the plain ones last.
+    """Returns (variant, number) of the inputs of a case: every stress variant on one of the cases, plain ones last.
 
-    `key` says on which one: no kernel can see it.
+    `key` decides on which one: no kernel can see it.
     """
     stress = [v for v in oracle.variants(task) if v != "normal"]
     mine = task.cases.index(case)
@@ -34,7 +34,7 @@ class VerificationSummary:
         return case.name in self.seen
 
     def add(self, where: str, ratio: float, budget: float) -> None:
-        """ratio: error in units of the budget; budget: absolute, root mean square."""
+        """Adds a replay. ratio: error in units of the budget; budget: absolute, root mean square."""
         self._cases += 1
         if ratio > self._worst:
             self._worst, self._where, self._budget = ratio, where, budget
