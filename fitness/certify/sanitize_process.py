@@ -1,8 +1,8 @@
-"""`python -m fitness.certify.sanitize_process TASK FILE`: replays plans once, for a tool that watches
-(`fitness/certify/sanitize.py`).
+"""Replays plans once, for a tool that watches: `python -m fitness.certify.sanitize_process TASK FILE`.
 
-FILE holds (work, cases, seed), pickled by the process that started this one.  Unlike in the runner, each buffer of a
-plan is an allocation of its own and no guard zones surround it: a read beyond its end is outside of any allocation.
+FILE holds (work, cases, seed), pickled by the process that started this one (`fitness/certify/sanitize.py`).  Unlike in
+the runner, each buffer of a plan is an allocation of its own without guard zones.  So a read beyond its end is outside
+of any allocation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fitness.verify import oracle
 
 
 class Apart(DeviceMemory):
-    """The buffers of a plan, each for itself, once."""
+    """The buffers of a plan, each an allocation of its own, one copy."""
 
     def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
         Layout.__init__(self, plan)
