@@ -1,1 +1,1 @@
-"""Benchmark suites: files of others, read from a checkout given by path and turned into task folders."""
+"""Turns files of benchmark suites into task folders; the checkout is given by path."""

@@ -1,4 +1,4 @@
-"""PyTorch's times beside the seed kernels of a suite's tasks, on the first GPU."""
+"""Times PyTorch beside the seed kernels of a suite's tasks, on the first GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fitness.tasks.task import Task
 
 
 def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tuple[Task, list[Baseline]]]:
-    """Task by task in one process on the GPU, whose facts `target` gets; meanwhile `workers` record and compile.
+    """Yields the baselines of each task, from one process on the GPU; meanwhile `workers` threads record and compile.
 
-    Raises EvoError where no runner can be had.
+    `target` gets the properties of the GPU. Raises EvoError if no runner can be had.
     """
     target = measuring(target)
     with (

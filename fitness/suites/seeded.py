@@ -1,4 +1,4 @@
-"""Checks of suites whose files say what is to be computed, and have no kernel: seed kernels come from elsewhere."""
+"""Checks suites whose files say what is to be computed, and have no kernel: seed kernels come from elsewhere."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fitness.verify.verify import Executable
 
 NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
 
-# Of a Stop: what was reached before.
+# What a Stop says of the stage reached before.
 _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
 
 
 class SeededChecker(check.SuiteChecker):
-    """As that of files with kernels; a task's reference is PyTorch's."""
+    """Checks like SuiteChecker; the reference of a task is PyTorch's function."""
 
     stages: ClassVar[Sequence[str]] = check.STAGES
 
     def __init__(
         self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None, *, seeds: Path | None = None
     ) -> None:
-        """`seeds`: a folder of kernels that go before evo's."""
+        """Keeps the settings. seeds: a folder of kernels that are preferred to evo's."""
         super().__init__(root, target, zygote, verifier)
         self._seeds = seeds
 
@@ -58,7 +58,7 @@ class SeededChecker(check.SuiteChecker):
         return executable(task, task.seed_source, facts)
 
     def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
-        """Verified at the sizes for a CPU."""
+        """Verifies at the sizes for a CPU."""
         judge = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
             judge.prepare(task.seed_source, facts)
@@ -68,14 +68,14 @@ class SeededChecker(check.SuiteChecker):
 
 
 def given(name: str, folder: Path | None) -> str | None:
-    """The kernel that a folder of the user's has for the file of that name."""
+    """Returns the kernel that a folder of the user's has for the file of that name."""
     if folder is not None and (path := folder / f"{name}.py").exists():
         return text_of(path)
     return None
 
 
 def check_seeds(folder: Path, sources: Sequence[Named], function: str) -> None:
-    """Raises ConfigError where a file of `folder` is for no file of the suite; `function`: what each has to define."""
+    """Raises ConfigError if a file of `folder` is for no file of the suite. function: what each has to define."""
     if not folder.is_dir():
         raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")
     known = {source.name for source in sources}

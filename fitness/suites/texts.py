@@ -1,4 +1,4 @@
-"""Python files of a checkout, or of a folder of seed kernels, and their texts."""
+"""Reads Python files of a checkout, or of a folder of seed kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from evo.core.errors import ConfigError
 
 
 def python_files(folder: Path) -> list[Path]:
-    """By name; not those that begin with a dot, which systems and editors leave beside others' files."""
+    """Returns the files by name; without those that begin with a dot, which systems and editors leave behind."""
     return sorted(path for path in folder.glob("*.py") if not path.name.startswith("."))
 
 
 def text_of(path: Path) -> str:
-    """Raises ConfigError where it cannot be read as UTF-8."""
+    """Returns the text of a file.  Raises ConfigError if it cannot be read as UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
