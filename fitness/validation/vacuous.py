@@ -1,9 +1,9 @@
-"""Whether the check of a task is vacuous: kernels that do not do their work must be found wrong in every case.
+"""Checks whether the check of a task is vacuous: kernels that do not do their work must be found wrong in all cases.
 
-What is tried are the seed's own kernels, one after the other (`fitness/validation/idle.py`).  One that is not found
-wrong is compared with the seed again, bit for bit, on other inputs: random numbers in all floating tensors and those of
-8 bits, whatever the task draws there.  If it is the same there too, the kernel is such a function (it copies, or its
-results are not used).  Else the case says nothing of the kernel: candidates that do nothing would pass.
+The seed's own kernels are tried, one after the other (`fitness/validation/idle.py`).  One that is not found wrong is
+compared with the seed again, bit for bit, on other inputs.  These are random numbers in all floating tensors and those
+of 8 bits, whatever the task draws there.  If it is the same there too, that is the kernel's function (it copies, or its
+results are not used).  Otherwise the case does not test the kernel: candidates that do nothing would pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fitness.verify.verify import Executable, Expectations, Jobs, expectations, 
 
 VACUOUS, SAME, UNTRIED = "vacuous", "same", "untried"
 
-# What becomes of an idle kernel in each case, on the task's inputs or on others.
+# The result of an idle kernel in each case, on the task's inputs or on others.
 Judge = Callable[[Idle, bool], Mapping[str, Check | Stop]]
 
 
@@ -36,7 +36,7 @@ Judge = Callable[[Idle, bool], Mapping[str, Check | Stop]]
 class VacuousFinding:
     """An idle kernel that is not found wrong in a case.
 
-    what: VACUOUS; SAME, if the kernel is such a function; UNTRIED, if it could not be executed.
+    what: VACUOUS; SAME, if that is the kernel's function; UNTRIED, if it could not be executed.
     """
 
     case: str
@@ -52,7 +52,10 @@ class VacuousFinding:
 def findings(
     source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], judge: Judge
 ) -> list[VacuousFinding]:
-    """Of all idle kernels of a seed.  plans: by case; written: positions of the arguments that the entry writes."""
+    """Returns findings for all idle kernels of a seed.
+
+    plans: by case; written: positions of the arguments that the entry writes; evaluate: verifies an idle kernel.
+    """
     found = []
     for idle in idle_kernels(source, plans, written):
         judged = judge(idle, False)
@@ -67,7 +70,7 @@ def findings(
 
 
 def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str, str]:
-    """What a result says, and why.  elsewhere: the result on other inputs, of which the seed says what is right."""
+    """Returns what a result means, and why. elsewhere: the result on other inputs, compared with the seed."""
     if isinstance(result, Stop):
         if result.message == NOTHING_COMPARED:
             return VACUOUS, "nothing is compared: what the reference gives is never finite"
@@ -89,9 +92,10 @@ def check(found: Sequence[VacuousFinding]) -> None:
 
 
 def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[VacuousFinding]:
-    """By the interpreter, at the sizes for a CPU; none of a task that allows candidates without plans (`eager`).
+    """Returns the findings by the interpreter, at the sizes for a CPU.
 
-    Raises Stop if the seed kernel itself does not pass.
+    None for a task that allows candidates without plans (`eager`).  Raises Stop if the seed kernel itself does not
+    pass.
     """
     if task.eager:
         return []
@@ -108,7 +112,7 @@ def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = 
 
 
 def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits) -> list[VacuousFinding]:
-    """`seed`: what the interpreter executes of the seed kernel, at the sizes for a CPU."""
+    """Returns the findings. seed: what the interpreter executes of the seed kernel, at the sizes for a CPU."""
     with scratch_folder() as scratch:
         trials = _Trials(task, seed, Jobs(zygote, scratch, limits))
         plans = {case.name: seed.plans[case.name] for case in task.cases}
@@ -116,7 +120,7 @@ def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits)
 
 
 class _Trials:
-    """Idle kernels under the interpreter; what they are compared with is made once."""
+    """Verifies idle kernels under the interpreter; what they are compared with is made once."""
 
     def __init__(self, task: Task, seed: Executable, jobs: Jobs) -> None:
         self._task, self._seed, self._jobs = task, seed, jobs
@@ -127,7 +131,7 @@ class _Trials:
         return {c.name: self._verified(kernel, c, elsewhere) for c in self._task.cases if c.name in idle.plans}
 
     def _verified(self, kernel: Executable, case: Case, elsewhere: bool) -> Check | Stop:
-        """On plain inputs first, which are enough for most."""
+        """Verifies on plain inputs first, which are enough for most."""
         whole = asked(self._task, case, elsewhere)
         try:
             for stress in (False, True) if whole.stress else (False,):
@@ -151,7 +155,7 @@ class _Trials:
 
 
 def work_of(facts: CompiledCandidate) -> LaunchBundle:
-    """What a GPU gets of the facts."""
+    """Returns the launch bundle of a compiled candidate."""
     return LaunchBundle(facts.plans, facts.builds, facts.cubins)
 
 
@@ -161,8 +165,9 @@ def on_gpu(
     build: Callable[[str, CompiledCandidate], CompiledCandidate],
     beside: Callable[[Task, LaunchBundle, LaunchBundle, bool], Mapping[str, Report]],
 ) -> list[VacuousFinding]:
-    """`facts`: of the seed, built; `build`: the same for another source and its plans; `beside`: `Runner.beside` for a
-    task.
+    """Returns the findings on a GPU.
+
+    compiled: the seed, built; build: builds another source with its plans; beside: `Runner.beside` for a task.
     """
 
     def judge(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
