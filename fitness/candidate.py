@@ -1,6 +1,6 @@
-"""What is known about a source before it is judged: gate, record, compile and screen, in the order of ARCHITECTURE.md.
+"""Builds what is known about a source before verification: gate, record, compile and screen.
 
-Every stage hands facts to the next or raises Stop with the verdict.
+Each stage adds to a CompiledCandidate or raises Stop with the verdict.  The order is that of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fitness.tasks.task import Task
 from fitness.verify.long_loops import AddedCase, added
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
-# CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
-# far too large compile for minutes and are slow: docs/suites.md, "What compiling may take".
+# CPU seconds that compiling one configuration may take: BUILD_S, or TIMES_SEED times what the slowest build of the seed
+# took.  Blocks far too large compile for minutes and are slow: docs/suites.md, "What compiling may take".
 BUILD_S, TIMES_SEED = 10.0, 3.0
 
 Estimates = dict[str, model.Estimate]  # by tune case
@@ -45,31 +45,32 @@ Estimates = dict[str, model.Estimate]  # by tune case
 
 @dataclass
 class CompiledCandidate:
-    """What is known about a source before it is verified."""
+    """All that is known about a source before it is verified."""
 
     plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
     constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
-    unbuilt: tuple[str, ...] = ()  # cases that are compiled before it is judged (`FrontEnd.complete`)
+    unbuilt: tuple[str, ...] = ()  # cases that `FrontEnd.complete` compiles before verification
     left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
-    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
+    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, if it is going to be launched
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
     estimates: Estimates = field(default_factory=dict)
-    stretched: tuple[AddedCase, ...] = ()  # and reduced: beside the task's own, with plans under their names
+    # long-loop and reduced cases: beside the task's own, with plans under their names
+    stretched: tuple[AddedCase, ...] = ()
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 class FrontEnd:
-    """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
+    """Builds the CompiledCandidate of sources of one task for one target.  Thread-safe: several threads may call it.
 
-    All cases are recorded and compiled at the target's sizes, the tune cases first: `complete`.
+    All cases are recorded and compiled at the target's sizes, the tune cases first: see `complete`.
 
-    `measured`: for candidates that a GPU judges.  The machine code is kept then, and estimates are made only where they
-    are asked for.  Otherwise the cases are also recorded at their sizes for a CPU, with stretched and reduced ones, and
-    the tune cases are estimated.
+    measured: whether a GPU evaluates the candidates.  If so, the machine code is kept, and estimates are made on
+    request.  If not, the cases are also recorded at their sizes for a CPU, with long-loop and reduced cases, and the
+    tune cases are estimated.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class FrontEnd:
         limits: Limits | None = None,
         zygote: Zygote | None = None,
     ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
+        """Makes its scratch folder and its zygote.
+
+        A `zygote` that is given is shared with others and not closed here.
+        """
         self.task, self.target, self.limits = task, target, limits or Limits()
         self._measured = measured
         self.use_gate = True  # switched off to test that the later stages hold without the first
@@ -97,7 +101,7 @@ class FrontEnd:
         self._zygote = zygote or Zygote(target.name, ("record", "compile", "trace"))
 
     def collect(self, source: str) -> CompiledCandidate:
-        """All stages before a candidate is judged, but for `complete`.  Raises Stop with the verdict."""
+        """Returns what all stages before verification find, except for `complete`.  Raises Stop with the verdict."""
         facts = CompiledCandidate()
         stages: list[Callable[[str, CompiledCandidate, Path], None]] = [
             self._gate,
@@ -107,7 +111,7 @@ class FrontEnd:
         ]
         if not self._measured:
             stages.append(self._estimate)
-        elif self.task.eager:  # judged by its Python, whether it could be recorded or not
+        elif self.task.eager:  # its Python is evaluated, whether it could be recorded or not
             stages = [self._gate]
         with scratch_folder(self._root) as scratch:
             for stage in stages:
@@ -118,7 +122,10 @@ class FrontEnd:
         return facts
 
     def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
-        """With the builds of what is verified and not timed, which a duplicate does not need.  Raises Stop."""
+        """Returns the candidate with the builds that are verified and not timed.
+
+        A duplicate does not need them. Raises Stop.
+        """
         if not facts.unbuilt:
             return facts
         whole = dataclasses.replace(facts, unbuilt=(), seconds=dict(facts.seconds))  # others may be reading `facts`
@@ -126,14 +133,15 @@ class FrontEnd:
         with scratch_folder(self._root) as scratch, surviving("compile"):
             self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
         whole.seconds["compile"] += time.perf_counter() - begin
-        if whole.estimates and whole.left_out != facts.left_out:  # made for configurations of which some are gone
+        # made with configurations of which some have now been left out
+        if whole.estimates and whole.left_out != facts.left_out:
             whole.choices, whole.estimates = {}, {}
             with scratch_folder(self._root) as scratch, surviving("estimate"):
                 self._estimate(source, whole, scratch)
         return whole
 
     def estimates(self, source: str, facts: CompiledCandidate) -> Estimates:
-        """The estimate of each tune case.  Raises Stop where there is none."""
+        """Returns the estimate of each tune case.  Raises Stop if one cannot be made."""
         trial = dataclasses.replace(facts, choices={}, work={}, estimates={})  # other threads may be reading `facts`
         with scratch_folder(self._root) as scratch:
             self._estimate(source, trial, scratch)
@@ -171,7 +179,10 @@ class FrontEnd:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
     def _record(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
-        """What fails at sizes reduced to 1 is recorded without them: it may raise beyond what its task shows."""
+        """Records all cases.
+
+        If only reduced cases fail, records without them: a size of 1 may raise beyond the task's own.
+        """
         facts.stretched = () if self._measured else self._stretched_of_seed()
         needed = tuple(case for case in facts.stretched if not case.reduced)
         try:
@@ -191,14 +202,14 @@ class FrontEnd:
         facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
 
     def _stretched_of_seed(self) -> tuple[AddedCase, ...]:
-        """The sizes beside the task's own at which the seed can be recorded."""
+        """Returns the sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
             if self._stretched is None:
                 self._stretched = tuple(added(self.task, self._plan_of_seed))
             return self._stretched
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
-        """None where the seed cannot be recorded at these sizes."""
+        """Returns the seed's plan, None if the seed cannot be recorded at these sizes."""
         call = {"name": case.name, "args": self._calls.describe(case)}
         with scratch_folder(self._root) as scratch:
             try:
@@ -209,7 +220,7 @@ class FrontEnd:
                 return None
 
     def _compile(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
-        """Compiles every configuration of every launch at the target's sizes, in what is timed."""
+        """Compiles every configuration of every launch at the target's sizes, for the cases that are timed."""
         if source == self.task.seed_source:
             self._build(source, facts, scratch, cases=self._at_target())
             self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
@@ -220,7 +231,7 @@ class FrontEnd:
     def _compile_cases(
         self, source: str, facts: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
     ) -> None:
-        """Raises Stop also where one takes far longer than the seed."""
+        """Compiles these cases.  Raises Stop also if one build takes far longer than the seed's."""
         seed_s = self._slowest_of_seed()
         most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
         try:
@@ -233,7 +244,7 @@ class FrontEnd:
             raise Stop(stop.stage, stop.verdict, message) from stop
 
     def _slowest_of_seed(self) -> float:
-        """Seconds.  A recorder that shares a task with others may not have seen the seed yet."""
+        """Returns CPU seconds.  A front end that shares a task with others may not have compiled the seed yet."""
         with self._lock:
             if self._seed_s is None:
                 with scratch_folder(self._root) as scratch:
@@ -244,7 +255,7 @@ class FrontEnd:
             return self._seed_s
 
     def _build(self, source: str, facts: CompiledCandidate, scratch: Path, **how: Any) -> None:
-        """Adds what is built to the facts; a configuration that is left out is left out of all cases."""
+        """Adds builds to the candidate; a configuration that is left out is left out of all cases."""
         built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
         for name, builds in built.builds.items():
             if why := screen.not_at_once(built.plans[name], builds, self.target):
@@ -255,7 +266,7 @@ class FrontEnd:
         facts.plans, facts.left_out = built.plans, (*facts.left_out, *built.left_out)
 
     def _screen(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
-        """Gives what is timed its hash: who differs in holdout cases alone is no faster."""
+        """Hashes what is timed.  A candidate that differs in holdout cases alone is not faster."""
         facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
 
     def _estimate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
@@ -278,7 +289,7 @@ class FrontEnd:
                 facts.estimates[name] = self._estimated(case, facts, traces[name])
 
     def _check_work(self, case: Case, facts: CompiledCandidate, found: Seen) -> None:
-        """Raises Stop where the plan does not seem to do the case's work."""
+        """Raises Stop if the plan does not seem to do the case's work."""
         moved, computed = self._needed(case)
         skipped = coverage(
             facts.plans[case.name],
@@ -302,7 +313,7 @@ class FrontEnd:
     def _estimated(
         self, case: Case, facts: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
     ) -> model.Estimate:
-        """Raises Stop where the estimate is too good to be true."""
+        """Returns the estimate of a case.  Raises Stop if it is too good to be true."""
         name, plan = case.name, facts.plans[case.name]
         found = model.estimate(plan, facts.choices[name], facts.builds[name], traces, self.target)
         limit_us = roofline.least_us(plan, *self._needed(case), self.target)
@@ -311,12 +322,12 @@ class FrontEnd:
         return found
 
     def _needed(self, case: Case) -> tuple[float | None, float | None]:
-        """Bytes and operations of a case, where the task says them."""
+        """Returns bytes and operations of a case, if the task says them."""
         moved, computed = self.task.bytes, self.task.flops
         return moved(case) if moved else None, computed(case) if computed else None
 
     def _traced(self, source: str, facts: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
-        """What the trace of each case found.  Raises Stop."""
+        """Returns what the trace of each case found.  Raises Stop."""
         payload = {
             "source": source,
             "constants": facts.constants,
@@ -331,7 +342,7 @@ class FrontEnd:
         return dict(zip(names, found, strict=True))
 
     def _choose(self, facts: CompiledCandidate, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-        """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.
+        """Returns one configuration per autotuned kernel: the least estimated time over all tune cases.
 
         Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
         """
@@ -357,5 +368,5 @@ class FrontEnd:
         return [case.name for case in self._calls.tune]
 
     def _in(self, scratch: Path) -> dict[str, Any]:
-        """Where sandboxed steps are executed."""
+        """Returns the arguments that say how sandboxed steps are executed."""
         return {"zygote": self._zygote, "target": self.target.spec, "scratch": scratch, "limits": self.limits}

@@ -1,4 +1,4 @@
-"""Judges candidates on a machine without a GPU: executed by an interpreter, timed by a model of the target."""
+"""Evaluates candidates on a machine without a GPU: an interpreter executes them, a model of the target times them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from fitness.verify.long_loops import AddedCase
 from fitness.verify.sampled import Sampled
 from fitness.verify.verify import Executable, Jobs, verify
 
-STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
+# CPU seconds that the seed may take for all long-loop cases; candidates may take what their limits allow
+STRETCHED_S = 5
 
 
 def executable(task: Task, source: str, facts: CompiledCandidate) -> Executable:
-    """What the interpreter executes of a source, by the facts that a recorder collected without a GPU."""
+    """Returns what the interpreter executes of a source that was compiled for no GPU."""
     calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in facts.stretched}
     plans = {name: facts.plans[call] for name, call in calls.items()}
     choices = {name: facts.choices[call] for name, call in calls.items()}
@@ -39,7 +40,7 @@ def executable(task: Task, source: str, facts: CompiledCandidate) -> Executable:
 
 
 class CpuBackend:
-    """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
+    """Verifies at the cases' sizes for a CPU; times are the candidate's estimates."""
 
     stage = "verify"
     environment: Mapping[str, Any] = {}
@@ -47,20 +48,23 @@ class CpuBackend:
     def __init__(
         self, task: Task, target: Target, *, limits: Limits | None = None, zygote: Zygote | None = None
     ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
+        """Keeps the settings.  A `zygote` that is given is shared with others and not closed here."""
         self._task, self.limits = task, limits or Limits()
         self._root = scratch_root()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.name, ("interpret",))
         self._baseline: Estimates | None = None
-        self._seed: Executable | None = None  # where it is the reference
-        self._stretched: list[AddedCase] = []  # what the seed does right
+        self._seed: Executable | None = None  # if it is the reference
+        self._stretched: list[AddedCase] = []  # those that the seed computes correctly
         (self._root / "inputs").mkdir()
         self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
         self._stored: set[int] = set()  # arguments that the seed stores to
 
     def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
+        """Evaluates the seed, which becomes the baseline.
+
+        Long-loop cases that the seed fails are not asked of candidates.
+        """
         self._baseline = facts.estimates
         self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
         limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
@@ -76,14 +80,17 @@ class CpuBackend:
     def _prepared(
         self, facts: CompiledCandidate, judged: Callable[[Sequence[AddedCase]], BackendResult]
     ) -> BackendResult:
-        """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
+        """Finds the long-loop cases that the seed computes correctly.
+
+        verify_seed: verifies the seed on some of them.
+        """
         self._stretched = list(facts.stretched)
         try:
             return judged(self._stretched)
         except (Stop, EvoError):
             if not facts.stretched:
                 raise
-            found = judged(())  # raises where it fails the task's own cases
+            found = judged(())  # raises Stop if the seed fails the task's own cases
             self._stretched = []
             for case in facts.stretched:
                 with suppress(Stop, EvoError):
@@ -92,7 +99,7 @@ class CpuBackend:
             return found
 
     def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
-        """As of every judge."""
+        """Verifies the candidate and returns its estimated times.  Raises Stop with the verdict."""
         stretched = [case for case in self._stretched if case in facts.stretched]
         found = self._judged(source, facts, key, stretched, self.limits)
         with scratch_folder(self._root) as scratch:
@@ -102,7 +109,10 @@ class CpuBackend:
     def _judged(
         self, source: str, facts: CompiledCandidate, key: str, stretched: Sequence[AddedCase], limits: Limits
     ) -> BackendResult:
-        """`limits`: for the stretched sizes together."""
+        """Verifies the candidate on the task's cases and these long-loop cases.
+
+        limits: for the long-loop cases together.
+        """
         with scratch_folder(self._root) as scratch:
             check = verify(
                 self._task,
@@ -119,11 +129,11 @@ class CpuBackend:
         return BackendResult(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
 
     def certify(self, source: str, key: str) -> Certificate:
-        """As of every judge: nothing is certified without a GPU."""
+        """Returns a certificate that says that nothing was certified: it has no GPU."""
         return not_run(source, "times are estimated without one")
 
     def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """As of every judge."""
+        """Raises NoCounters: no GPU measures this run."""
         raise NoCounters("no counters: no GPU measures this run")
 
     def _full_size(self, source: str, facts: CompiledCandidate) -> Executable:
@@ -164,7 +174,7 @@ class CpuEvaluator(Evaluator):
         limits: Limits | None = None,
         zygote: Zygote | None = None,
     ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
+        """Makes a front end and a CPU backend.  A `zygote` that is given is shared with others and not closed here."""
         self._own_zygote = Zygote(target.name) if zygote is None else None
         zygote = zygote or self._own_zygote
         recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)

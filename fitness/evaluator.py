@@ -1,8 +1,8 @@
-"""Takes a candidate through recorder and judge, and makes an Evaluation of what they find.
+"""Evaluates a candidate: front end, backend, and an Evaluation made of what they find.
 
-A recorder (`fitness/candidate.py`) says what a source is.  A judge says whether it is right and how fast:
-`fitness/cpu_backend.py` without a GPU, `fitness/gpu_backend.py` with one.  `fitness/cluster/pool.py` has many of both,
-on the machines of a cluster.
+The front end (`fitness/candidate.py`) turns a source into a CompiledCandidate.  A backend says whether it is right and
+how fast: `fitness/cpu_backend.py` without a GPU, `fitness/gpu_backend.py` with one.  `fitness/cluster/pool.py` has many
+of both, on the machines of a cluster.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class BackendResult:
     choices: Choices
     note: str = ""  # what is worth knowing beside the verdict
     environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, where waiting for a turn is to be told apart
-    eager: bool = False  # as of Evaluation
-    builds: tuple[Build, ...] = ()  # where there are none among the facts
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, if waiting for the GPU is counted separately
+    eager: bool = False  # whether its Python was timed (see Evaluation)
+    builds: tuple[Build, ...] = ()  # if the compiled candidate has none
 
 
 class SeedError(TaskError):
-    """The seed kernel of a task does not pass it; `verdict` is what it was found."""
+    """The seed kernel of a task does not pass it; `verdict` says how it failed."""
 
     def __init__(self, task: Task, verdict: Verdict, stage: str, message: str) -> None:
         super().__init__(
@@ -63,12 +63,12 @@ class SeedError(TaskError):
 
 
 def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
-    """A full disk is no fault of the seed kernel."""
+    """Returns a SeedError, or an EvoError if the machine is at fault (a full disk, say)."""
     return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
 
 
 class CandidateBuilder(Protocol):
-    """What `fitness.candidate.FrontEnd` does, here or elsewhere.  Called from several threads at once."""
+    """Does what `fitness.candidate.FrontEnd` does, here or elsewhere.  Several threads may call it at once."""
 
     @property
     def layers(self) -> Mapping[str, str]: ...
@@ -79,17 +79,20 @@ class CandidateBuilder(Protocol):
 
 
 class Backend(Protocol):
-    """Verifies and times candidates.  `judge` is called from several threads at once."""
+    """Verifies and times candidates.  Several threads may call `evaluate` at once."""
 
-    stage: str  # that it spends its time in
+    stage: str  # in which it spends its time
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """What judges: known after `prepare`."""
+        """Returns what evaluates, for records: known after `prepare`."""
         ...
 
     def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """`judge` for the seed, which becomes the baseline.  Raises Stop, and EvoError where it cannot judge at all."""
+        """Evaluates the seed, which becomes the baseline.
+
+        Raises Stop, and EvoError if the backend cannot evaluate at all.
+        """
         ...
 
     def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
@@ -97,11 +100,11 @@ class Backend(Protocol):
         ...
 
     def certify(self, source: str, key: str) -> Certificate:
-        """Whether the Python of a candidate that was found OK does on a GPU what was recorded of it."""
+        """Certifies that the Python of an OK candidate does on a GPU what was recorded of it."""
         ...
 
     def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """Hardware counters of the launches of one case.  Raises NoCounters."""
+        """Returns hardware counters of the launches of one case.  Raises NoCounters."""
         ...
 
     def close(self) -> None: ...
@@ -111,13 +114,13 @@ class Evaluator:
     """Evaluates candidates of one task for one target.  Thread-safe: several threads may evaluate at once."""
 
     def __init__(self, task: Task, target: Target, recorder: CandidateBuilder, judge: Backend) -> None:
-        """`recorder` and `judge` are closed with the evaluator."""
+        """Keeps both; `front_end` and `backend` are closed with the evaluator."""
         self.task, self.target = task, target
         self._recorder, self._judge = recorder, judge
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._memo: OrderedDict[str, CompiledCandidate | Stop] = OrderedDict()
         self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
-        self._denied = ""  # why counters could not be read: asked once, then left alone
+        self._denied = ""  # why counters could not be read; then they are not asked for again
         self._lock = threading.Lock()
 
     # --- what the engine calls ---------------------------------------------------------------------------------------
@@ -125,8 +128,8 @@ class Evaluator:
     def prepare(self) -> Evaluation:
         """Evaluates the seed kernel, against which all others are compared.
 
-        Raises SeedError where the seed does not pass its own task: nothing could be learnt from such a search.
-        Raises EvoError where there is nothing to judge with.
+        Raises SeedError if the seed does not pass its own task: nothing could be learnt from such a search.  Raises
+        EvoError if nothing here can evaluate.
         """
         seed = Candidate(self.task.seed_source)
         facts = self._facts(seed.source)
@@ -138,7 +141,10 @@ class Evaluator:
         return evaluation
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        """The verdict on `candidate`.  `seed` keys the inputs; `known` maps plan hashes to evaluated candidates."""
+        """Returns the verdict on `candidate`.
+
+        seed: keys the inputs; known: maps plan hashes to evaluated candidates.
+        """
         facts = self._facts(candidate.source)
         if isinstance(facts, Stop):
             return self._failure(candidate, facts, CompiledCandidate())
@@ -153,25 +159,29 @@ class Evaluator:
         return self._judged(candidate, whole, lambda: self._judge.judge(candidate.source, whole, key))
 
     def certify(self, source: str, *, seed: int) -> Certificate:
-        """The certificate of a source that was found OK (the frozen one, where it was autotuned); after `prepare`."""
+        """Returns the certificate of a source that was OK (frozen, if it was autotuned).  Call it after `prepare`."""
         return self._judge.certify(source, f"certify:{Candidate(source).id}:{seed}")
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
-        """Estimated speedup over the seed for each source, without verification; None where there is no estimate."""
+        """Returns the estimated speedup over the seed for each source, without verification.
+
+        None without an estimate.
+        """
         baseline = self._estimates(self.task.seed_source)
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
     def plan_hash(self, source: str) -> str:
-        """Equal for sources with the same machine code, grids and arguments in all tune cases; "" of those that are
-        refused before that.
+        """Returns a text that is equal for sources that do the same work on the device in all tune cases.
+
+        Same work: machine code, grids and arguments. "" for sources that are refused before that.
         """
         facts = self._facts(source)
         return "" if isinstance(facts, Stop) else facts.plan_hash
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
-        """What limits a candidate that is ok, from the best tier to be had; without `counters` from the others.
+        """Returns what limits an OK candidate, from the best available tier; without `counters` from the others.
 
-        Profiles of equal work on the device are made once.  Raises EvoError where the evaluation is not ok.
+        Profiles of equal work on the device are made once.  Raises EvoError if the evaluation is not ok.
         """
         if evaluation.verdict is not Verdict.OK:
             raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
@@ -186,7 +196,7 @@ class Evaluator:
         return known
 
     def _profile(self, candidate: Candidate, evaluation: Evaluation, counters: bool) -> Profile:
-        # Frozen, there is one configuration of each kernel, the chosen one.
+        # Frozen, each kernel has one configuration, the chosen one.
         source = evaluation.frozen_source or candidate.source
         facts = self._facts(source)
         if isinstance(facts, Stop):
@@ -207,7 +217,7 @@ class Evaluator:
     _no_counters = "no GPU measures this run"
 
     def _counted(self, facts: CompiledCandidate, of: profiles.Subject) -> Profile | str:
-        """The profile from hardware counters, or why there is none."""
+        """Returns the profile from hardware counters, or why it could not be read."""
         if self._denied:
             return self._denied
         work = LaunchBundle(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
@@ -219,7 +229,7 @@ class Evaluator:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Versions and protections of this evaluator, and, after `prepare`, what judges."""
+        """Returns versions and protections of this evaluator, and, after `prepare`, what evaluates."""
         here: dict[str, Any] = {"target": self.target.name, "sandbox": self._recorder.layers}
         if self.target.spec != self.target.name:  # another machine than the one that the name stands for
             here[GPU_FACTS] = self.target.spec
@@ -238,7 +248,7 @@ class Evaluator:
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def _facts(self, source: str) -> CompiledCandidate | Stop:
-        """All stages before verification; remembered, because a screened source is often evaluated next."""
+        """Runs all stages before verification and remembers the result: a screened source is often evaluated next."""
         with self._lock:
             if source in self._memo:
                 self._memo.move_to_end(source)
@@ -246,7 +256,7 @@ class Evaluator:
         return self._remembered(source, lambda: self._recorder.collect(source))
 
     def _whole(self, source: str, facts: CompiledCandidate) -> CompiledCandidate | Stop:
-        """With all that is judged, beyond what tells duplicates."""
+        """Adds the builds that verification needs and finding duplicates does not."""
         return self._remembered(source, lambda: self._recorder.complete(source, facts)) if facts.unbuilt else facts
 
     def _remembered(self, source: str, collect: Callable[[], CompiledCandidate]) -> CompiledCandidate | Stop:
@@ -263,9 +273,9 @@ class Evaluator:
         return result
 
     def _estimates(self, source: str) -> Estimates | None:
-        """The estimate of each tune case, None where there is none.
+        """Returns the estimate of each tune case, None without estimates.
 
-        Candidates that a GPU judges have none before it is asked for: runs that measure seldom do.
+        Candidates that a GPU evaluates are estimated on request: runs that measure seldom ask.
         """
         facts = self._facts(source)
         if isinstance(facts, Stop) or not facts.plans:
@@ -305,13 +315,13 @@ class Evaluator:
         )
 
     def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:
-        """Of judging, by stage; "wait" is what a judge that counts its own did not spend."""
+        """Returns seconds by stage. "wait" is the time that a backend with its own clock did not count."""
         if not found.seconds:
             return {self._judge.stage: wall_s}
         return {**found.seconds, "wait": max(0.0, wall_s - math.fsum(found.seconds.values()))}
 
     def _chosen_builds(self, facts: CompiledCandidate, choices: Choices) -> tuple[Build, ...]:
-        """One Build for each distinct machine code that the tune cases launch, in launch order."""
+        """Returns one Build for each distinct machine code that the tune cases launch, in launch order."""
         found: dict[str, Build] = {}
         for name in self._tune:
             for by_config, i in zip(facts.builds[name], choices[name], strict=True):
@@ -350,9 +360,10 @@ class Evaluator:
 
 
 def chosen_configs(facts: CompiledCandidate, choices: Choices) -> dict[str, Config]:
-    """The chosen configuration of every autotuned kernel; none where a kernel has no single one.
+    """Returns the chosen configuration of every autotuned kernel that has a single one.
 
-    Who prunes configurations by size may have another one for each size: frozen to one of them it is another kernel.
+    A kernel that prunes configurations by size may have another one for each size.  Frozen to one, it is another
+    kernel.
     """
     found: dict[str, Config] = {}
     for name, chosen in choices.items():

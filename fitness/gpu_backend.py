@@ -1,4 +1,4 @@
-"""Judges candidates on a GPU: verified and timed by the runner, beside the seed kernel."""
+"""Evaluates candidates on a GPU: the runner verifies them and times them beside the seed kernel."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fitness.sandbox.zygote import Zygote
 from fitness.score import fitness_of
 from fitness.tasks.task import Task
 
-# Of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
+# Fields of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
 
-# Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by where
-# their memory lies, and by what the host does (0.89 and 1.22 were seen on an H200).
+# Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by the place
+# of their memory, and by the work of the host (0.89 and 1.22 were seen on an H200).
 LEAST_FLOOR = 1.4
-# How much slower the seed may be beside a candidate than it was beside itself; beyond, somebody disturbed it.
+# How much slower the seed may be beside a candidate than beside itself.  If it is slower, another process disturbed it.
 DISTURBED = 1.5
 
 
@@ -51,7 +51,10 @@ class GpuBackend:
         limits: Limits | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`device`: CUDA index of the GPU; or `gpu`, where others use it too, which is not closed here."""
+        """Starts nothing yet.
+
+        device: CUDA index of the GPU; gpu: instead, if others use it too; it is not closed here.
+        """
         self._own_gpu = gpu is None
         self._gpu = gpu or SharedGpu(device)
         self._task, self._wall_s = task, (limits or Limits()).wall_s
@@ -59,15 +62,15 @@ class GpuBackend:
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first
-        self._crowning = threading.Lock()  # one certificate at a time: the next may not be wanted any more
+        self._crowning = threading.Lock()  # one certificate at a time: a better one may make the next needless
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Which GPU it is and its ceilings; empty before `prepare`."""
+        """Returns which GPU it is and its ceilings; empty before `prepare`."""
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
 
     def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """As of every judge."""
+        """Verifies the seed on the GPU and makes it the baseline.  Raises Stop, and EvoError without a usable GPU."""
         self._begin()
         return _judged(self._runner.prepare(_work(facts)))
 
@@ -78,24 +81,24 @@ class GpuBackend:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
 
     def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
-        """As of every judge.  A new champion must also do eagerly what it was measured for."""
+        """Verifies and times a candidate.  A new champion is also certified.  Raises Stop with the verdict."""
         judged = _judged(self._runner.evaluate(_work(facts), seed=key))
         judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(judged.timings)
         return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
 
     def _wins(self, fitness: Fitness) -> bool:
-        """Whether it is faster than what is certified: beyond its interval, for a difference within it is none."""
+        """Returns whether it is faster than what is certified, beyond its confidence interval."""
         return fitness.ci95[0] > self._champion
 
     def _certified(
         self, source: str, facts: CompiledCandidate, judged: BackendResult, fitness: Fitness, key: str
     ) -> BackendResult:
-        """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
+        """Returns the result with what its certificate says.  Raises Stop if the candidate fails."""
         frozen = freeze(source, chosen_configs(facts, judged.choices)) or source
         work = replace(_work(facts), choices=judged.choices)
         with self._crowning:
-            if not self._wins(fitness):  # any more: a better one was certified before its turn came
+            if not self._wins(fitness):  # a better one was certified while it waited
                 return judged
             begin = time.perf_counter()
             certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
@@ -111,7 +114,7 @@ class GpuBackend:
         return replace(judged, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:
-        """As of every judge: the full certificate."""
+        """Returns the full certificate."""
         with self._runner.idle():
             return self._prepared().full(source, seed=key)
 
@@ -121,7 +124,7 @@ class GpuBackend:
         return self._certifier
 
     def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """As of every judge: read while nothing else is judged."""
+        """Returns hardware counters, read while nothing else runs on this runner.  Raises NoCounters."""
         with self._runner.idle():
             return counters(self._task.folder, work, case, device=self._gpu.device)
 
@@ -181,9 +184,9 @@ class EagerJudge(GpuBackend):
 
 
 def with_floor(timing: Timing, alone: Timing) -> Timing:
-    """`timing` with what says whether it counts.  alone: the seed beside itself.
+    """Returns `timing` with `terms` that say whether it counts.  alone: the seed beside itself.
 
-    Raises Stop(INFRASTRUCTURE) where the seed was slower beside this candidate.
+    Raises Stop(INFRASTRUCTURE) if the seed was slower beside this candidate.
     """
     beside, before = statistics.median(timing.baseline_us), statistics.median(alone.baseline_us)
     if beside > DISTURBED * before:
@@ -201,7 +204,7 @@ def gpu_backend(task: Task, **options: Any) -> GpuBackend:
 
 
 class GpuEvaluator(Evaluator):
-    """Measures all cases at the target's sizes on one GPU.  The estimate serves `screen` alone."""
+    """Measures all cases at the target's sizes on one GPU. The estimate serves `screen` alone."""
 
     def __init__(
         self,
@@ -214,10 +217,12 @@ class GpuEvaluator(Evaluator):
         zygote: Zygote | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`target` gets the facts of that GPU, if there is one; `prepare` says if there is none.
+        """Makes a front end and a GPU backend.
 
-        `device`, `gpu`: see `GpuBackend`; `recording`: other limits for what is done before a candidate is on the GPU.
-        A `zygote` that is given is shared with others and not closed here.
+        `target` gets the measured values of that GPU; `prepare` fails without one.
+
+        device, gpu: see `GpuBackend`; recording: other limits for the work before a candidate is on the GPU. A `zygote`
+        that is given is shared with others and not closed here.
         """
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
@@ -230,7 +235,7 @@ def _work(facts: CompiledCandidate) -> LaunchBundle:
 
 
 def _judged(report: Report) -> BackendResult:
-    """Raises Stop unless the report says ok."""
+    """Returns the result that the report tells.  Raises Stop unless the report says ok."""
     seconds = {GpuBackend.stage: report.seconds}
     if report.verdict is not Verdict.OK:
         raise Stop(report.stage, report.verdict, report.message, seconds=seconds)
