@@ -85,20 +85,20 @@ def disturbance(before: Clocks, after: Clocks) -> str | None:
     return None
 
 
-def known_facts(index: int, told: Mapping[str, Any]) -> DeviceFacts | None:
+def facts_if_same(index: int, measured: Mapping[str, Any]) -> DeviceFacts | None:
     """Returns what another process measured, None unless it was of this very GPU."""
-    if told.get("uuid") != Watch(index).uuid:
+    if measured.get("uuid") != Watch(index).uuid:
         return None
-    return DeviceFacts(**{**told, "capability": tuple(told["capability"])})
+    return DeviceFacts(**{**measured, "capability": tuple(measured["capability"])})
 
 
 def device_facts(index: int = 0) -> DeviceFacts:
     """Returns the properties of CUDA device `index`; measures its two ceilings (a second and 6 GB of its memory)."""
     device = torch.device("cuda", index)
-    return DeviceFacts(**said_facts(index), copy_bytes_per_s=_copy_rate(device), matmul_flops=_matmul_rate(device))
+    return DeviceFacts(**reported_facts(index), copy_bytes_per_s=_copy_rate(device), matmul_flops=_matmul_rate(device))
 
 
-def said_facts(index: int = 0) -> dict[str, Any]:
+def reported_facts(index: int = 0) -> dict[str, Any]:
     """Returns what CUDA device `index` says of itself: all fields of DeviceFacts that are not measured."""
     properties, watch = torch.cuda.get_device_properties(index), Watch(index)
     bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(watch.handle)

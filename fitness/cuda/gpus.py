@@ -45,6 +45,6 @@ def measuring(target: Target, index: int = 0) -> Target:
         raise EvoError(
             f"expected a GPU that measures for {target.name}, but {problem}; --gpus none estimates without one"
         )
-    from fitness.cuda.device import said_facts
+    from fitness.cuda.device import reported_facts
 
-    return machine(target, said_facts(index))
+    return machine(target, reported_facts(index))

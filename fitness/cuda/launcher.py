@@ -52,14 +52,14 @@ class LoadedKernel:
     """One loaded cubin.  `build` is an item of "builds" that `fitness.frontend.compile.job` returns."""
 
     def __init__(self, cubin: bytes, build: Mapping[str, Any]) -> None:
-        facts = build["launch"]
+        launch = build["launch"]
         self._threads = WARP * build["num_warps"]
         self._shared = build["shared_bytes"]
-        self._num_ctas = facts["num_ctas"]
-        self._cooperative = facts["cooperative"]
-        self._scratch = [Scratch(*s) for s in facts["scratch"]]
-        self.signature: list[tuple[str, Any]] = [(name, kind) for name, kind in facts["signature"]]
-        self._name = facts["name"]
+        self._num_ctas = launch["num_ctas"]
+        self._cooperative = launch["cooperative"]
+        self._scratch = [Scratch(*s) for s in launch["scratch"]]
+        self.signature: list[tuple[str, Any]] = [(name, kind) for name, kind in launch["signature"]]
+        self._name = launch["name"]
         # Whether it can give cache lines a priority; if the build does not say, assume so.
         self.sets_priorities = bool(build.get("ptx_features", {}).get("priorities", True))
         self._module = check(cuda.cuModuleLoadData(cubin), f"loading {self._name}")
