@@ -45,15 +45,15 @@ class AddedCase(Case):
     reduced: bool = False
 
 
-def added(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+def added_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """Returns all added cases; empty if the seed kernel is the reference.
 
     plan_of: returns the plan of the seed kernel for a case, None if it has none.
     """
     if task.reference is None:
         return []
-    long = stretched(task, plan_of)
-    return [*long, *_in_part(task, long, plan_of), *reduced(task, plan_of)]
+    long = long_loop_cases(task, plan_of)
+    return [*long, *_in_part(task, long, plan_of), *reduced_cases(task, plan_of)]
 
 
 def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
@@ -72,13 +72,13 @@ def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], La
     return [case for case in cases if _bearable(task, case, plan_of)]
 
 
-def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+def long_loop_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """Returns at most one long-loop case for each axis. plan_of: see `added`."""
     found = (next((case for case in sizes if _bearable(task, case, plan_of)), None) for sizes in _by_axis(task))
     return [case for case in found if case is not None]
 
 
-def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+def reduced_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
     """Returns a case for each axis that can be 1, beside the least sizes of all others. plan_of: see `added`.
 
     Axes that are never longer than this one stay so: they are 1 as well.  If they cannot be, the case is left out.
@@ -100,8 +100,8 @@ def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Ad
 
 def _sizes(task: Task) -> dict[str, list[int]]:
     """Returns all sizes that the cases have, by axis."""
-    known = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
-    return {axis: [axes[axis] for axes in known if axis in axes] for axis in known[0]}
+    sizes = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
+    return {axis: [axes[axis] for axes in sizes if axis in axes] for axis in sizes[0]}
 
 
 def _is_general(sizes: Sequence[int]) -> bool:

@@ -46,7 +46,7 @@ MEMORY_BYTES = 1 << 31  # of all buffers of a plan.
 FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never written: any plan can be mapped on it.
 PLACES = 6  # drawn once a run: the reference computes them once.
 DIMENSIONS = 8  # of an output that have places of their own.
-TURNS = 4  # elements of an output, or programs of a launch, that are looked at.
+ROUNDS = 4  # elements of an output, or programs of a launch, that are looked at.
 MOST_WRITERS = 4  # programs that may store an element.
 ALL = 4  # a launch of at most this number of programs is executed as a whole.
 # What the programs of a candidate may cost together (`LaunchWork.cost`): those of the first turns, and all.
@@ -196,18 +196,18 @@ class Sampled:
                 launches = [replace(w, written=tuple(set(w.written) - constant)) for w in work[name]]
                 samples.append(_Sample(full, plan, choice, launches, outputs, [set() for _ in plan.launches]))
         spent = 0.0
-        for turn in range(TURNS):
+        for number in range(ROUNDS):
             for i in random.permutation(len(samples)):
                 spent += _add(
-                    samples[i], self._place(turn, random), (FIRST_COST if turn < FIRST_TURNS else COST) - spent
+                    samples[i], self._place(number, random), (FIRST_COST if number < FIRST_TURNS else COST) - spent
                 )
         return [sample for sample in samples if any(sample.programs)]
 
-    def _place(self, turn: int, random: np.random.Generator) -> np.ndarray:
+    def _place(self, number: int, random: np.random.Generator) -> np.ndarray:
         """Returns (1 + DIMENSIONS,) from 0 to 1, of a program in its grid and of an element along each dimension."""
-        if turn % 2:
+        if number % 2:
             return self._places[random.integers(PLACES)]
-        return np.full(1 + DIMENSIONS, 1.0 if turn == 0 else 0.0)
+        return np.full(1 + DIMENSIONS, 1.0 if number == 0 else 0.0)
 
     # --- execution ---------------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
     """
     programs: list[set[int]] = [set() for _ in sample.programs]
     elements = []
-    known = set()  # launches for which the programs that store the elements are known
+    certain = set()  # launches for which the programs that store the elements are known
     for output, ref in enumerate(sample.outputs):
         writers = [i for i, launch in enumerate(sample.work) if ref.buffer in launch.written]
         block = sample.work[writers[0]].block(ref.buffer) if len(writers) == 1 else None
@@ -328,12 +328,12 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
             if len(storing) <= MOST_WRITERS:
                 elements.append(_Element(output, index, byte))
                 programs[writers[0]] |= set(storing)
-        known.add(writers[0])
+        certain.add(writers[0])
     for i, grid in enumerate(sample.grids):
         size = math.prod(grid)
         if size <= ALL:
             programs[i] = set(range(size))
-        elif i not in known:
+        elif i not in certain:
             programs[i].add(min(size - 1, int(place[0] * size)))
     new = [numbers - before for numbers, before in zip(programs, sample.programs, strict=True)]
     cost = math.fsum(launch.cost * len(numbers) for launch, numbers in zip(sample.work, new, strict=True))

@@ -92,9 +92,9 @@ def expect(
         finite = torch.isfinite(double)
         if output.numel() and not bool(finite.any()):
             return None
-        known = torch.where(finite, double, 0.0)
-        there = torch.where(finite & torch.isfinite(other), other.double(), known)
-        size = norms(known, there.to(output.dtype)) if output.numel() else None
+        defined = torch.where(finite, double, 0.0)
+        there = torch.where(finite & torch.isfinite(other), other.double(), defined)
+        size = norms(defined, there.to(output.dtype)) if output.numel() else None
         budgets.append(budget(size, output, task.tolerance, step))
         exact.append(double)
     return Expected(

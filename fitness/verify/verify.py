@@ -41,7 +41,7 @@ GUARDS_OF_SEED = (1 << 20) + 1  # the number of its guard zones; candidates have
 class PlanExecution:
     """One execution of a case's plan on one set of inputs.
 
-    order: in which order the programs of a grid run; poison: of memory that nothing has written yet; stretched: whether
+    order: in which order the programs of a grid run; poison: of memory that nothing has written yet; added: whether
     it is an added case (long-loop or reduced).
     """
 
@@ -49,7 +49,7 @@ class PlanExecution:
     variant: str
     order: str = "forward"
     poison: Poison = POISONS[0]
-    stretched: bool = False
+    added: bool = False
 
     @property
     def inputs(self) -> tuple[str, str]:
@@ -61,7 +61,7 @@ class PlanExecution:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
 
 
-def replays(task: Task, stretched: Sequence[AddedCase] = ()) -> list[PlanExecution]:
+def executions(task: Task, added: Sequence[AddedCase] = ()) -> list[PlanExecution]:
     """Returns the executions: every case on fresh inputs in all program orders, and on each stress variant of them.
 
     Added cases run on their own variant alone.
@@ -81,8 +81,8 @@ def replays(task: Task, stretched: Sequence[AddedCase] = ()) -> list[PlanExecuti
             for i, variant in enumerate(stress, 1)
         ]
     return found + [
-        PlanExecution(case, case.variant, order, seed_oracle.poison(task, number), stretched=True)
-        for number, case in enumerate(stretched)
+        PlanExecution(case, case.variant, order, seed_oracle.poison(task, number), added=True)
+        for number, case in enumerate(added)
         for order in orders
     ]
 
@@ -90,7 +90,7 @@ def replays(task: Task, stretched: Sequence[AddedCase] = ()) -> list[PlanExecuti
 class Expectations(NamedTuple):
     """What each execution is compared with, and what the seed kernel does that candidates may do too."""
 
-    replays: list[tuple[PlanExecution, oracle.Expected]]
+    executions: list[tuple[PlanExecution, oracle.Expected]]
     habits: Habits = NO_HABITS
 
 
@@ -126,30 +126,30 @@ class Jobs:
         for run, notes, stored in zip(runs, value["notes"], value["stored"], strict=True):
             run.notes = notes
             run.stored.update(stored)
-        return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
+        return [run for number, run in enumerate(runs) if run.paired is None or number not in value["left_out"]]
 
 
 @dataclass(eq=False)
 class _Run:
     """An execution with its memory."""
 
-    replay: PlanExecution
+    execution: PlanExecution
     plan: LaunchPlan
     choice: list[int]
     inputs: tuple
     layout: Layout
     file: str  # of buffers, in the scratch folder.
     authors: str = ""  # file of their authors, if operators might be among them.
-    twin: int | None = None  # index of the run that differs only in the order of programs.
+    paired: int | None = None  # index of the run that differs only in the order of programs.
     zeros: bool = False  # in lanes that are undefined.
     notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # from the job of `interpret`.
     stored: set[int] = field(default_factory=set)  # arguments that something was stored to, after the execution.
 
     def payload(self) -> dict:
-        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order}
+        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.execution.order}
         found |= {"buffers": self.file, "zeros": self.zeros}
         found |= {"authors": self.authors} if self.authors else {}
-        return found | ({} if self.twin is None else {"twin": self.twin})
+        return found | ({} if self.paired is None else {"twin": self.paired})
 
 
 def verify(
@@ -159,8 +159,8 @@ def verify(
     seed: str,
     jobs: Jobs,
     kernel: Executable | None = None,
-    stretched: Sequence[AddedCase] = (),
-    stretched_limits: Limits | None = None,
+    added: Sequence[AddedCase] = (),
+    added_limits: Limits | None = None,
     stored_by_seed: set[int] | None = None,
     prove: bool = True,
     expected: Expectations | None = None,
@@ -174,10 +174,10 @@ def verify(
     fails.
     """
     key = oracle.key_of(seed)
-    compared, habits = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, stretched=stretched)
+    compared, habits = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, added=added)
     guards = {inputs: n for n, inputs in enumerate(dict.fromkeys(r.inputs for r, _ in compared))}
     runs = [  # the authors of outputs are checked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.stretched, guards=guards[r.inputs])
+        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.added, guards=guards[r.inputs])
         for number, (r, _) in enumerate(compared)
     ]
     for run in runs:
@@ -185,43 +185,43 @@ def verify(
     for run, (_, expectation) in zip(runs, compared, strict=True):
         _check_form(task, run, expectation)
     _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, compared, strict=True)], jobs.scratch)
-    usual, long = ([run for run in runs if run.replay.stretched is stretch] for stretch in (False, True))
+    usual, long = ([run for run in runs if run.execution.added is stretch] for stretch in (False, True))
     _pair(usual)
     executed = jobs.interpret(candidate, usual)
     if long:
         _pair(long)
-        executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
-    worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
+        executed += replace(jobs, limits=added_limits or jobs.limits).interpret(candidate, long)
+    worst, worst_replay, budget = 0.0, runs[0].execution, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
     for run, (_, expectation) in zip(runs, compared, strict=True):
         if run not in executed:
             continue
         refs = output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
-        check_accesses(run.replay, run.notes, habits)
+        check_accesses(run.execution, run.notes, habits)
         if candidate.source != task.seed_source:
-            check_stores(task, run.replay, run.stored, stored_by_seed or set())
+            check_stores(task, run.execution, run.stored, stored_by_seed or set())
         elif stored_by_seed is not None:
             stored_by_seed |= run.stored
         ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = seed_oracle.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
-            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}{_undefined(run)}")
+            raise Stop("verify", Verdict.WRONG, f"{run.execution}: {message}{why}{_undefined(run)}")
         if ratio >= worst:
-            worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
-        if run.replay.variant == "normal" and task.deterministic:
-            _same_in_all_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
+            worst, worst_replay, budget = ratio, run.execution, expectation.rms_budget
+        if run.execution.variant == "normal" and task.deterministic:
+            _same_in_all_orders(finals.setdefault(run.execution.case.name, outputs), outputs, run.execution)
     own = _own_share(task, executed, jobs.scratch)
     return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
 
 
 def expectations(
-    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[AddedCase] = ()
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, added: Sequence[AddedCase] = ()
 ) -> Expectations:
     """Returns what `verify` compares with.  Raises Stop if there is nothing."""
     key = oracle.key_of(seed)
-    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
-    if not expected.replays:
+    expected = _expectations(task, added, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    if not expected.executions:
         raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
     return expected
 
@@ -231,15 +231,15 @@ def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
     refs = output_refs(task, run.plan)
     strides = [ref.strides for ref in refs]
     if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
-        raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
+        raise Stop("verify", Verdict.WRONG, f"{run.execution}: {wrong}")
 
 
 def _pair(runs: Sequence[_Run]) -> None:
     """Pairs each run in another order with the run of the same inputs in forward order."""
-    forward = {r.replay.inputs: i for i, r in enumerate(runs) if r.replay.order == "forward"}
+    forward = {r.execution.inputs: i for i, r in enumerate(runs) if r.execution.order == "forward"}
     for run in runs:
-        if run.replay.order != "forward":
-            run.twin = forward.get(run.replay.inputs)
+        if run.execution.order != "forward":
+            run.paired = forward.get(run.execution.inputs)
 
 
 def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
@@ -247,7 +247,7 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
     shares: dict[str, Share] = {}
     for run in runs:
         if run.authors:
-            share = shares.setdefault(run.replay.case.name, Share(run.plan, output_refs(task, run.plan)))
+            share = shares.setdefault(run.execution.case.name, Share(run.plan, output_refs(task, run.plan)))
             authors = _authors(run, scratch)
             share.add(Authors(run.layout, authors, authors))
     for case, share in shares.items():
@@ -272,13 +272,13 @@ def _memory(run: _Run, scratch: Path) -> np.ndarray:
 
 
 def _foreign(run: _Run, error: LeftError) -> Stop:
-    return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: its files were replaced: {error}")
+    return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.execution}: its files were replaced: {error}")
 
 
 def _run(
     task: Task,
     what: Executable,
-    replay: PlanExecution,
+    execution: PlanExecution,
     key: int,
     name: str,
     *,
@@ -291,26 +291,26 @@ def _run(
     moved: whether `seed_oracle.moved` moves the inputs; prove: whether authors are kept if operators might be among
     them; guards: number of the bytes of the guard zones.
     """
-    plan = what.plans[replay.case.name]
-    inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
+    plan = what.plans[execution.case.name]
+    inputs = oracle.make_inputs(task, execution.case, key, execution.variant)
     if moved:
         inputs = seed_oracle.moved(task, inputs, key)
     authors = f"{name}.authors" if prove and needs_proof(plan) else ""
-    choice = list(what.choices[replay.case.name])
-    return _Run(replay, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
+    choice = list(what.choices[execution.case.name])
+    return _Run(execution, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
 
 
 def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> None:
     """Makes the files of all runs, `needed` bytes each; makes no file if one is too large.  Raises Stop."""
     for run, least in zip(runs, needed, strict=True):
-        _check_size(f"{run.replay}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
+        _check_size(f"{run.execution}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
     total = sum(run.layout.total for run in runs)
     _check_size(f"the buffers of {len(runs)} executions", total, sum(needed), SPARE_TOGETHER, MOST_TOGETHER)
     for run in runs:
         try:
-            run.layout.write_inputs(run.layout.create(scratch, run.file, run.replay.poison), run.inputs)
+            run.layout.write_inputs(run.layout.create(scratch, run.file, run.execution.poison), run.inputs)
         except PlanError as error:
-            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: {error}") from error
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{run.execution}: {error}") from error
         if run.authors:
             (scratch / run.authors).write_bytes(bytes(run.layout.total))
 
@@ -340,12 +340,12 @@ def _planned(plan: LaunchPlan) -> int:
     return sum(plan.buffers[b].nbytes for b in buffers)
 
 
-def _expectations(task: Task, stretched: Sequence[AddedCase], key: int) -> Expectations:
+def _expectations(task: Task, added: Sequence[AddedCase], key: int) -> Expectations:
     """Returns what each execution is compared with; leaves out those for which the float64 reference is not finite."""
-    every = replays(task, stretched)
-    firsts = {replay.inputs: replay for replay in reversed(every)}  # orders have the same expectation
-    known = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
-    return Expectations([(r, expected) for r in every if (expected := known[r.inputs]) is not None])
+    every = executions(task, added)
+    firsts = {execution.inputs: execution for execution in reversed(every)}  # orders have the same expectation
+    expectation_of = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
+    return Expectations([(r, expected) for r in every if (expected := expectation_of[r.inputs]) is not None])
 
 
 def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
@@ -359,10 +359,10 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
 
     Its guard zones differ from the candidate's: a seed that reads beyond its arrays does not repeat its results.
     """
-    firsts = {replay.inputs: replay for replay in reversed(replays(task))}
+    firsts = {execution.inputs: execution for execution in reversed(executions(task))}
     pairs = {
-        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", moved=moved) for moved in (False, True)]
-        for n, (at, replay) in enumerate(firsts.items())
+        at: [_run(task, kernel, execution, key, f"seed{n}-{moved:d}", moved=moved) for moved in (False, True)]
+        for n, (at, execution) in enumerate(firsts.items())
     }
     runs = [run for pair in pairs.values() for run in pair]
     for run in runs:
@@ -370,21 +370,21 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     _make_files(runs, [_planned(run.plan) for run in runs], jobs.scratch)
     jobs.interpret(kernel, runs)
     found = []
-    for replay in replays(task):
-        own, other = pairs[replay.inputs]
+    for execution in executions(task):
+        own, other = pairs[execution.inputs]
         refs = output_refs(task, own.plan)
         outputs, after_move = (_read(run, refs, _memory(run, jobs.scratch)) for run in (own, other))
         expected = seed_oracle.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
         if expected is not None:
-            found.append((replay, expected))
-    usual = [own for own, _ in pairs.values() if own.replay.variant == "normal" and "undefined" in own.notes]
+            found.append((execution, expected))
+    usual = [own for own, _ in pairs.values() if own.execution.variant == "normal" and "undefined" in own.notes]
     habits = Habits(any("load" in run.notes for run in runs), _needs_zeros(task, kernel, usual, key, jobs))
     return Expectations(found, habits)
 
 
 def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int, jobs: Jobs) -> bool:
     """Returns whether these seed runs end otherwise if what the language leaves undefined is not zero."""
-    again = [_run(task, kernel, run.replay, key, f"undefined{n}") for n, run in enumerate(runs)]
+    again = [_run(task, kernel, run.execution, key, f"undefined{n}") for n, run in enumerate(runs)]
     _make_files(again, [_planned(run.plan) for run in again], jobs.scratch)
     try:
         if again:
@@ -416,17 +416,19 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
     memory = _memory(run, scratch)
     broken = run.layout.broken_guards(memory)
     if broken:
-        raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+        raise Stop("verify", Verdict.WRONG, f"{run.execution}: store out of bounds: {'; '.join(broken)}")
     try:
         for i, value in enumerate(run.inputs):
             if not isinstance(value, torch.Tensor) or i in task.written:
                 continue
             if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
                 raise Stop(
-                    "verify", Verdict.WRONG, f"{run.replay}: input {task.parameters[i]!r} was modified; copy it instead"
+                    "verify",
+                    Verdict.WRONG,
+                    f"{run.execution}: input {task.parameters[i]!r} was modified; copy it instead",
                 )
     except JobError as error:
-        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+        raise Stop("verify", error.verdict, f"{run.execution}: {error.message}") from error
     return _read(run, refs, memory)
 
 
@@ -460,15 +462,16 @@ def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torc
     try:
         return [run.layout.read(memory, ref) for ref in refs]
     except JobError as error:
-        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+        raise Stop("verify", error.verdict, f"{run.execution}: {error.message}") from error
 
 
-def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: PlanExecution) -> None:
+def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], execution: PlanExecution) -> None:
     if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
         raise Stop(
             "verify",
             Verdict.WRONG,
-            f"case {replay.case.name}: the result depends on the order in which the programs of the grid run (a race)",
+            f"case {execution.case.name}: "
+            "the result depends on the order in which the programs of the grid run (a race)",
         )
 
 
