@@ -19,9 +19,9 @@ from fitness.cuda.device import DeviceFacts, Watch
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
 from fitness.gpu import bits, ceilings, fingerprint
-from fitness.gpu.autotune import race
+from fitness.gpu.autotune import select
 from fitness.gpu.baselines import NAMES, Baseline, Call
-from fitness.gpu.eager_check import Match, Planned, draw, judge
+from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
 from fitness.gpu.paired_benchmark import PairedBenchmark
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
@@ -45,14 +45,14 @@ class Benchmark:
         for own in (bits, fingerprint):
             own.prepare(index)  # loading a kernel cannot be captured
         self.stream = torch.cuda.Stream(device)
-        stopwatch = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
-        self._set_up(task, device, facts, stopwatch)
+        timer = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
+        self._set_up(task, device, facts, timer)
 
-    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, stopwatch: Timer) -> None:
-        self.task, self.device, self.facts, self.stopwatch = task, device, facts, stopwatch
+    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, timer: Timer) -> None:
+        self.task, self.device, self.facts, self.timer = task, device, facts, timer
         self.programs = Programs(task, device)
         self._verifier = Verifier(self.programs)
-        self.seed_times = SeedTimes(self.programs, stopwatch)
+        self.seed_times = SeedTimes(self.programs, timer)
 
     def _start_over(self) -> None:
         """Forgets the seed kernel and its measured times."""
@@ -61,28 +61,28 @@ class Benchmark:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, work: LaunchBundle) -> Report:
+    def prepare(self, bundle: LaunchBundle) -> Report:
         """Verifies the seed kernel and makes it the baseline.  Raises Stop if it fails."""
         self._start_over()
-        self.programs.seed = loaded = self._load(work)
+        self.programs.seed = loaded = self._load(bundle)
         try:
             return self._measure(loaded, "seed")
         except Exception:
             self.programs.seed = None
             raise
 
-    def verify(self, work: LaunchBundle) -> Report:
+    def verify(self, bundle: LaunchBundle) -> Report:
         """Verifies the seed kernel and compares it with nothing.  Raises Stop if it fails."""
         self._start_over()
-        self.programs.seed = loaded = self._load(work)
-        key, tally = oracle.key_of("seed"), VerificationSummary()
+        self.programs.seed = loaded = self._load(bundle)
+        key, summary = oracle.key_of("seed"), VerificationSummary()
         for case in self.task.cases:
-            program = self._verifier.verified(loaded, case, key, tally)
+            program = self._verifier.verified(loaded, case, key, summary)
             if case.role == "tune" and program.plan.delegated:
                 self._own_time(case, self._for_timing(loaded, case, program, key)[0])
         self._start_over()
-        infinite = sorted(tally.infinite)
-        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
+        infinite = sorted(summary.infinite)
+        return Report(Verdict.OK, "done", check=summary.check(), choices=loaded.choices, infinite=infinite)
 
     def beside(self, seed: LaunchBundle, kernel: LaunchBundle, other: bool) -> dict[str, Report]:
         """Verifies other kernels in the seed's place, case by case: see `Runner.beside`."""
@@ -93,20 +93,20 @@ class Benchmark:
         key, found = oracle.key_of(elsewhere.SEED), {}
         for case in (c for c in self.task.cases if c.name in kernel.plans):
             programs = Programs(elsewhere.asked(self.task, case, other), self.device)
-            programs.seed, tally = chosen, VerificationSummary()
+            programs.seed, summary = chosen, VerificationSummary()
             try:
-                Verifier(programs).verified(loaded, case, key, tally, prove=False)
-                found[case.name] = Report(Verdict.OK, "done", check=tally.check())
+                Verifier(programs).verified(loaded, case, key, summary, prove=False)
+                found[case.name] = Report(Verdict.OK, "done", check=summary.check())
             except Stop as stop:
                 found[case.name] = Report(stop.verdict, stop.stage, stop.message)
         loaded.close()
         self._start_over()
         return found
 
-    def baselines(self, work: LaunchBundle) -> list[Baseline]:
+    def baselines(self, bundle: LaunchBundle) -> list[Baseline]:
         """Returns PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
         self._start_over()
-        loaded = self._load(work)
+        loaded = self._load(bundle)
         found = []
         for case in (c for c in self.task.cases if c.role == "tune"):
             arguments = self.programs.inputs(case, oracle.key_of("seed"))
@@ -121,15 +121,15 @@ class Benchmark:
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises if the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        found = self.stopwatch.compare(program, call)
+        found = self.timer.compare(program, call)
         medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
         return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))
 
-    def evaluate(self, work: LaunchBundle, seed: str) -> Report:
+    def evaluate(self, bundle: LaunchBundle, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
         if self.programs.seed is None:
             raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
-        loaded = self._load(work)
+        loaded = self._load(bundle)
         try:
             return self._measure(loaded, seed)
         finally:
@@ -146,9 +146,9 @@ class Benchmark:
             for number, case in enumerate(cases)
         ]
 
-    def judge(
+    def compare(
         self,
-        work: LaunchBundle | None,
+        bundle: LaunchBundle | None,
         cases: Sequence[Case],
         seed: str,
         folder: str,
@@ -158,10 +158,10 @@ class Benchmark:
 
         work: the plans that its outputs must equal to the bit; None if the oracle's budget is enough.
         """
-        loaded = None if work is None else self._load(work)
+        loaded = None if bundle is None else self._load(bundle)
         try:
             return [
-                judge(
+                compare_answer(
                     self.task,
                     case,
                     oracle.key_of(seed),
@@ -187,32 +187,32 @@ class Benchmark:
 
         return None if loaded is None else outputs
 
-    def _load(self, work: LaunchBundle) -> Loaded:
-        loaded = Loaded(work)
-        if not work.choices:
-            loaded.choices = race(self.task, self.programs, self.stopwatch, loaded)
+    def _load(self, bundle: LaunchBundle) -> Loaded:
+        loaded = Loaded(bundle)
+        if not bundle.choices:
+            loaded.choices = select(self.task, self.programs, self.timer, loaded)
         return loaded
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     def _measure(self, loaded: Loaded, seed: str) -> Report:
-        key, tally = oracle.key_of(seed), VerificationSummary()
+        key, summary = oracle.key_of(seed), VerificationSummary()
         programs = [
-            (case, self._verifier.verified(loaded, case, key, tally, FRESH - 1 if case.role == "tune" else FRESH))
+            (case, self._verifier.verified(loaded, case, key, summary, FRESH - 1 if case.role == "tune" else FRESH))
             for case in self.task.cases
         ]
         timings = tuple(
-            self._timed(loaded, case, program, key, tally) for case, program in programs if case.role == "tune"
+            self._timed(loaded, case, program, key, summary) for case, program in programs if case.role == "tune"
         )
-        return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
+        return Report(Verdict.OK, "done", check=summary.check(), timings=timings, choices=loaded.choices)
 
-    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: VerificationSummary) -> Timing:
+    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, summary: VerificationSummary) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
         # Drawn again: the candidate may have changed its own, and must not slow down the seed by that.
         baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
-        contest = PairedBenchmark(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
-        alone = self.seed_times.alone(contest)
-        found = contest.decide(alone, functools.partial(self.seed_times.harder, contest))
+        paired = PairedBenchmark(self._verifier, self.timer, summary, case, program, verified, baseline, keys)
+        alone = self.seed_times.alone(paired)
+        found = paired.decide(alone, functools.partial(self.seed_times.harder, paired))
         self.check_roofline(case, statistics.median(found.own_us))
         terms = self._terms(case, found, alone.floor, program.copies)
         if program.plan.delegated:
@@ -245,7 +245,7 @@ class Benchmark:
 
     def _own_time(self, case: Case, program: Program) -> float:
         """Returns the share of own kernels in the time of all steps.  Raises Stop if it is too little."""
-        own = self.stopwatch.own_share(program)
+        own = self.timer.own_share(program)
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 

@@ -68,7 +68,7 @@ def draw(
     return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
 
 
-def judge(
+def compare_answer(
     task: Task,
     case: Case,
     key: int,

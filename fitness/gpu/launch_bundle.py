@@ -127,7 +127,7 @@ def build(
     target: str,
     scratch: Path,
     limits: Limits,
-    known: BuildCache | None = None,
+    cache: BuildCache | None = None,
     cases: Collection[str] | None = None,
     build_s: float | None = None,
     slow: bool = False,
@@ -148,11 +148,11 @@ def build(
     compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
     kernels = closures(source)
     launches, ways = _launches(compiled)
-    known = known or BuildCache()
+    cache = cache or BuildCache()
     keys = [build_key(kernels, constants, target, launch) for launch in launches]
     firsts = _firsts(keys)
     different = sorted(set(firsts))
-    left = known.left_in(scratch, [keys[i] for i in different])
+    left = cache.left_in(scratch, [keys[i] for i in different])
     built = {different[place]: build for place, build in left.items()}
     unknown = [i for i in different if i not in built]
 
@@ -174,7 +174,7 @@ def build(
         with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
             new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
         with _sound():
-            known.add(scratch, {keys[i]: b for i, b in new.items()})
+            cache.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
     built = {i: built[first] for i, first in enumerate(firsts)}
     problems = {i: why for i, b in built.items() if (why := _problem(b, from_spec(target)))}
@@ -197,9 +197,9 @@ def _sound() -> Iterator[None]:
         raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
 
 
-def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
+def _from(folder: Path, answer: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
     """Returns the build of a launch by a job in that folder, relative to its parent.  Raises as `checked`."""
-    build = checked(told, launch["kernel"], from_spec(target))
+    build = checked(answer, launch["kernel"], from_spec(target))
     return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
 
 
@@ -324,7 +324,7 @@ def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:
         return {name: cubin_of(scratch, b) for name, b in found.items()}
 
 
-def make_work(
+def make_bundle(
     source: str,
     task: Task,
     calls: Sequence[Mapping[str, Any]],

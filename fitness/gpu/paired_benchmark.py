@@ -31,7 +31,7 @@ from fitness.verify import oracle
 OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
 NOT_ALONE = "a launch did not do the work of its own copy alone"
 
-LATES = 4  # copies that may be given other arguments just before they run
+SWAPS = 4  # copies that may be given other arguments just before they run
 
 # It took longer than when it was timed, each time, on inputs that it was not executed on before.
 NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
@@ -46,8 +46,8 @@ class PairedBenchmark:
     """
 
     verifier: Verifier
-    stopwatch: Timer
-    tally: VerificationSummary
+    timer: Timer
+    summary: VerificationSummary
     case: Case
     program: Program
     verified: Program
@@ -64,8 +64,8 @@ class PairedBenchmark:
         first_us = self._first_us()
         self._take_outputs()
         if self.program is not self.verified:
-            self.program.lates = [self._late(copy) for copy in _drawn(self.program, LATES)]
-        found = self.stopwatch.compare(self.program, self.baseline, alone, harder)
+            self.program.swaps = [self._swap(copy) for copy in _drawn(self.program, SWAPS)]
+        found = self.timer.compare(self.program, self.baseline, alone, harder)
         meddled = self.baseline.broken_guards() or self.baseline.differing_inputs()
         self._check_timed()
         if meddled:
@@ -77,9 +77,9 @@ class PairedBenchmark:
     def _first_us(self) -> tuple[float, float]:
         """Returns microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
         # One disturbed sample of the seed would excuse the candidate.
-        baseline_us = min(self.stopwatch.alone(self.baseline, SEED_SAMPLES))
+        baseline_us = min(self.timer.alone(self.baseline, SEED_SAMPLES))
         self.baseline.reset()
-        (own_us,) = self.stopwatch.alone(self.program, 1)
+        (own_us,) = self.timer.alone(self.program, 1)
         return own_us, baseline_us
 
     def _take_outputs(self) -> None:
@@ -109,7 +109,7 @@ class PairedBenchmark:
         All copies did what the verified graph did.  Some random copies are also compared with what is expected.
         """
         program, where = self.program, f"case {self.case.name}: a timed replay"
-        self.stopwatch.evict()
+        self.timer.evict()
         program.replay()
         program.look()
         if program.broken_guards():
@@ -122,7 +122,7 @@ class PairedBenchmark:
                 raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
             chosen = _drawn(program, FRESH)
         self._compare_copies(chosen)
-        self._check_late()
+        self._check_swapped()
 
     def _compare_copies(self, chosen: Sequence[int]) -> None:
         """Compares the outputs of these copies, now and each time they were kept, with what is expected."""
@@ -132,49 +132,49 @@ class PairedBenchmark:
             if expected is None:
                 continue
             for outputs in (self.program.outputs(copy), *self.program.kept(copy)):
-                self.verifier.compare(self.program, expected, where, self.tally, outputs)
+                self.verifier.compare(self.program, expected, where, self.summary, outputs)
 
     def _inputs(self, key: int) -> tuple[Any, ...]:
         return self.verifier.programs.inputs(self.case, key)
 
     # --- each launch does the work of its own copy -------------------------------------------------------------------
 
-    def _late(self, copy: int) -> SwappedInputs:
+    def _swap(self, copy: int) -> SwappedInputs:
         """Returns arguments that a copy is given just before it runs, on which the verified graph is right."""
         number = secrets.randbits(48)
-        arguments = self._late_arguments(copy, number)
+        arguments = self._swapped_arguments(copy, number)
         right = self.verified.fingerprints_on(arguments)[: len(self.verified.outputs_of_plan), None]
         where = f"{self.case.name} ({self.case.role}), inputs of one copy"
-        self._compare_late(copy, number, [self.verified.outputs()], where)
+        self._compare_swapped(copy, number, [self.verified.outputs()], where)
         self.verified.reset()
         usual = self._inputs(self.keys[copy])
         return SwappedInputs(copy, number, arguments, usual, right if self.verifier.task.deterministic else None)
 
-    def _late_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
+    def _swapped_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
         """Returns those of a copy with few elements changed, if allowed: a kernel that samples them sees no change."""
         programs = self.verifier.programs
         generator = torch.Generator(programs.device).manual_seed(number)
         changed = oracle.with_few_changed(self.verifier.task, self._inputs(self.keys[copy]), generator)
         return self._inputs(number) if changed is None else changed
 
-    def _check_late(self) -> None:
+    def _check_swapped(self) -> None:
         """Checks all results on swapped arguments: no other launch could have computed them."""
         where = f"case {self.case.name}: {NOT_ALONE}"
-        if self.program.differing_late():
+        if self.program.differing_swapped():
             raise Stop("time", Verdict.WRONG, where)
-        for late in self.program.lates:
-            self._compare_late(late.copy, late.number, self.program.kept_late(late), where)
+        for swap in self.program.swaps:
+            self._compare_swapped(swap.copy, swap.number, self.program.kept_swapped(swap), where)
 
-    def _compare_late(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
+    def _compare_swapped(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
         """Compares outputs on swapped arguments with what is expected. each: the outputs, once or several times."""
         if not each:
             return
-        arguments = self._late_arguments(copy, number)
+        arguments = self._swapped_arguments(copy, number)
         expected = self.verifier.expect(self.case, self.keys[copy], "normal", arguments)
         if expected is None:
             return
         for outputs in each:
-            self.verifier.compare(self.verified, expected, where, self.tally, outputs)
+            self.verifier.compare(self.verified, expected, where, self.summary, outputs)
 
     # --- nothing is kept from one replay for the next ----------------------------------------------------------------
 
@@ -185,12 +185,12 @@ class PairedBenchmark:
         Raises Stop(REJECTED).
         """
         seed_us = statistics.median(found.baseline_us) * found.drift
-        contest, quotient = self, math.inf
+        paired, quotient = self, math.inf
         for sample in range(NEW_SAMPLES):
             if sample:
-                contest = contest._anew()
-                first_us = contest._first_us()
-                contest._compare_copies(range(self.program.copies))
+                paired = paired._anew()
+                first_us = paired._first_us()
+                paired._compare_copies(range(self.program.copies))
             usual_us = statistics.median(found.own_us) * max(first_us[1] / seed_us, 1.0)
             quotient = min(quotient, first_us[0] / usual_us)
             if quotient <= NEW or (first_us[0] - usual_us) * self.program.copies <= NEW_US:

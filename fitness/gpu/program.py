@@ -85,9 +85,9 @@ class Program:
         self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
         self._kept: list[list[torch.Tensor]] = []
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
-        self.lates: Sequence[SwappedInputs] = ()  # some are executed, at random times
-        self._kept_late: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
-        self._differs_late = torch.zeros((), dtype=torch.bool, device=device)
+        self.swaps: Sequence[SwappedInputs] = ()  # some are executed, at random times
+        self._kept_swapped: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
+        self._differs_swapped = torch.zeros((), dtype=torch.bool, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -197,8 +197,8 @@ class Program:
         self._look_at_inputs()
         self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
         self._differing.zero_()
-        self._kept, self.lates, self._kept_late = [], (), []
-        self._differs_late.zero_()
+        self._kept, self.swaps, self._kept_swapped = [], (), []
+        self._differs_swapped.zero_()
 
     def remember_outputs(self) -> None:
         """Remembers the outputs as they are."""
@@ -237,17 +237,17 @@ class Program:
     @property
     def times_kept(self) -> tuple[int, int]:
         """Returns how often the outputs of all copies were kept, and how many of copies with swapped arguments."""
-        return len(self._kept), len(self._kept_late)
+        return len(self._kept), len(self._kept_swapped)
 
     def drop_outputs(self, since: tuple[int, int] = (0, 0)) -> None:
         """Forgets the kept outputs, except for the first `since` times."""
-        del self._kept[since[0] :], self._kept_late[since[1] :]
+        del self._kept[since[0] :], self._kept_swapped[since[1] :]
 
     def kept(self, copy: int) -> list[list[torch.Tensor]]:
         """Returns the outputs of a copy, of each time they were kept."""
         return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
-    def execute_late(self, lates: Iterable[SwappedInputs]) -> None:
+    def execute_swapped(self, swaps: Iterable[SwappedInputs]) -> None:
         """Enqueues all steps, copy after copy, like a replay.
 
         Some copies are given other arguments just before they run.
@@ -255,35 +255,35 @@ class Program:
         Their outputs are looked at just after.  So no other launch can do their work: an earlier one knows other
         arguments, and a later one comes too late.
         """
-        steps, by_copy = self._numbered(), {late.copy: late for late in lates}
+        steps, by_copy = self._numbered(), {swap.copy: swap for swap in swaps}
         for copy in range(self.copies):
-            late = by_copy.get(copy)
-            if late is None:
+            swap = by_copy.get(copy)
+            if swap is None:
                 self._steps(steps, [copy])
                 continue
             # Nothing else runs in between: traces in memory would tell a kernel its position.
-            self.write_inputs(late.arguments, copy)
+            self.write_inputs(swap.arguments, copy)
             self._steps(steps, [copy])
-            if late.right is None:
-                self._kept_late.append((late, [output.clone() for output in self.outputs(copy)]))
+            if swap.right is None:
+                self._kept_swapped.append((swap, [output.clone() for output in self.outputs(copy)]))
             else:
-                found = torch.zeros_like(late.right)
+                found = torch.zeros_like(swap.right)
                 for windows, number in zip(self._outputs, found, strict=True):
                     fingerprint(windows[copy : copy + 1], number)
-                self._differs_late |= (found != late.right).any()
-            self.write_inputs(late.usual, copy)
+                self._differs_swapped |= (found != swap.right).any()
+            self.write_inputs(swap.usual, copy)
             self.look_around()
 
-    def kept_late(self, late: SwappedInputs) -> list[list[torch.Tensor]]:
+    def kept_swapped(self, swap: SwappedInputs) -> list[list[torch.Tensor]]:
         """Returns the outputs of a copy on swapped arguments, of each time they were kept.
 
         They are kept only for tasks whose outputs may differ.
         """
-        return [outputs for of, outputs in self._kept_late if of is late]
+        return [outputs for of, outputs in self._kept_swapped if of is swap]
 
-    def differing_late(self) -> bool:
+    def differing_swapped(self) -> bool:
         """Returns whether an output on swapped arguments was ever wrong."""
-        return bool(self._differs_late)
+        return bool(self._differs_swapped)
 
     def differing_outputs(self) -> bool:
         """Returns whether an output of any copy differed at any look."""

@@ -32,7 +32,7 @@ from fitness.gpu.timing import LOOKS
 if TYPE_CHECKING:
     from fitness.gpu.baselines import Baseline
 
-TURN_S = 1800.0  # that others may keep the GPU; each request of theirs has an end
+LOCK_S = 1800.0  # that others may keep the GPU; each request of theirs has an end
 START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
 ATTEMPTS = 2  # of a candidate whose kernels bring the process down
 
@@ -101,23 +101,23 @@ class Runner:
         self._closed = False
         self.respawns = 0
 
-    def prepare(self, work: LaunchBundle) -> Report:
+    def prepare(self, bundle: LaunchBundle) -> Report:
         """Verifies the seed kernel and makes it the baseline of everything that follows."""
         with self._lock:
             self._baseline = None
-            report = self._timed("prepare", work, wall_s=START_S)
+            report = self._timed("prepare", bundle, wall_s=START_S)
             if report.verdict is Verdict.OK:
-                self._baseline = work
+                self._baseline = bundle
             return report
 
-    def evaluate(self, work: LaunchBundle, *, seed: str) -> Report:
+    def evaluate(self, bundle: LaunchBundle, *, seed: str) -> Report:
         """Verifies and times a candidate; `seed` keys its inputs.  Raises EvoError if no runner can be had."""
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
             first, seconds = "", 0.0
             for _ in range(ATTEMPTS):
-                report = self._timed("evaluate", work, seed, wall_s=self._wall_s)
+                report = self._timed("evaluate", bundle, seed, wall_s=self._wall_s)
                 seconds += report.seconds
                 if not report.fault:
                     break
@@ -126,7 +126,7 @@ class Runner:
             return replace(report, note=note, seconds=seconds)
 
     def compare(
-        self, work: LaunchBundle | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
+        self, bundle: LaunchBundle | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
     ) -> list[Match] | Report:
         """Has `run` execute a candidate elsewhere on fresh inputs, and compares its results with oracle and plans.
 
@@ -139,7 +139,7 @@ class Runner:
             if isinstance(drawn, Report):
                 return drawn
             answers = run(drawn)
-            return self._ask("judge", work, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
+            return self._ask("compare", bundle, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
 
     def eager(self, folder: Path, *, seed: str, wall_s: float) -> Report:
         """Verifies and times the process in `folder`, beside one with the seed (`fitness/eager/host.py` starts both).
@@ -159,10 +159,10 @@ class Runner:
             finally:
                 self._ask("leave", wall_s=START_S)
 
-    def verify(self, task: str | os.PathLike[str], work: LaunchBundle) -> Report:
+    def verify(self, task: str | os.PathLike[str], bundle: LaunchBundle) -> Report:
         """Verifies the seed kernel of another task, and times nothing: for suites, because a process each is slow."""
         with self._lock:
-            return self._turn_to(task) or self._ask("verify", work, wall_s=self._wall_s)  # type: ignore[no-any-return]
+            return self._switch_to(task) or self._ask("verify", bundle, wall_s=self._wall_s)  # type: ignore[no-any-return]
 
     def beside(
         self, task: str | os.PathLike[str], seed: LaunchBundle, kernel: LaunchBundle, other: bool
@@ -172,7 +172,7 @@ class Runner:
         other: on inputs that the task does not draw (`fitness.tasks.elsewhere`).
         """
         with self._lock:
-            found = self._turn_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
+            found = self._switch_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
             if not isinstance(found, Report):
                 return found  # type: ignore[no-any-return]
             if len(kernel.plans) == 1:
@@ -184,12 +184,12 @@ class Runner:
                 for c, r in self.beside(task, seed, replace(kernel, plans=plans), other).items()
             }
 
-    def baselines(self, task: str | os.PathLike[str], work: LaunchBundle) -> list[Baseline] | Report:
+    def baselines(self, task: str | os.PathLike[str], bundle: LaunchBundle) -> list[Baseline] | Report:
         """Returns PyTorch's times beside those of the seed kernel of another task; a Report if that fails."""
         with self._lock:
-            return self._turn_to(task) or self._ask("baselines", work, wall_s=START_S)  # type: ignore[no-any-return]
+            return self._switch_to(task) or self._ask("baselines", bundle, wall_s=START_S)  # type: ignore[no-any-return]
 
-    def _turn_to(self, task: str | os.PathLike[str]) -> Report | None:
+    def _switch_to(self, task: str | os.PathLike[str]) -> Report | None:
         """Has the process load another task; returns a Report if that fails."""
         self._baseline = None
         try:
@@ -319,8 +319,8 @@ class _Process:
         Raises TimeoutError, EOFError or OSError (it died), _Broken (its context did).
         """
         self._connection.send(request)
-        if not self._connection.poll(TURN_S):
-            raise TimeoutError(f"another process has kept the GPU for {TURN_S:g} s")
+        if not self._connection.poll(LOCK_S):
+            raise TimeoutError(f"another process has kept the GPU for {LOCK_S:g} s")
         self._connection.recv()  # it has the GPU lock
         begin = time.perf_counter()
         if not self._connection.poll(wall_s):

@@ -18,7 +18,7 @@ import torch
 
 from evo.core.records import Verdict
 from fitness.cuda import norms
-from fitness.cuda.device import Watch, device_facts, known_facts
+from fitness.cuda.device import Watch, device_facts, facts_if_same
 from fitness.cuda.launcher import DeviceError
 from fitness.eager.bench import Comparison
 from fitness.frontend.stages import Stop
@@ -52,20 +52,20 @@ def main(arguments: list[str]) -> None:
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
-    turn = GpuLock(Watch(index).uuid)
-    facts = known_facts(index, json.loads(arguments[4]))
+    lock = GpuLock(Watch(index).uuid)
+    facts = facts_if_same(index, json.loads(arguments[4]))
     if facts is None:
-        with turn.held():
+        with lock.held():
             facts = device_facts(index)
     while True:
-        asked = _serve(connection, Benchmark(task, index, facts, stopping), turn)
+        asked = _serve(connection, Benchmark(task, index, facts, stopping), lock)
         if asked is None:
             return
         task = load_task(asked, tried=True)
         connection.send(None)
 
 
-def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | None:
+def _serve(connection: Connection, bench: Benchmark, lock: GpuLock) -> str | None:
     """Answers requests.  Returns the next task if one is asked for; None after a fault or if the other side hung up.
 
     Before each answer it reports that this process has the GPU lock.
@@ -80,11 +80,11 @@ def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | Non
             over = False
             if kind in _PLAIN:
                 if kind != "facts":
-                    getattr(turn, kind)()
+                    getattr(lock, kind)()
                 connection.send(None)
                 answer = bench.facts.as_dict()
             else:
-                with turn.held():
+                with lock.held():
                     connection.send(None)
                     if kind == "task":
                         return str(request[0])
@@ -101,7 +101,7 @@ def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
     """Returns the answer to one request; any error becomes a Report with a verdict: this is a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "judge": bench.judge, "eager": partial(_eager, bench), "baselines": bench.baselines, "beside": bench.beside,
+        "compare": bench.compare, "eager": partial(_eager, bench), "baselines": bench.baselines, "beside": bench.beside,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]

@@ -27,7 +27,9 @@ from fitness.tasks.task import Task
 from fitness.verify import seed_oracle
 
 SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, if a plan has both
-KEPT_LATE = 2  # swapped-input executions in a block of pairs, and copies in each, if outputs may differ and so are kept
+KEPT_SWAPPED = (
+    2  # swapped-input executions in a block of pairs, and copies in each, if outputs may differ and so are kept
+)
 RETAKES = 2  # of a block of pairs that was disturbed
 PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
 
@@ -109,7 +111,7 @@ class Timer:
     def _some(self, items: Sequence[T]) -> list[T]:
         """Returns a random choice, never empty; only a few if each costs memory and a reference."""
         if not self._task.deterministic:
-            return secrets.SystemRandom().sample(items, min(len(items), KEPT_LATE))
+            return secrets.SystemRandom().sample(items, min(len(items), KEPT_SWAPPED))
         chosen = secrets.randbelow((1 << len(items)) - 1) + 1
         return [item for i, item in enumerate(items) if chosen >> i & 1]
 
@@ -191,7 +193,7 @@ class Timer:
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
-        late = self._some(range(pairs)) if program.lates else ()
+        swap = self._some(range(pairs)) if program.swaps else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -206,9 +208,9 @@ class Timer:
                         program.look_around()
                     if pair == kept:
                         program.keep_outputs()
-                    if pair in late:
+                    if pair in swap:
                         self.cold(program)
-                        program.execute_late(self._some(program.lates))
+                        program.execute_swapped(self._some(program.swaps))
                         self.evict()  # meanwhile the host gets ahead of the device again
                     program.reset(self.poison(program))
                 else:

@@ -16,7 +16,7 @@ from fitness.frontend.stages import Stop
 from fitness.gpu import bits
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
-from fitness.gpu.verification_summary import FRESH, VerificationSummary, replays
+from fitness.gpu.verification_summary import FRESH, VerificationSummary, inputs_of
 from fitness.interpreter.delegation import Share, check_share, needs_proof
 from fitness.verify import oracle, seed_oracle
 
@@ -37,7 +37,7 @@ class Verifier:
         loaded: Loaded,
         case: Case,
         key: int,
-        tally: VerificationSummary,
+        summary: VerificationSummary,
         fresh: int = FRESH,
         *,
         prove: bool = True,
@@ -48,25 +48,25 @@ class Verifier:
         """
         program = self.programs.build(loaded, case, [self.programs.inputs(case, key)])
         share = Share(program.plan, program.outputs_of_plan) if prove and needs_proof(program.plan) else None
-        inputs = replays(self.task, case, key, fresh)
+        inputs = inputs_of(self.task, case, key, fresh)
         for done, (variant, number) in enumerate(inputs, 1):
             left = len(inputs) - done + FRESH - fresh
-            self._verify(program, case, variant, key + number, tally, poison=left)
+            self._verify(program, case, variant, key + number, summary, poison=left)
             if share is not None:
                 share.add(program.authors())
         if share is not None:
             check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
-            tally.own_share = min(tally.own_share, share.own)
+            summary.own_share = min(summary.own_share, share.own)
         return program
 
     def _verify(
-        self, program: Program, case: Case, variant: str, key: int, tally: VerificationSummary, *, poison: int
+        self, program: Program, case: Case, variant: str, key: int, summary: VerificationSummary, *, poison: int
     ) -> None:
         """Verifies one replay on fresh inputs, from the poison of that number; the first plain one several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(self.programs.inputs(case, key, variant))
         program.memory.renew_guards(poison)
-        repeats = SAME if variant == "normal" and not tally.knows(case) else 1
+        repeats = SAME if variant == "normal" and not summary.has_seen(case) else 1
         self._replay(program, repeats, poison, where)
         broken = program.broken_guards()
         if broken:
@@ -78,11 +78,11 @@ class Verifier:
             raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
         expected = self.expect(case, key, variant, again)
         if expected is not None:
-            self.compare(program, expected, where, tally)
+            self.compare(program, expected, where, summary)
             if expected.infinite:
-                tally.infinite.add(case.name)
+                summary.infinite.add(case.name)
         if variant == "normal":
-            tally.seen.add(case.name)
+            summary.seen.add(case.name)
 
     def _replay(self, program: Program, repeats: int, poison: int, where: str) -> None:
         """Replays.  Raises Stop(WRONG) if outputs differ from one time to the next."""
@@ -124,7 +124,7 @@ class Verifier:
         program: Program,
         expected: oracle.Expected,
         where: str,
-        tally: VerificationSummary,
+        summary: VerificationSummary,
         outputs: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """Compares outputs with the expectation. outputs: instead of those of the first copy.  Raises Stop(WRONG)."""
@@ -138,4 +138,4 @@ class Verifier:
             is_reference = self.task.reference is None and self.programs.is_of_seed(program)
             why = seed_oracle.UNLIKE_ITSELF if is_reference else ""
             raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
-        tally.add(where, ratio, expected.rms_budget)
+        summary.add(where, ratio, expected.rms_budget)

@@ -10,7 +10,7 @@ from fitness.verify import oracle
 FRESH = 3  # replays on different inputs for every case
 
 
-def replays(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
+def inputs_of(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
     """Returns (variant, number) of the inputs of a case: every stress variant on one of the cases, plain ones last.
 
     `key` decides on which one: no kernel can see it.
@@ -30,7 +30,7 @@ class VerificationSummary:
         self.own_share = 1.0
         self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
 
-    def knows(self, case: Case) -> bool:
+    def has_seen(self, case: Case) -> bool:
         return case.name in self.seen
 
     def add(self, where: str, ratio: float, budget: float) -> None:
