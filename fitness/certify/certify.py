@@ -25,7 +25,7 @@ from fitness.frontend.stages import Stop, expect_ok
 from fitness.frontend.target import get_target, machine, sm_name
 from fitness.gpu.eager_answers import MalformedAnswer, checked
 from fitness.gpu.eager_check import Match
-from fitness.gpu.launch_bundle import make_work
+from fitness.gpu.launch_bundle import make_bundle
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
@@ -81,12 +81,12 @@ class Certifier:
                 zygote.close()
         remove(self._root)
 
-    def quick(self, source: str, work: LaunchBundle, *, seed: str) -> Certificate:
+    def quick(self, source: str, bundle: LaunchBundle, *, seed: str) -> Certificate:
         """Certifies on the task's cases.
 
         work: of this very source, with `choices`.  The seed is tried only if this fails.
         """
-        certificate = self._eager(source, work, self._task.cases, seed, samples=0)
+        certificate = self._eager(source, bundle, self._task.cases, seed, samples=0)
         if certificate.verdict is Verdict.OK or (problem := self._problem()) is None:
             return certificate
         return dataclasses.replace(problem, candidate=Candidate(source).id)
@@ -99,20 +99,20 @@ class Certifier:
         cases = [*self._task.cases, *allowed]
         small = [dataclasses.replace(case.on_cpu(), name=f"{case.name}, small") for case in cases]
         try:
-            work = None if self._task.eager else self._work(source, [*cases, *small])
+            bundle = None if self._task.eager else self._bundle(source, [*cases, *small])
         except Stop as stop:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
-        certificate = self._eager(source, work, cases, seed, samples=SAMPLES)
+        certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
         checks = [*certificate.checks, *left_out]
         if certificate.verdict is not Verdict.OK:
             return dataclasses.replace(certificate, checks=tuple(checks))
-        if work is None:
+        if bundle is None:
             why = "there is no plan that could be replayed under it"
             checks += [Evidence(tool, "not run", why) for tool in TOOLS]
             return dataclasses.replace(certificate, checks=tuple(checks))
         with scratch_folder(self._root) as folder, self._runner.idle():
             for tool in TOOLS:
-                finding = sanitize(tool, self._task.folder, work, small, seed=seed, folder=folder, gpu=self._gpu)
+                finding = sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
                 checks.append(_sanitized(finding))
         bad = next((check for check in checks if check.outcome == "failed"), None)
         verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
@@ -156,21 +156,21 @@ class Certifier:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def _work(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
+    def _bundle(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
         """Returns the bundle to replay.  The source has one configuration for each launch.  Raises Stop."""
         self._recorder = self._recorder or Zygote(self._compiled_for, ("record", "compile"))
         calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
         target = machine(get_target(self._compiled_for), self._runner.facts)
         with scratch_folder(self._root) as folder:
-            work = make_work(
+            bundle = make_bundle(
                 source, self._task, calls,
                 zygote=self._recorder, target=target.spec, scratch=folder, limits=LIMITS,
             )  # fmt: skip
-        choices = {name: [0] * len(plan.launches) for name, plan in work.plans.items()}
-        return dataclasses.replace(work, choices=choices)
+        choices = {name: [0] * len(plan.launches) for name, plan in bundle.plans.items()}
+        return dataclasses.replace(bundle, choices=choices)
 
     def _eager(
-        self, source: str, work: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int
+        self, source: str, bundle: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int
     ) -> Certificate:
         """Runs one process, every case on inputs of its own. work: what to compare with to the bit."""
         layers: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Certifier:
             answers.extend(_checked(expect_ok("certify", result), cases))
             return answers
 
-        exact = work if self._task.deterministic and not _delegates(work) else None
+        exact = bundle if self._task.deterministic and not _delegates(bundle) else None
         with scratch_folder(self._root) as folder:
             try:
                 matches = self._runner.compare(exact, cases, seed=seed, folder=folder, run=run)
@@ -221,9 +221,9 @@ def not_run(source: str, why: str) -> Certificate:
     return Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why, checks)
 
 
-def _delegates(work: LaunchBundle | None) -> bool:
+def _delegates(bundle: LaunchBundle | None) -> bool:
     """Returns whether libraries do part of the work: they may choose other algorithms in another process."""
-    return work is not None and any(plan.delegated for plan in work.plans.values())
+    return bundle is not None and any(plan.delegated for plan in bundle.plans.values())
 
 
 def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[str, Any]]:

@@ -40,7 +40,7 @@ class SanitizerFinding:
 
 
 def sanitize(
-    tool: str, task: Path, work: LaunchBundle, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str
+    tool: str, task: Path, bundle: LaunchBundle, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str
 ) -> SanitizerFinding:
     """Runs `tool` over one replay of each case's plan.
 
@@ -50,7 +50,7 @@ def sanitize(
     if not program:
         return SanitizerFinding(tool, "compute-sanitizer is not installed")
     file = folder / "replay.pickle"
-    file.write_bytes(pickle.dumps((work, list(cases), seed)))
+    file.write_bytes(pickle.dumps((bundle, list(cases), seed)))
     command = [program, "--tool", tool, *TOOLS[tool], sys.executable, "-m", "fitness.certify.sanitize_process"]
     root = str(Path(__file__).resolve().parents[2])
     environment = {

@@ -46,14 +46,14 @@ class Apart(DeviceMemory):
 
 def main(arguments: list[str]) -> None:
     task = load_task(arguments[0], tried=True)
-    work, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
+    bundle, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
     device = torch.device("cuda")
     torch.empty(0, device=device)  # makes the context: kernels are loaded before anything is written
-    loaded = Loaded(work)
+    loaded = Loaded(bundle)
     launches = 0
     with torch.no_grad():
         for case in cases:
-            plan = work.plans[case.name]
+            plan = bundle.plans[case.name]
             program = Program(
                 plan, loaded.choices[case.name], loaded.kernels(case.name),
                 device=device, written=task.written, memory=Apart,
