@@ -63,7 +63,7 @@ class NoCounters(Exception):
 Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each launch, in order
 
 
-def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, device: int = 0) -> Counters:
+def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, device: int = 0) -> Counters:
     """Returns readings of each launch of one case of `work`, which must have its choices.  Raises NoCounters.
 
     Nothing else should run on the GPU meanwhile.
@@ -73,7 +73,7 @@ def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, dev
         raise NoCounters("ncu is not installed")
     with tempfile.TemporaryDirectory(prefix="evo-ncu-") as folder:
         path, log = Path(folder, "work.pickle"), Path(folder, "counters.csv")
-        path.write_bytes(pickle.dumps(work))
+        path.write_bytes(pickle.dumps(bundle))
         command = command_line(tool, log, [os.fspath(task), str(path), case, str(device)])
         try:
             run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=WALL_S, env=_env())
@@ -92,9 +92,9 @@ def command_line(tool: str, log: Path, arguments: Sequence[str]) -> list[str]:
     Clocks are left alone: the runner's are the same, and fixing them needs special rights.
     """
     sections = [word for section in SECTIONS for word in ("--section", section)]
-    replay = [sys.executable, "-m", "fitness.profile.ncu_replay", *arguments]
+    command = [sys.executable, "-m", "fitness.profile.ncu_replay", *arguments]
     options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
-    return [tool, *options, "--profile-from-start", "off", "--kernel-name-base", "function", *sections, *replay]
+    return [tool, *options, "--profile-from-start", "off", "--kernel-name-base", "function", *sections, *command]
 
 
 def failure(code: int, said: str) -> str:
@@ -141,9 +141,9 @@ def readings(values: Mapping[str, float], units: Mapping[str, str]) -> dict[str,
     """Returns the raw metrics of one launch as readings: percentages, microseconds, bytes."""
     found: dict[str, float] = {}
     for reading, patterns in READINGS.items():
-        known = [(values[name], name) for name in values if any(re.fullmatch(p, name) for p in patterns)]
-        if known:
-            value, name = max(known)
+        measured = [(values[name], name) for name in values if any(re.fullmatch(p, name) for p in patterns)]
+        if measured:
+            value, name = max(measured)
             found[reading] = value * _US.get(units.get(name, ""), 1e-3) if reading == "time" else value
     for name in values:
         if _SECTOR_BYTES.fullmatch(name):
