@@ -31,12 +31,12 @@ class Worker(Protocol):
         """Returns the answer.  Raises Stop with a verdict, Lost if the worker gives no answer."""
         ...
 
-    def fire(self) -> None:
+    def stop(self) -> None:
         """Ends it, whatever it is doing."""
         ...
 
 
-Hire = Callable[[], Worker]  # returns when the worker is ready; raises Lost, Stop or EvoError
+Start = Callable[[], Worker]  # returns when the worker is ready; raises Lost, Stop or EvoError
 
 
 class WorkerPool:
@@ -46,7 +46,7 @@ class WorkerPool:
     lost one's place; the place is given up if that fails.
     """
 
-    def __init__(self, stage: str, hires: Mapping[str, Hire]) -> None:
+    def __init__(self, stage: str, starts: Mapping[str, Start]) -> None:
         """Starts all workers at once. starts: how to start the worker of each place, by its name; stage: of its calls.
 
         Raises EvoError if a worker cannot be started, Stop if starting it raises that.
@@ -58,8 +58,8 @@ class WorkerPool:
         self._coming = 0  # places that are being filled again
         self._closed = False
         self._last_loss = ""
-        with ThreadPoolExecutor(len(hires)) as starting:
-            started = [starting.submit(_Member, place, hire) for place, hire in hires.items()]
+        with ThreadPoolExecutor(len(starts)) as starting:
+            started = [starting.submit(_Member, place, start) for place, start in starts.items()]
         self._members = [future.result() for future in started if future.exception() is None]
         failed = next((error for future in started if (error := future.exception())), None)
         if failed is not None:
@@ -123,7 +123,7 @@ class WorkerPool:
             self._changed.notify_all()
         if members:
             with ThreadPoolExecutor(len(members)) as ending:
-                list(ending.map(lambda member: member.worker.fire(), members))
+                list(ending.map(lambda member: member.worker.stop(), members))
         with self._changed:
             self._changed.wait_for(lambda: not self._held and not self._coming, CLOSE_S)
 
@@ -157,19 +157,19 @@ class WorkerPool:
             self._coming += 1
             self._last_loss = why
         _LOG.warning("stage %s lost a worker, %s; what it held is done again", self._stage, why)
-        threading.Thread(target=self._replace, args=(member,), name="hire", daemon=True).start()
+        threading.Thread(target=self._replace, args=(member,), name="replace", daemon=True).start()
 
     def _replace(self, lost: _Member) -> None:
         why = ""
         try:
-            lost.worker.fire()
-            member = _Member(lost.place, lost.hire)
+            lost.worker.stop()
+            member = _Member(lost.place, lost.start)
             with self._changed:
                 too_late = self._closed
                 if not too_late:
                     self._members.append(member)
             if too_late:
-                member.worker.fire()
+                member.worker.stop()
         except (Lost, Stop, EvoError) as error:
             why = str(error)
             if not self._closed:
@@ -184,10 +184,10 @@ class WorkerPool:
 class _Member:
     """A worker, its place, and how many more calls it can take."""
 
-    def __init__(self, place: str, hire: Hire) -> None:
-        self.place, self.hire = place, hire
+    def __init__(self, place: str, start: Start) -> None:
+        self.place, self.start = place, start
         try:
-            self.worker = hire()
+            self.worker = start()
         except Lost as loss:
             raise Lost(f"{place}: {loss}") from loss
         self.free = self.worker.lanes
