@@ -27,21 +27,21 @@ def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tup
         Runner("softmax", wall_s=LIMITS.wall_s) as runner,
         ThreadPoolExecutor(workers) as pool,
     ):
-        for task, work in zip(tasks, pool.map(_maker(target, zygote), tasks), strict=True):
-            found = work if isinstance(work, Stop) else runner.baselines(task.folder, work)
+        for task, bundle in zip(tasks, pool.map(_maker(target, zygote), tasks), strict=True):
+            found = bundle if isinstance(bundle, Stop) else runner.baselines(task.folder, bundle)
             yield task, _failed(task, found.message) if isinstance(found, (Stop, Report)) else found
 
 
 def _maker(target: Target, zygote: Zygote) -> Callable[[Task], LaunchBundle | Stop]:
     def make(task: Task) -> LaunchBundle | Stop:
-        recorder = FrontEnd(task, target, measured=True, limits=LIMITS, zygote=zygote)
+        front_end = FrontEnd(task, target, measured=True, limits=LIMITS, zygote=zygote)
         try:
-            facts = recorder.collect(task.seed_source)
+            compiled = front_end.collect(task.seed_source)
         except Stop as stop:
             return stop
         finally:
-            recorder.close()
-        return LaunchBundle(facts.plans, facts.builds, facts.cubins)
+            front_end.close()
+        return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
     return make
 

@@ -149,7 +149,7 @@ class _Listener(AsCuda):
         self.timed = False  # whether calls are those of the script that times the file
         self.factory_on_host: bool | None = None
 
-    # --- in the place of a recorder ----------------------------------------------------------------------------------
+    # --- in place of the recorder ------------------------------------------------------------------------------------
 
     def on_host(self, tensor: torch.Tensor) -> bool:
         return False
@@ -188,9 +188,9 @@ class _Listener(AsCuda):
             if (self._depth or self._backward) and self._launching:  # the result of a kernel
                 self._remember(result, COMPUTED)
         elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
-            known = self._drawn.get(args[0].untyped_storage()._cdata)
-            if known is not None and result.numel() == args[0].numel():
-                self._remember(result, known[1])
+            other = self._drawn.get(args[0].untyped_storage()._cdata)
+            if other is not None and result.numel() == args[0].numel():
+                self._remember(result, other[1])
 
     def _remember(self, tensor: torch.Tensor, rule: dict[str, Any]) -> None:
         storage = tensor.untyped_storage()
@@ -411,10 +411,10 @@ def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, 
 def _named(value: Any) -> str:
     """Returns the kernel part's name of this object: a global, or an attribute of a module; "" without a name."""
     space = vars(sys.modules[MODULE])
-    found = [name for name, known in space.items() if known is value]
+    found = [name for name, other in space.items() if other is value]
     for name, module in space.items():
         if isinstance(module, ModuleType):
-            found += [f"{name}.{attribute}" for attribute, known in vars(module).items() if known is value]
+            found += [f"{name}.{attribute}" for attribute, other in vars(module).items() if other is value]
     return min(found, key=len, default="")
 
 

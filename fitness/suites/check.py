@@ -81,9 +81,9 @@ class GpuVerifier:
         for runner in runners:
             self._idle.put(runner)
 
-    def __call__(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
+    def __call__(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         with self._one() as runner:
-            report = runner.verify(task.folder, vacuous.work_of(facts))
+            report = runner.verify(task.folder, vacuous.bundle_of(compiled))
         if report.verdict is not Verdict.OK:
             raise Stop(report.stage, report.verdict, report.message)
         return report.infinite
@@ -131,7 +131,7 @@ class SuiteChecker:
         self._root, self._target, self._zygote = root, target, zygote
         self._on_gpu = verifier is not None
         self._verifier = verifier or self._interpreted
-        self._known = BuildCache()  # a file's builds are wanted again when its calls are tried one by one
+        self._cache = BuildCache()  # a file's builds are wanted again when its calls are tried one by one
 
     def check(self, source: Named) -> CheckOutcome:
         """Returns how far the file comes.  Raises EvoError if nothing can be checked at all."""
@@ -205,18 +205,18 @@ class SuiteChecker:
         with _timed(outcome, "recorded"):
             for case in task.cases:
                 check_arguments(task, case, described.arguments(case))
-            facts = self._record(task, described, scratch)
+            compiled = self._record(task, described, scratch)
             outcome.calls = len(task.cases)
             outcome.stages = ["captured", "recorded"]
         with _timed(outcome, "compiled"):
-            first = self._first_configurations(task, facts, scratch)
+            first = self._first_configurations(task, compiled, scratch)
         quick = _quickly_compiled(calls, task, first, outcome)
         if len(quick) < len(calls):
             self._all_of(source, quick, scratch, outcome)
             return
         with _timed(outcome, "recorded"):
             written = self._written(task, described, first)
-        for name, plan in facts.plans.items():
+        for name, plan in compiled.plans.items():
             if not plan.outputs and not plan.tensors_among(sorted(written)):
                 message = f"{name} returns no tensor and is not seen to write to one: nothing can be compared"
                 raise Stop("record", Verdict.UNSUPPORTED, message)
@@ -224,14 +224,14 @@ class SuiteChecker:
         write_task(folder, writes)
         try:
             task = load_task(folder, tried=True)
-            verified = self._any_configuration(task, facts, first, scratch, outcome)
+            verified = self._any_configuration(task, compiled, first, scratch, outcome)
         except Stop as stop:
             if stop.verdict is not Verdict.REJECTED:
                 raise
             # Most of its own work is done by operators: then a candidate may leave them as much.
             write_task(folder, writes, min_own_share=0.0)
             task = load_task(folder, tried=True)
-            verified = self._any_configuration(task, facts, first, scratch, outcome)
+            verified = self._any_configuration(task, compiled, first, scratch, outcome)
         self._check_idle(task, verified, outcome)
         outcome.stages = list(STAGES)
 
@@ -244,7 +244,7 @@ class SuiteChecker:
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        known = bool(outcome.vacuous)  # of all calls together
+        cache = bool(outcome.vacuous)  # of all calls together
         for number, call in enumerate(captured):
             alone = CheckOutcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
@@ -252,14 +252,14 @@ class SuiteChecker:
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
-            if not known:
+            if not cache:
                 outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
 
     def _any_configuration(
-        self, task: Task, facts: CompiledCandidate, first: CompiledCandidate, scratch: Path, outcome: CheckOutcome
+        self, task: Task, compiled: CompiledCandidate, first: CompiledCandidate, scratch: Path, outcome: CheckOutcome
     ) -> CompiledCandidate:
         """Builds with the first configuration of each launch, or, if that fails, verifies with the best.
 
@@ -269,11 +269,11 @@ class SuiteChecker:
             self._verify(task, first, outcome)
             return first
         except Stop as stop:
-            tuned = any(len(launch.configs) > 1 for plan in facts.plans.values() for launch in plan.launches)
+            tuned = any(len(launch.configs) > 1 for plan in compiled.plans.values() for launch in plan.launches)
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
             with _timed(outcome, "compiled"):
-                built = self._build(task.seed_source, facts, scratch)
+                built = self._build(task.seed_source, compiled, scratch)
             self._verify(task, built, outcome)
             return built
 
@@ -313,42 +313,42 @@ class SuiteChecker:
         recorded = launch_bundle.record(task.seed_source, task, wanted, **self._in(scratch))
         return CompiledCandidate(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
-    def _first_configurations(self, task: Task, facts: CompiledCandidate, scratch: Path) -> CompiledCandidate:
+    def _first_configurations(self, task: Task, compiled: CompiledCandidate, scratch: Path) -> CompiledCandidate:
         """Builds every launch with one configuration alone: the first with which its kernel can be compiled.
 
         Raises Stop, also without such a configuration.
         """
-        left = facts.plans
+        left = compiled.plans
         while True:
             try:
-                return self._build(task.seed_source, replace(facts, plans=_configurations(left, slice(1))), scratch)
+                return self._build(task.seed_source, replace(compiled, plans=_configurations(left, slice(1))), scratch)
             except launch_bundle.Unbuildable as stop:
                 fewer = _configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
                     raise
                 left = fewer
 
-    def _build(self, source: str, facts: CompiledCandidate, scratch: Path) -> CompiledCandidate:
-        given = (source, facts.plans, facts.constants)
+    def _build(self, source: str, compiled: CompiledCandidate, scratch: Path) -> CompiledCandidate:
+        given = (source, compiled.plans, compiled.constants)
         with scratch_folder(scratch) as own:
-            built = launch_bundle.build(*given, known=self._known, **self._in(own))
+            built = launch_bundle.build(*given, cache=self._cache, **self._in(own))
             cubins = launch_bundle.cubins(built.builds, own)
-        return replace(facts, plans=built.plans, builds=built.builds, cubins=cubins)
+        return replace(compiled, plans=built.plans, builds=built.builds, cubins=cubins)
 
-    def _verify(self, task: Task, facts: CompiledCandidate, outcome: CheckOutcome) -> None:
+    def _verify(self, task: Task, compiled: CompiledCandidate, outcome: CheckOutcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
         with _timed(outcome, "verified"):
-            infinite = self._verifier(task, facts)
+            infinite = self._verifier(task, compiled)
         timed = {case.name for case in task.cases if case.role == "tune"}
         outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
-    def _check_idle(self, task: Task, facts: CompiledCandidate, outcome: CheckOutcome) -> None:
+    def _check_idle(self, task: Task, compiled: CompiledCandidate, outcome: CheckOutcome) -> None:
         """Raises Stop if kernels that do not do their work are not found wrong."""
         with _timed(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
-                found = vacuous.on_gpu(task, facts, self._built_beside, self._verifier.beside)
+                found = vacuous.on_gpu(task, compiled, self._built_beside, self._verifier.beside)
             elif not self._on_gpu:
-                found = vacuous.by_interpreter(task, self._executable(task, facts), self._zygote, LIMITS)
+                found = vacuous.by_interpreter(task, self._executable(task, compiled), self._zygote, LIMITS)
             else:
                 found = []
             outcome.idle = [str(finding) for finding in found if finding.what != vacuous.VACUOUS]
@@ -356,24 +356,24 @@ class SuiteChecker:
             outcome.vacuous = list(dict.fromkeys([*outcome.vacuous, *passed]))
             vacuous.check(found)
 
-    def _built_beside(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
+    def _built_beside(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
         """Returns the seed with other kernels, built."""
         with scratch_folder() as scratch:
-            return self._build(source, facts, scratch)
+            return self._build(source, compiled, scratch)
 
-    def _executable(self, task: Task, facts: CompiledCandidate) -> Executable:
-        choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
-        return Executable(task.seed_source, facts.constants, facts.plans, choices)
+    def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
+        choices = {name: [0] * len(plan.launches) for name, plan in compiled.plans.items()}
+        return Executable(task.seed_source, compiled.constants, compiled.plans, choices)
 
-    def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
+    def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         """Verifies by Triton's interpreter, at sizes that are never timed."""
-        kernel = self._executable(task, facts)
+        kernel = self._executable(task, compiled)
         with scratch_folder() as scratch:
             jobs = Jobs(self._zygote, scratch, LIMITS)
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
         return ()
 
-    def _written(self, task: Task, calls: Calls, facts: CompiledCandidate) -> set[int]:
+    def _written(self, task: Task, calls: Calls, compiled: CompiledCandidate) -> set[int]:
         """Returns positions of the arguments that the seed writes to, by its steps and by sampled programs.
 
         compiled: with one configuration a launch.  A launch that cannot be traced is taken to write nothing;
@@ -381,11 +381,11 @@ class SuiteChecker:
         """
         found: set[int] = set()
         for case in task.cases:
-            plan = facts.plans[case.name]
+            plan = compiled.plans[case.name]
             found |= _written_by_steps(plan)
             payload = {
                 "source": task.seed_source,
-                "constants": facts.constants,
+                "constants": compiled.constants,
                 "samples": PROGRAMS_SAMPLED,
             }
             with scratch_folder() as own:

@@ -110,10 +110,10 @@ def write_folder(
             shutil.copy(values / file, folder / file)
     written = [_call(number, call, usable, forms) for number, call in enumerate(usable)]
     (folder / "calls.json").write_text(json.dumps(written), encoding="utf-8")
-    facts = {"title": title, "entry": entry, "deterministic": "atomic" not in kernels}
+    fields = {"title": title, "entry": entry, "deterministic": "atomic" not in kernels}
     if function:
-        facts["reference"] = _with_entry(function, forms, "reference")
-    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        fields["reference"] = _with_entry(function, forms, "reference")
+    (folder / "facts.json").write_text(json.dumps(fields), encoding="utf-8")
     write_task(folder, ())
 
 
@@ -121,11 +121,11 @@ def write_task(
     folder: Path, writes: Sequence[str], *, stress: bool = False, min_own_share: float = MIN_OWN_SHARE
 ) -> None:
     """Writes task.py of a folder made by `write_folder`; `writes`: names of the arguments written in place."""
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    fields = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     by_seed = {"reference": _BY_SEED.format(min_own_share=min_own_share)}
-    right = "its function" if "reference" in facts else "the kernel itself"
-    facts = by_seed | facts | {"right": right, "writes": tuple(writes), "stress": stress}
-    text = _TASK.format(**facts, digest=_digest(folder))
+    right = "its function" if "reference" in fields else "the kernel itself"
+    fields = by_seed | fields | {"right": right, "writes": tuple(writes), "stress": stress}
+    text = _TASK.format(**fields, digest=_digest(folder))
     (folder / "task.py").write_text(text, encoding="utf-8")
 
 

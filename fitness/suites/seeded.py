@@ -42,28 +42,28 @@ class SeededChecker(check.SuiteChecker):
         outcome.calls = len(task.cases)
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
-        recorder = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
+        front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
-            facts = recorder.collect(task.seed_source)
-            self._verifier(task, facts)
-            self._check_idle(task, facts, outcome)
+            compiled = front_end.collect(task.seed_source)
+            self._verifier(task, compiled)
+            self._check_idle(task, compiled, outcome)
         except Stop as stop:
             outcome.stages = list(self.stages[: _REACHED.get(stop.stage, 3)])
             raise
         finally:
-            recorder.close()
+            front_end.close()
         outcome.stages = list(self.stages)
 
-    def _executable(self, task: Task, facts: CompiledCandidate) -> Executable:
-        return executable(task, task.seed_source, facts)
+    def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
+        return executable(task, task.seed_source, compiled)
 
-    def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
+    def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         """Verifies at the sizes for a CPU."""
-        judge = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
+        backend = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
-            judge.prepare(task.seed_source, facts)
+            backend.prepare(task.seed_source, compiled)
         finally:
-            judge.close()
+            backend.close()
         return ()
 
 
@@ -78,10 +78,10 @@ def check_seeds(folder: Path, sources: Sequence[Named], function: str) -> None:
     """Raises ConfigError if a file of `folder` is for no file of the suite. function: what each has to define."""
     if not folder.is_dir():
         raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")
-    known = {source.name for source in sources}
-    unknown = [path.stem for path in python_files(folder) if path.stem not in known]
+    names = {source.name for source in sources}
+    unknown = [path.stem for path in python_files(folder) if path.stem not in names]
     if unknown:
         raise ConfigError(
-            f"--seeds: expected files called like those of the suite ({min(known)}.py), with {function}, got "
+            f"--seeds: expected files called like those of the suite ({min(names)}.py), with {function}, got "
             f"{', '.join(unknown)}"
         )

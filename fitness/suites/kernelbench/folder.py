@@ -60,10 +60,10 @@ def write_folder(folder: Path, source: KernelBenchFile, kernel: str | None, most
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     sizes = sizes_of(source.kernels, most_bytes)
-    facts = _facts(source.kernels, sizes)
+    fields = _fields(source.kernels, sizes)
     text = _TASK.format(
         title=f"{TITLE}, {source.name}.py", problem=_kept(source.kernels), mark=MARK, sizes=sizes,
-        own="reduced" if sizes.reduced else "own", **facts,
+        own="reduced" if sizes.reduced else "own", **fields,
     )  # fmt: skip
     (folder / "task.py").write_text(text, encoding="utf-8")
     if kernel is not None:
@@ -82,7 +82,7 @@ def _kept(text: str) -> str:
     return "\n".join(parts)
 
 
-def _facts(text: str, sizes: Sizes) -> dict[str, Any]:
+def _fields(text: str, sizes: Sizes) -> dict[str, Any]:
     """Runs it at the sizes for a CPU; returns names of arguments, state, signs, and whether stress is valid."""
     device = torch.device("cpu")
     try:
