@@ -65,8 +65,8 @@ class DraftChecker:
         """Returns the accepted draft.  Raises Refused, and EvoError if the machine cannot check anything."""
         findings = check_task(source)
         if findings:
-            told = [f"line {f.line}: {f.message} (rule {f.rule})" for f in findings[:FINDINGS]]
-            raise Refused(plain("\n".join(["task.py breaks rules:", *told])))
+            lines = [f"line {f.line}: {f.message} (rule {f.rule})" for f in findings[:FINDINGS]]
+            raise Refused(plain("\n".join(["task.py breaks rules:", *lines])))
         with scratch_folder() as folder:
             self._rehearse(source, folder)
         with scratch_folder() as folder:  # not the folder in which the draft was executed

@@ -79,9 +79,9 @@ def _with_zeros(tree: ast.Module, kernel: str, kernels: set[str]) -> str:
     zeros = _Zeros(imported_names(tree), renamed)
     for name in reached:
         for function in _functions(tree, name):
-            twin = zeros.visit(copy.deepcopy(function))
-            twin.name = renamed[name]
-            tree.body.insert(tree.body.index(function), twin)
+            changed = zeros.visit(copy.deepcopy(function))
+            changed.name = renamed[name]
+            tree.body.insert(tree.body.index(function), changed)
     for function in _functions(tree, kernel):
         zeros.visit(function)
     return ast.unparse(ast.fix_missing_locations(tree)) if zeros.stores else ""

@@ -29,7 +29,7 @@ from fitness.verify.verify import Executable, Expectations, Jobs, expectations, 
 VACUOUS, SAME, UNTRIED = "vacuous", "same", "untried"
 
 # The result of an idle kernel in each case, on the task's inputs or on others.
-Judge = Callable[[Idle, bool], Mapping[str, Check | Stop]]
+Evaluate = Callable[[Idle, bool], Mapping[str, Check | Stop]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class VacuousFinding:
 
 
 def findings(
-    source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], judge: Judge
+    source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], evaluate: Evaluate
 ) -> list[VacuousFinding]:
     """Returns findings for all idle kernels of a seed.
 
@@ -58,12 +58,12 @@ def findings(
     """
     found = []
     for idle in idle_kernels(source, plans, written):
-        judged = judge(idle, False)
-        passed = [case for case, result in judged.items() if isinstance(result, Check)]
-        again = judge(replace(idle, plans={case: idle.plans[case] for case in passed}), True) if passed else {}
+        results = evaluate(idle, False)
+        passed = [case for case, result in results.items() if isinstance(result, Check)]
+        again = evaluate(replace(idle, plans={case: idle.plans[case] for case in passed}), True) if passed else {}
         found += [
             VacuousFinding(case, idle.kernel, idle.kind, *_meaning(result, again.get(case)))
-            for case, result in judged.items()
+            for case, result in results.items()
             if isinstance(result, Check) or result.verdict is not Verdict.WRONG
         ]
     return found
@@ -100,15 +100,15 @@ def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = 
     if task.eager:
         return []
     limits = limits or Limits()
-    recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
-    judge = CpuBackend(task, target, limits=limits, zygote=zygote)
+    front_end = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
+    evaluate = CpuBackend(task, target, limits=limits, zygote=zygote)
     try:
-        facts = recorder.collect(task.seed_source)
-        judge.prepare(task.seed_source, facts)
+        compiled = front_end.collect(task.seed_source)
+        evaluate.prepare(task.seed_source, compiled)
     finally:
-        judge.close()
-        recorder.close()
-    return by_interpreter(task, executable(task, task.seed_source, facts), zygote, limits)
+        evaluate.close()
+        front_end.close()
+    return by_interpreter(task, executable(task, task.seed_source, compiled), zygote, limits)
 
 
 def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits) -> list[VacuousFinding]:
@@ -116,7 +116,7 @@ def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits)
     with scratch_folder() as scratch:
         trials = _Trials(task, seed, Jobs(zygote, scratch, limits))
         plans = {case.name: seed.plans[case.name] for case in task.cases}
-        return findings(task.seed_source, plans, task.written, trials.judge)
+        return findings(task.seed_source, plans, task.written, trials.evaluate)
 
 
 class _Trials:
@@ -126,7 +126,7 @@ class _Trials:
         self._task, self._seed, self._jobs = task, seed, jobs
         self._expected: dict[tuple[str, bool, bool], Expectations] = {}
 
-    def judge(self, idle: Idle, elsewhere: bool) -> dict[str, Check | Stop]:
+    def evaluate(self, idle: Idle, elsewhere: bool) -> dict[str, Check | Stop]:
         kernel = replace(self._seed, source=idle.source, plans={**self._seed.plans, **idle.plans})
         return {c.name: self._verified(kernel, c, elsewhere) for c in self._task.cases if c.name in idle.plans}
 
@@ -154,14 +154,14 @@ class _Trials:
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def work_of(facts: CompiledCandidate) -> LaunchBundle:
+def bundle_of(compiled: CompiledCandidate) -> LaunchBundle:
     """Returns the launch bundle of a compiled candidate."""
-    return LaunchBundle(facts.plans, facts.builds, facts.cubins)
+    return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
 
 def on_gpu(
     task: Task,
-    facts: CompiledCandidate,
+    compiled: CompiledCandidate,
     build: Callable[[str, CompiledCandidate], CompiledCandidate],
     beside: Callable[[Task, LaunchBundle, LaunchBundle, bool], Mapping[str, Report]],
 ) -> list[VacuousFinding]:
@@ -170,16 +170,16 @@ def on_gpu(
     compiled: the seed, built; build: builds another source with its plans; beside: `Runner.beside` for a task.
     """
 
-    def judge(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
+    def evaluate(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
         try:
-            built = build(idle.source, replace(facts, plans=dict(idle.plans), builds={}, cubins={}))
+            built = build(idle.source, replace(compiled, plans=dict(idle.plans), builds={}, cubins={}))
         except Stop as stop:
             return dict.fromkeys(idle.plans, stop)
-        reports = beside(task, work_of(facts), work_of(built), elsewhere)
+        reports = beside(task, bundle_of(compiled), bundle_of(built), elsewhere)
         return {case: _said(report) for case, report in reports.items()}
 
-    plans = {case.name: facts.plans[case.name] for case in task.cases}
-    return findings(task.seed_source, plans, task.written, judge)
+    plans = {case.name: compiled.plans[case.name] for case in task.cases}
+    return findings(task.seed_source, plans, task.written, evaluate)
 
 
 def _said(report: Report) -> Check | Stop:
