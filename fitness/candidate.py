@@ -33,7 +33,7 @@ from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
-from fitness.verify.long_loops import AddedCase, added
+from fitness.verify.long_loops import AddedCase, added_cases
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
 # CPU seconds that compiling one configuration may take: BUILD_S, or TIMES_SEED times what the slowest build of the seed
@@ -58,7 +58,7 @@ class CompiledCandidate:
     work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
     estimates: Estimates = field(default_factory=dict)
     # long-loop and reduced cases: beside the task's own, with plans under their names
-    stretched: tuple[AddedCase, ...] = ()
+    added: tuple[AddedCase, ...] = ()
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -91,9 +91,9 @@ class FrontEnd:
         self.use_gate = True  # switched off to test that the later stages hold without the first
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
-        self._known = BuildCache()
+        self._cache = BuildCache()
         self._seed_s: float | None = None  # what its slowest build took
-        self._stretched: tuple[AddedCase, ...] | None = None
+        self._added: tuple[AddedCase, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.RLock()
@@ -102,7 +102,7 @@ class FrontEnd:
 
     def collect(self, source: str) -> CompiledCandidate:
         """Returns what all stages before verification find, except for `complete`.  Raises Stop with the verdict."""
-        facts = CompiledCandidate()
+        compiled = CompiledCandidate()
         stages: list[Callable[[str, CompiledCandidate, Path], None]] = [
             self._gate,
             self._record,
@@ -117,32 +117,36 @@ class FrontEnd:
             for stage in stages:
                 begin, name = time.perf_counter(), stage.__name__.strip("_")
                 with surviving(name):
-                    stage(source, facts, scratch)
-                facts.seconds[name] = time.perf_counter() - begin
-        return facts
+                    stage(source, compiled, scratch)
+                compiled.seconds[name] = time.perf_counter() - begin
+        return compiled
 
-    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
+    def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
         """Returns the candidate with the builds that are verified and not timed.
 
         A duplicate does not need them. Raises Stop.
         """
-        if not facts.unbuilt:
-            return facts
-        whole = dataclasses.replace(facts, unbuilt=(), seconds=dict(facts.seconds))  # others may be reading `facts`
+        if not compiled.unbuilt:
+            return compiled
+        whole = dataclasses.replace(
+            compiled, unbuilt=(), seconds=dict(compiled.seconds)
+        )  # others may be reading `compiled`
         begin = time.perf_counter()
         with scratch_folder(self._root) as scratch, surviving("compile"):
-            self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
+            self._compile_cases(source, whole, scratch, compiled.unbuilt, label="rest")
         whole.seconds["compile"] += time.perf_counter() - begin
         # made with configurations of which some have now been left out
-        if whole.estimates and whole.left_out != facts.left_out:
+        if whole.estimates and whole.left_out != compiled.left_out:
             whole.choices, whole.estimates = {}, {}
             with scratch_folder(self._root) as scratch, surviving("estimate"):
                 self._estimate(source, whole, scratch)
         return whole
 
-    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates:
+    def estimates(self, source: str, compiled: CompiledCandidate) -> Estimates:
         """Returns the estimate of each tune case.  Raises Stop if one cannot be made."""
-        trial = dataclasses.replace(facts, choices={}, work={}, estimates={})  # other threads may be reading `facts`
+        trial = dataclasses.replace(
+            compiled, choices={}, work={}, estimates={}
+        )  # other threads may be reading `compiled`
         with scratch_folder(self._root) as scratch:
             self._estimate(source, trial, scratch)
         return trial.estimates
@@ -159,7 +163,7 @@ class FrontEnd:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _gate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _gate(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         if not self.use_gate:
             return
         findings = self._findings(source)
@@ -178,35 +182,35 @@ class FrontEnd:
     def _findings(self, source: str) -> tuple[Finding, ...]:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
-    def _record(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _record(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         """Records all cases.
 
         If only reduced cases fail, records without them: a size of 1 may raise beyond the task's own.
         """
-        facts.stretched = () if self._measured else self._stretched_of_seed()
-        needed = tuple(case for case in facts.stretched if not case.reduced)
+        compiled.added = () if self._measured else self._added_of_seed()
+        needed = tuple(case for case in compiled.added if not case.reduced)
         try:
-            self._record_calls(source, facts, scratch)
+            self._record_calls(source, compiled, scratch)
         except Stop as stop:
-            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == facts.stretched:
+            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == compiled.added:
                 raise
-            facts.stretched = needed
-            self._record_calls(source, facts, scratch)
+            compiled.added = needed
+            self._record_calls(source, compiled, scratch)
 
-    def _record_calls(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _record_calls(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         described = self._calls.described()
         calls = [{"name": name, "args": described[name]} for name in self._recorded()]
-        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
-        added_names = [case.name for case in facts.stretched]
+        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in compiled.added]
+        added_names = [case.name for case in compiled.added]
         recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
-        facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
+        compiled.plans, compiled.constants, compiled.layers = recorded.plans, recorded.constants, recorded.layers
 
-    def _stretched_of_seed(self) -> tuple[AddedCase, ...]:
+    def _added_of_seed(self) -> tuple[AddedCase, ...]:
         """Returns the sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
-            if self._stretched is None:
-                self._stretched = tuple(added(self.task, self._plan_of_seed))
-            return self._stretched
+            if self._added is None:
+                self._added = tuple(added_cases(self.task, self._plan_of_seed))
+            return self._added
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
         """Returns the seed's plan, None if the seed cannot be recorded at these sizes."""
@@ -219,23 +223,23 @@ class FrontEnd:
                     raise
                 return None
 
-    def _compile(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _compile(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, for the cases that are timed."""
         if source == self.task.seed_source:
-            self._build(source, facts, scratch, cases=self._at_target())
-            self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
+            self._build(source, compiled, scratch, cases=self._at_target())
+            self._seed_s, self._seed_plans = steps.slowest(compiled.builds), compiled.plans
             return
-        self._compile_cases(source, facts, scratch, self._tune(), label="build")
-        facts.unbuilt = tuple(name for name in self._at_target() if name not in facts.builds)
+        self._compile_cases(source, compiled, scratch, self._tune(), label="build")
+        compiled.unbuilt = tuple(name for name in self._at_target() if name not in compiled.builds)
 
     def _compile_cases(
-        self, source: str, facts: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
+        self, source: str, compiled: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
     ) -> None:
         """Compiles these cases.  Raises Stop also if one build takes far longer than the seed's."""
         seed_s = self._slowest_of_seed()
         most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
         try:
-            self._build(source, facts, scratch, cases=cases, build_s=most, slow=slow, label=label)
+            self._build(source, compiled, scratch, cases=cases, build_s=most, slow=slow, label=label)
         except Stop as stop:
             if stop.verdict is not Verdict.TIMEOUT:
                 raise
@@ -248,51 +252,53 @@ class FrontEnd:
         with self._lock:
             if self._seed_s is None:
                 with scratch_folder(self._root) as scratch:
-                    facts = CompiledCandidate()
-                    self._record(self.task.seed_source, facts, scratch)
-                    self._compile(self.task.seed_source, facts, scratch)
+                    compiled = CompiledCandidate()
+                    self._record(self.task.seed_source, compiled, scratch)
+                    self._compile(self.task.seed_source, compiled, scratch)
             assert self._seed_s is not None  # known once the seed is compiled
             return self._seed_s
 
-    def _build(self, source: str, facts: CompiledCandidate, scratch: Path, **how: Any) -> None:
+    def _build(self, source: str, compiled: CompiledCandidate, scratch: Path, **how: Any) -> None:
         """Adds builds to the candidate; a configuration that is left out is left out of all cases."""
-        built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
+        built = steps.build(source, compiled.plans, compiled.constants, cache=self._cache, **how, **self._in(scratch))
         for name, builds in built.builds.items():
             if why := screen.not_at_once(built.plans[name], builds, self.target):
                 raise Stop("screen", Verdict.OUT_OF_MEMORY, f"case {name}: {why}")
         if self._measured:
-            facts.cubins = facts.cubins | steps.cubins(built.builds, scratch)
-        facts.builds = steps.kept(facts.builds, facts.plans, built.plans) | built.builds
-        facts.plans, facts.left_out = built.plans, (*facts.left_out, *built.left_out)
+            compiled.cubins = compiled.cubins | steps.cubins(built.builds, scratch)
+        compiled.builds = steps.kept(compiled.builds, compiled.plans, built.plans) | built.builds
+        compiled.plans, compiled.left_out = built.plans, (*compiled.left_out, *built.left_out)
 
-    def _screen(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _screen(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         """Hashes what is timed.  A candidate that differs in holdout cases alone is not faster."""
-        facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
+        compiled.plan_hash = screen.plan_hash(
+            {name: (compiled.plans[name], compiled.builds[name]) for name in self._tune()}
+        )
 
-    def _estimate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _estimate(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
         cases = self._calls.tune if self._measured else self.task.cases
         with scratch_folder(scratch) as own:
-            traces = self._traced(source, facts, [case.name for case in cases], own)
-        choice = self._choose(facts, traces)
-        for call, plan in facts.plans.items():
-            facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
+            traces = self._traced(source, compiled, [case.name for case in cases], own)
+        choice = self._choose(compiled, traces)
+        for call, plan in compiled.plans.items():
+            compiled.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
         for case in cases:
             name = case.name
-            found = seen(facts.plans[name], facts.choices[name], traces[name])
-            chosen = zip(facts.choices[name], traces[name], strict=True)
-            facts.work[name] = [by_config[choice].work for choice, by_config in chosen]
+            found = seen(compiled.plans[name], compiled.choices[name], traces[name])
+            chosen = zip(compiled.choices[name], traces[name], strict=True)
+            compiled.work[name] = [by_config[choice].work for choice, by_config in chosen]
             if source == self.task.seed_source:
                 self._seen_of_seed[name] = found
-            self._check_work(case, facts, found)
+            self._check_work(case, compiled, found)
             if case.role == "tune":
-                facts.estimates[name] = self._estimated(case, facts, traces[name])
+                compiled.estimates[name] = self._estimated(case, compiled, traces[name])
 
-    def _check_work(self, case: Case, facts: CompiledCandidate, found: Seen) -> None:
+    def _check_work(self, case: Case, compiled: CompiledCandidate, found: Seen) -> None:
         """Raises Stop if the plan does not seem to do the case's work."""
         moved, computed = self._needed(case)
         skipped = coverage(
-            facts.plans[case.name],
+            compiled.plans[case.name],
             found,
             self._seed_plans[case.name],
             self._seen_of_seed.get(case.name),
@@ -311,11 +317,11 @@ class FrontEnd:
             raise Stop("estimate", Verdict.WRONG, skipped)
 
     def _estimated(
-        self, case: Case, facts: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
+        self, case: Case, compiled: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
     ) -> model.Estimate:
         """Returns the estimate of a case.  Raises Stop if it is too good to be true."""
-        name, plan = case.name, facts.plans[case.name]
-        found = model.estimate(plan, facts.choices[name], facts.builds[name], traces, self.target)
+        name, plan = case.name, compiled.plans[case.name]
+        found = model.estimate(plan, compiled.choices[name], compiled.builds[name], traces, self.target)
         limit_us = roofline.least_us(plan, *self._needed(case), self.target)
         if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
             raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
@@ -326,14 +332,14 @@ class FrontEnd:
         moved, computed = self.task.bytes, self.task.flops
         return moved(case) if moved else None, computed(case) if computed else None
 
-    def _traced(self, source: str, facts: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
+    def _traced(self, source: str, compiled: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
         """Returns what the trace of each case found.  Raises Stop."""
         payload = {
             "source": source,
-            "constants": facts.constants,
+            "constants": compiled.constants,
             "samples": PROGRAMS_SAMPLED,
             "cases": [
-                {"plan": to_json(facts.plans[name]), "integers": self._calls.give_integers(name, scratch)}
+                {"plan": to_json(compiled.plans[name]), "integers": self._calls.give_integers(name, scratch)}
                 for name in names
             ],
         }
@@ -341,15 +347,15 @@ class FrontEnd:
         found = (model.traces_from_json(case["launches"]) for case in value["cases"])
         return dict(zip(names, found, strict=True))
 
-    def _choose(self, facts: CompiledCandidate, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    def _choose(self, compiled: CompiledCandidate, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
         """Returns one configuration per autotuned kernel: the least estimated time over all tune cases.
 
         Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
         """
         scores: dict[tuple[str, int], list[float]] = {}
         for name in self._tune():
-            plan = facts.plans[name]
-            times = model.config_times(plan, facts.builds[name], traces[name], self.target)
+            plan = compiled.plans[name]
+            times = model.config_times(plan, compiled.builds[name], traces[name], self.target)
             for launch, by_config in zip(plan.launches, times, strict=True):
                 total = scores.setdefault((launch.kernel, len(launch.configs)), [0.0] * len(launch.configs))
                 for i, microseconds in enumerate(by_config):

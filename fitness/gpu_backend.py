@@ -31,7 +31,7 @@ from fitness.tasks.task import Task
 # Fields of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
 
-# Of times of the eager tier.  A difference of less does not count: two processes with the same kernel differ by the place
+# Of times of the eager tier.  A smaller difference does not count: processes with the same kernel differ by the place
 # of their memory, and by the work of the host (0.89 and 1.22 were seen on an H200).
 LEAST_FLOOR = 1.4
 # How much slower the seed may be beside a candidate than beside itself.  If it is slower, another process disturbed it.
@@ -69,10 +69,10 @@ class GpuBackend:
         """Returns which GPU it is and its ceilings; empty before `prepare`."""
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
 
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
+    def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
         """Verifies the seed on the GPU and makes it the baseline.  Raises Stop, and EvoError without a usable GPU."""
         self._begin()
-        return _judged(self._runner.prepare(_work(facts)))
+        return _result_of(self._runner.prepare(_bundle(compiled)))
 
     def _begin(self) -> None:
         """Starts the processes, and finds out which GPU it is."""
@@ -80,38 +80,38 @@ class GpuBackend:
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
 
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
+    def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times a candidate.  A new champion is also certified.  Raises Stop with the verdict."""
-        judged = _judged(self._runner.evaluate(_work(facts), seed=key))
-        judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
-        fitness = fitness_of(judged.timings)
-        return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
+        result = _result_of(self._runner.evaluate(_bundle(compiled), seed=key))
+        result = replace(result, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
+        fitness = fitness_of(result.timings)
+        return self._certified(source, compiled, result, fitness, key) if self._wins(fitness) else result
 
     def _wins(self, fitness: Fitness) -> bool:
         """Returns whether it is faster than what is certified, beyond its confidence interval."""
         return fitness.ci95[0] > self._champion
 
     def _certified(
-        self, source: str, facts: CompiledCandidate, judged: BackendResult, fitness: Fitness, key: str
+        self, source: str, compiled: CompiledCandidate, result: BackendResult, fitness: Fitness, key: str
     ) -> BackendResult:
         """Returns the result with what its certificate says.  Raises Stop if the candidate fails."""
-        frozen = freeze(source, chosen_configs(facts, judged.choices)) or source
-        work = replace(_work(facts), choices=judged.choices)
+        frozen = freeze(source, chosen_configs(compiled, result.choices)) or source
+        bundle = replace(_bundle(compiled), choices=result.choices)
         with self._crowning:
             if not self._wins(fitness):  # a better one was certified while it waited
-                return judged
+                return result
             begin = time.perf_counter()
-            certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
+            certificate = self._prepared().quick(frozen, bundle, seed=f"new:{key}")
             spent = time.perf_counter() - begin
             if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE):
                 self._champion = fitness.speedup
-        seconds = {**judged.seconds, "certify": spent}
+        seconds = {**result.seconds, "certify": spent}
         if certificate.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE):
             message = f"run eagerly, {certificate.message}"
             raise Stop("certify", certificate.verdict, message, seconds=seconds)
         said = PASSED if certificate.verdict is Verdict.OK else f"not run: {certificate.message}"
-        environment = {**judged.environment, CERTIFICATE: said, "certificate_s": round(spent, 3)}
-        return replace(judged, environment=environment, seconds=seconds)
+        environment = {**result.environment, CERTIFICATE: said, "certificate_s": round(spent, 3)}
+        return replace(result, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:
         """Returns the full certificate."""
@@ -120,13 +120,13 @@ class GpuBackend:
 
     def _prepared(self) -> Certifier:
         if self._certifier is None:
-            raise EvoError("the judge knows no GPU yet: call prepare() first")
+            raise EvoError("the backend knows no GPU yet: call prepare() first")
         return self._certifier
 
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
+    def counters(self, bundle: LaunchBundle, case: str) -> Counters:
         """Returns hardware counters, read while nothing else runs on this runner.  Raises NoCounters."""
         with self._runner.idle():
-            return counters(self._task.folder, work, case, device=self._gpu.device)
+            return counters(self._task.folder, bundle, case, device=self._gpu.device)
 
     def close(self) -> None:
         self._runner.close()
@@ -142,40 +142,40 @@ class EagerJudge(GpuBackend):
     The seed is called like them, so all speedups of a run are of one kind.
     """
 
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
+    def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
         """As of every judge: the seed is compared with itself, which also tells how much is noise."""
         self._begin()
         with self._runner.idle():
             self._host = Host(self._task, self._runner, wall_s=self._wall_s)
             self._target = self._host.target
         self._alone: Mapping[str, Timing] = {}
-        judged = self._compared(seed, "seed")
-        self._alone = {t.case: t for t in judged.timings}
-        return judged
+        result = self._compared(seed, "seed")
+        self._alone = {t.case: t for t in result.timings}
+        return result
 
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
+    def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """As of every judge.  There is nothing more to certify: what is judged is the Python itself."""
         self._prepared()
         return self._compared(source, key)
 
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
+    def counters(self, bundle: LaunchBundle, case: str) -> Counters:
         """As of every judge."""
         raise NoCounters("no counters: candidates of the eager tier have no plans that could be replayed")
 
     def _compared(self, source: str, key: str) -> BackendResult:
         with self._runner.idle():
             report, layers = self._host.compare(source, key=key)
-        judged = _judged(report)
+        result = _result_of(report)
         try:
             builds = builds_of(report.compiled, self._target)
-            timings = tuple(with_floor(t, self._alone.get(t.case, t)) for t in judged.timings)
+            timings = tuple(with_floor(t, self._alone.get(t.case, t)) for t in result.timings)
             if not builds:
                 raise Stop("verify", Verdict.REJECTED, "the entry launches no Triton kernel")
         except Stop as stop:
-            stop.seconds = judged.seconds
+            stop.seconds = result.seconds
             raise
         environment = {"uuid": self._facts["uuid"], "sandbox": list(layers)}
-        return replace(judged, timings=timings, environment=environment, eager=True, builds=builds)
+        return replace(result, timings=timings, environment=environment, eager=True, builds=builds)
 
     def close(self) -> None:
         if self._certifier is not None:
@@ -226,15 +226,15 @@ class GpuEvaluator(Evaluator):
         """
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
-        recorder = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
-        super().__init__(task, target, recorder, gpu_backend(task, device=device, limits=limits, gpu=gpu))
+        front_end = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
+        super().__init__(task, target, front_end, gpu_backend(task, device=device, limits=limits, gpu=gpu))
 
 
-def _work(facts: CompiledCandidate) -> LaunchBundle:
-    return LaunchBundle(facts.plans, facts.builds, facts.cubins)
+def _bundle(compiled: CompiledCandidate) -> LaunchBundle:
+    return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
 
-def _judged(report: Report) -> BackendResult:
+def _result_of(report: Report) -> BackendResult:
     """Returns the result that the report tells.  Raises Stop unless the report says ok."""
     seconds = {GpuBackend.stage: report.seconds}
     if report.verdict is not Verdict.OK:

@@ -382,22 +382,22 @@ def test_a_difference_counts_beyond_what_two_processes_of_the_seed_differ_by():
 
 def test_the_tier_is_the_tasks(task, compare, monkeypatch):
     assert type(gpu_backend(dataclasses.replace(task, eager=False))) is GpuBackend
-    judge = gpu_backend(task)
-    assert type(judge) is EagerJudge
-    judge._runner = CpuRunner(task)
+    backend = gpu_backend(task)
+    assert type(backend) is EagerJudge
+    backend._runner = CpuRunner(task)
     report = dataclasses.replace(compare(RIGHT), compiled=(BUILD,), seconds=2.0)
     monkeypatch.setattr(Host, "compare", lambda self, source, key: (report, ("seccomp",)))
-    judge.prepare(RIGHT, CompiledCandidate())
-    judged = judge.judge(RIGHT, CompiledCandidate(), "k")
+    backend.prepare(RIGHT, CompiledCandidate())
+    result = backend.evaluate(RIGHT, CompiledCandidate(), "k")
     none = dataclasses.replace(report, compiled=())
     monkeypatch.setattr(Host, "compare", lambda self, source, key: (none, ("seccomp",)))
     with pytest.raises(Stop, match="launches no Triton kernel") as caught:
-        judge.judge(RIGHT, CompiledCandidate(), "k")
-    assert caught.value.seconds == judged.seconds == {"time": 2.0}
-    judge.close()
-    assert judged.eager and judged.builds == builds_of([BUILD], get_target("sm_90"))
+        backend.evaluate(RIGHT, CompiledCandidate(), "k")
+    assert caught.value.seconds == result.seconds == {"time": 2.0}
+    backend.close()
+    assert result.eager and result.builds == builds_of([BUILD], get_target("sm_90"))
     evaluation = Evaluation(
-        "id", Verdict.OK, "done", builds=judged.builds, check=judged.check, timings=judged.timings, eager=judged.eager
+        "id", Verdict.OK, "done", builds=result.builds, check=result.check, timings=result.timings, eager=result.eager
     )
     fitness = score(evaluation_from_json(evaluation_to_json(evaluation)))
     assert fitness is not None and fitness.kind == "eager"
@@ -515,6 +515,6 @@ def test_each_cheat_gets_its_verdict(gpu, path):
     assert (evaluation.verdict.value, evaluation.stage) == (expected["verdict"], expected["stage"]), evaluation.message
     if evaluation.stage == "gate":
         with pytest.raises(Stop) as caught:
-            gpu._judge.judge(candidate.source, CompiledCandidate(), "ungated")
+            gpu._backend.evaluate(candidate.source, CompiledCandidate(), "ungated")
         print(path.stem, caught.value.verdict, caught.value.message)
         assert caught.value.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE), caught.value.message

@@ -148,34 +148,34 @@ def ok(ratio: float) -> Report:
     return Report(Verdict.OK, "done", check=Check(1, "square", 0.1, 1.0), timings=(timing,), choices=choices)
 
 
-def judge_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
-    judge: Any = GpuBackend(load_task("softmax"))
-    judge._runner, judge._certifier, judge._facts = Reports(*reports), Certifies(certifier), GPU
-    return judge
+def backend_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
+    backend: Any = GpuBackend(load_task("softmax"))
+    backend._runner, backend._certifier, backend._facts = Reports(*reports), Certifies(certifier), GPU
+    return backend
 
 
 def test_seconds_on_the_gpu_are_the_runners_and_certificates_apart(facts):
-    judge = judge_of(ok(1.0), ok(2.0), ok(1.5))
-    assert judge.judge(SEED, facts, "0").seconds == {"time": 0.25}
-    certified = judge.judge(SEED, facts, "1").seconds
+    backend = backend_of(ok(1.0), ok(2.0), ok(1.5))
+    assert backend.evaluate(SEED, facts, "0").seconds == {"time": 0.25}
+    certified = backend.evaluate(SEED, facts, "1").seconds
     assert set(certified) == {"time", "certify"} and certified["time"] == 0.25
-    assert set(judge.judge(SEED, facts, "2").seconds) == {"time"}, "it is slower than a certified one"
+    assert set(backend.evaluate(SEED, facts, "2").seconds) == {"time"}, "it is slower than a certified one"
 
 
 def test_what_is_not_ok_says_what_it_took_too(facts):
-    wrong = judge_of(Report(Verdict.WRONG, "verify", "not equal"))
+    wrong = backend_of(Report(Verdict.WRONG, "verify", "not equal"))
     with pytest.raises(Stop) as stop:
-        wrong.judge(SEED, facts, "0")
+        wrong.evaluate(SEED, facts, "0")
     assert pickle.loads(pickle.dumps(stop.value)).seconds == {"time": 0.25}
     with pytest.raises(Stop, match="run eagerly, as told") as stop:
-        judge_of(ok(2.0), certifier=Verdict.WRONG).judge(SEED, facts, "0")
+        backend_of(ok(2.0), certifier=Verdict.WRONG).evaluate(SEED, facts, "0")
     assert stop.value.stage == "certify" and stop.value.seconds["time"] == 0.25 and "certify" in stop.value.seconds
 
 
 def test_what_the_gpu_was_not_used_for_is_waiting(zygote):
     task = load_task("softmax")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
-        evaluator._judge = judge_of(Report(Verdict.WRONG, "verify", "not equal"))
+        evaluator._backend = backend_of(Report(Verdict.WRONG, "verify", "not equal"))
         seconds = evaluator.evaluate(Candidate(task.seed_source), seed=0, known={}).seconds
         assert seconds["time"] == 0.25 and seconds["wait"] >= 0 and "compile" in seconds
 

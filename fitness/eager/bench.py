@@ -26,10 +26,10 @@ import torch
 from evo.core.records import Case, Timing, Verdict
 from fitness.eager.channel import Asker, Ended
 from fitness.frontend.stages import Stop
-from fitness.gpu.eager_check import draw, judge, raised
+from fitness.gpu.eager_check import compare_answer, draw, raised
 from fitness.gpu.runner import Report
 from fitness.gpu.timing import paired_ratio
-from fitness.gpu.verification_summary import FRESH, VerificationSummary, replays
+from fitness.gpu.verification_summary import FRESH, VerificationSummary, inputs_of
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 
@@ -159,7 +159,7 @@ class Comparison:
     # --- verification ------------------------------------------------------------------------------------------------
 
     def _verify(self, own: _Process, case: Case, tally: VerificationSummary) -> None:
-        for variant, number in replays(self.task, case, self._key):
+        for variant, number in inputs_of(self.task, case, self._key):
             where, key = f"{case.name} ({case.role}), inputs {variant!r}", self._key + number
             self._load(own, case, [key], variant)
             digests = self._watched(own)
@@ -195,7 +195,7 @@ class Comparison:
     ) -> None:  # fmt: skip
         """Looks at the results of a round.  Raises Stop where they are wrong, or not those of the digests."""
         for key, answer, committed in zip(keys, own.give(str(next(self._names)), len(keys)), digests, strict=True):
-            match = judge(
+            match = compare_answer(
                 self.task, case, key, answer, self.root / OWN, self.device, variant=variant, committed=committed
             )
             if match.verdict is Verdict.INFRASTRUCTURE:
