@@ -5,8 +5,7 @@ from __future__ import annotations
 from fitness.cpu_backend import CpuEvaluator
 from fitness.evaluator import Evaluator
 from fitness.frontend.target import Target
-from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_backend import GpuEvaluator
+from fitness.gpu_backend import GpuEvaluator, SharedGpu
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task

@@ -18,9 +18,8 @@ from fitness.eager.host import Host, builds_of
 from fitness.evaluator import BackendResult, Evaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
-from fitness.frontend.target import Target
+from fitness.frontend.target import Target, sm_name
 from fitness.gpu.runner import LaunchBundle, Report, Runner
-from fitness.gpu.sharing import SharedGpu
 from fitness.gpu.timing import Ratio, counts
 from fitness.profile.ncu import Counters, NoCounters, counters
 from fitness.sandbox.jobs import Limits
@@ -36,6 +35,39 @@ _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flop
 LEAST_FLOOR = 1.4
 # How much slower the seed may be beside a candidate than beside itself.  If it is slower, another process disturbed it.
 DISTURBED = 1.5
+
+
+class SharedGpu:
+    """The state that backends on one GPU share.  Close it after them."""
+
+    def __init__(self, device: int = 0) -> None:
+        """Starts nothing yet.  device: CUDA index of the GPU."""
+        self.device = device
+        self._asking = threading.Lock()
+        self._facts: Mapping[str, Any] = {}
+        self._eager: Zygote | None = None
+
+    def start(self, runner: Runner) -> Mapping[str, Any]:
+        """Starts the runner's process; returns the properties of the GPU (`fitness.cuda.device.DeviceFacts` as a dict).
+
+        The first process measures the ceilings among them; later ones get them, and only load what they need.
+        """
+        with self._asking:
+            if not self._facts:
+                self._facts = runner.facts
+                return self._facts
+        return runner.start(self._facts)
+
+    def eager(self) -> Zygote:
+        """Returns the zygote whose children run candidates eagerly.  It starts in the background, at the first call."""
+        with self._asking:
+            if self._eager is None:
+                self._eager = Zygote(sm_name(self._facts["capability"]), ("eager",), self._facts["uuid"])
+            return self._eager
+
+    def close(self) -> None:
+        if self._eager is not None:
+            self._eager.close()
 
 
 class GpuBackend:

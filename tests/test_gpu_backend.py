@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Check, Timing, Verdict
+from fitness import gpu_backend
 from fitness.candidate import CompiledCandidate
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.gpu.runner import LaunchBundle, Report
-from fitness.gpu_backend import _FACTS, GpuBackend, GpuEvaluator
+from fitness.gpu_backend import _FACTS, GpuBackend, GpuEvaluator, SharedGpu
 from fitness.sandbox.zygote import Zygote
 from fitness.score import score
 from fitness.tasks.task import load_task, task_names
@@ -55,6 +57,61 @@ def variant(name: str) -> Candidate:
 
 def hack(name: str) -> Candidate:
     return Candidate((HERE / "hacks" / f"{name}.py").read_text())
+
+
+# --- one GPU, several backends: no GPU is needed ---------------------------------------------------------------------
+
+FACTS = {"uuid": "GPU-1", "capability": (9, 0), "name": "H200"}
+
+
+class Runner:
+    """Knows whether it measured the ceilings."""
+
+    def __init__(self) -> None:
+        self.measured, self.given = False, None
+
+    @property
+    def facts(self) -> Any:
+        self.measured = True
+        return FACTS
+
+    def start(self, facts: Any) -> Any:
+        self.given = facts
+        return facts
+
+
+def test_the_first_measures_and_others_get_what_it_measured() -> None:
+    gpu = SharedGpu()
+    runners = [Runner() for _ in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(gpu.start, runners)) == [FACTS] * 6  # type: ignore[arg-type]
+    assert [r.measured for r in runners].count(True) == 1
+    assert [r.given for r in runners].count(FACTS) == 5
+
+
+def test_all_certificates_are_run_by_one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Zygote:
+        def __init__(self, *arguments: Any) -> None:
+            made.append(arguments)
+
+        def close(self) -> None:
+            made.append("closed")
+
+    monkeypatch.setattr(gpu_backend, "Zygote", Zygote)
+    gpu = SharedGpu()
+    gpu.start(Runner())  # type: ignore[arg-type]
+    assert gpu.eager() is gpu.eager()
+    gpu.close()
+    assert made == [("sm_90", ("eager",), "GPU-1"), "closed"]
+
+
+def test_closing_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_backend, "Zygote", lambda *_: pytest.fail("a zygote was started"))
+    gpu = SharedGpu()
+    gpu.start(Runner())  # type: ignore[arg-type]
+    gpu.close()
 
 
 # --- without a GPU ---------------------------------------------------------------------------------------------------

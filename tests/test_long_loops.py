@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evo.core.records import Candidate, Case, Check, Verdict
-from fitness.cpu_backend import STRETCHED_S, CpuEvaluator
+from fitness.cpu_backend import ADDED_S, CpuEvaluator
 from fitness.frontend.plan import Config, Launch, LaunchPlan
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import Limits
@@ -251,7 +251,7 @@ def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Pa
         names = [case.name for case in evaluator._front_end._added]
         assert names == ["stretched to N=65535", "stretched in part to N=4095", "reduced to N=1"]
         assert "stretched to N=65535" not in [case.name for case in evaluator._backend._added]
-        assert given == [STRETCHED_S] * 5 and Limits().cpu_s > STRETCHED_S
+        assert given == [ADDED_S] * 5 and Limits().cpu_s > ADDED_S
         assert evaluator.evaluate(Candidate(RIGHT), seed=1, known={}).verdict is Verdict.OK
         assert given[5:] == [Limits().cpu_s]  # others have all that there is
 

@@ -23,8 +23,8 @@ from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict
 from fitness.certify.sanitize import TOOLS, SanitizerFinding, sanitize
 from fitness.frontend.stages import Stop, expect_ok
 from fitness.frontend.target import get_target, machine, sm_name
-from fitness.gpu.eager_answers import MalformedAnswer, checked
 from fitness.gpu.eager_check import Match
+from fitness.gpu.exchange import MalformedAnswer, checked_answer
 from fitness.gpu.launch_bundle import make_bundle
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
@@ -237,7 +237,7 @@ def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[st
 
 def _sound(call: Any, case: Case) -> Mapping[str, Any]:
     try:
-        return checked(call, timed=True)
+        return checked_answer(call, timed=True)
     except MalformedAnswer as error:
         message = f"{case.name}: the eager process gave a malformed answer: {error}"
         raise Stop("certify", Verdict.RUNTIME_ERROR, message) from error

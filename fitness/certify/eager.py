@@ -18,10 +18,10 @@ import torch
 from evo.core.records import Verdict
 from fitness.frontend.module import compiled, entry_of, returned, written_among
 from fitness.frontend.recording.earlier import earlier_modules
-from fitness.gpu.bits import same_bits
 from fitness.gpu.exchange import put, take
 from fitness.sandbox.jobs import JobError
 from fitness.sandbox.lines import line_of_error
+from fitness.verify.compare import same_bits
 
 WARM_UP = 3  # calls before those that are timed
 POISON_BYTES = 1 << 30  # of device memory that is not zero when a candidate allocates it

@@ -36,8 +36,7 @@ from fitness.evaluator import BackendResult, Evaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
-from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_backend import GpuBackend, gpu_backend
+from fitness.gpu_backend import GpuBackend, SharedGpu, gpu_backend
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_root

@@ -29,7 +29,7 @@ from fitness.frontend.stages import Stop
 from fitness.gpu.eager_check import compare_answer, draw, raised
 from fitness.gpu.runner import Report
 from fitness.gpu.timing import paired_ratio
-from fitness.gpu.verification_summary import FRESH, VerificationSummary, inputs_of
+from fitness.gpu.verification import FRESH, VerificationSummary, inputs_of
 from fitness.tasks.task import Task
 from fitness.verify import oracle
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fitness.gpu.bits import words
+from fitness.verify.compare import words
 
 COLUMNS = 1024  # sums that the digest is made of: a value that moves to another column changes it
 

@@ -16,25 +16,26 @@ import torch
 
 from evo.core.records import Case, Timing, Verdict
 from fitness.cuda.device import DeviceFacts, Watch
+from fitness.estimate import roofline
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
-from fitness.gpu import bits, ceilings, fingerprint
+from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
 from fitness.gpu.baselines import NAMES, Baseline, Call
 from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
-from fitness.gpu.paired_benchmark import PairedBenchmark
+from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
 from fitness.gpu.runner import LaunchBundle, Report
-from fitness.gpu.seed_times import SeedTimes
 from fitness.gpu.timer import PairedBlock, Timer
 from fitness.gpu.timing import Stopping, counts
-from fitness.gpu.verification import Verifier
-from fitness.gpu.verification_summary import FRESH, VerificationSummary
+from fitness.gpu.verification import FRESH, VerificationSummary, Verifier
 from fitness.interpreter.delegation import check_share
 from fitness.tasks import elsewhere
 from fitness.tasks.task import Task
-from fitness.verify import oracle
+from fitness.verify import compare, oracle
+
+MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
 
 
 class Benchmark:
@@ -42,7 +43,7 @@ class Benchmark:
 
     def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
         device = torch.device("cuda", index)
-        for own in (bits, fingerprint):
+        for own in (compare, fingerprint):
             own.prepare(index)  # loading a kernel cannot be captured
         self.stream = torch.cuda.Stream(device)
         timer = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
@@ -251,11 +252,43 @@ class Benchmark:
 
     def check_roofline(self, case: Case, time_us: float) -> None:
         """Raises Stop(REJECTED) if the time is impossible."""
-        ceilings.check_roofline(self.task, case, self.facts, time_us)
+        check_roofline(self.task, case, self.facts, time_us)
 
     def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
         """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings."""
         terms = {"noise_floor": floor, "counts": float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
-        return terms | ceilings.rates(self.task, case, self.facts, statistics.median(found.own_us))
+        return terms | rates(self.task, case, self.facts, statistics.median(found.own_us))
+
+
+# --- ceilings --------------------------------------------------------------------------------------------------------
+
+
+def check_roofline(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> None:
+    """Raises Stop(REJECTED) if the time is impossible."""
+    if message := roofline.impossible(case.name, time_us, _limit_us(task, case, facts), facts.name):
+        raise Stop("time", Verdict.REJECTED, message)
+
+
+def _limit_us(task: Task, case: Case, facts: DeviceFacts) -> float:
+    """Returns microseconds that no kernel can beat.  Data that fits into the L2 cache may still be there at the end."""
+    moved = task.bytes(case) if task.bytes else 0.0
+    flops = task.flops(case) if task.flops else 0.0
+    memory_s = max(moved - facts.l2_bytes, 0.0) / facts.dram_bytes_per_s
+    return 1e6 * max(memory_s, flops / (MATMUL_HEADROOM * facts.matmul_flops))
+
+
+def rates(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> dict[str, float]:
+    """Returns GB/s and TFLOP/s, and their share of the measured rates of copies and matrix products.
+
+    Empty if the task does not say how much work it is.
+    """
+    found: dict[str, float] = {}
+    if task.bytes:
+        rate = task.bytes(case) / (time_us / 1e6)
+        found |= {"gb_per_s": rate / 1e9, "of_copy_rate": rate / facts.copy_bytes_per_s}
+    if task.flops:
+        rate = task.flops(case) / (time_us / 1e6)
+        found |= {"tflop_per_s": rate / 1e12, "of_matmul_rate": rate / facts.matmul_flops}
+    return found

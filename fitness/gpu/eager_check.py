@@ -19,12 +19,10 @@ from evo.core.records import Case, Verdict
 from evo.core.text import plain, short
 from fitness.eager.digest import digests
 from fitness.frontend.memory import DTYPES
-from fitness.gpu.bits import bits, same_bits
-from fitness.gpu.eager_answers import MalformedAnswer, checked
-from fitness.gpu.exchange import ExchangeError, put, take
+from fitness.gpu.exchange import ExchangeError, MalformedAnswer, checked_answer, put, take
 from fitness.sandbox.jobs import told
 from fitness.tasks.task import Task
-from fitness.verify import oracle
+from fitness.verify import compare, oracle
 
 
 class Planned(Protocol):
@@ -86,7 +84,7 @@ def compare_answer(
     committed: `fitness.eager.digest.digests` that the outputs must have, where their process named them before.
     """
     try:
-        answer = checked(answer)
+        answer = checked_answer(answer)
     except MalformedAnswer as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     if "error" in answer:
@@ -98,7 +96,7 @@ def compare_answer(
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
     # The form comes first: outputs that are too large, too small or too many are not read.
     structure, strides = plain(answer["structure"]), [tuple(output["strides"]) for output in answer["outputs"]]
-    wrong = oracle.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
+    wrong = compare.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, short(wrong), math.inf)
     try:
@@ -107,16 +105,16 @@ def compare_answer(
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     if committed is not None and digests(outputs) != list(committed):
         return Match(case.name, Verdict.WRONG, "its outputs are not those it had when it said that they were computed")
-    distance, wrong = oracle.compare(expected, structure, outputs, strides)
+    distance, wrong = compare.compare(expected, structure, outputs, strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, wrong, distance)
     if planned is None:
         return Match(case.name, max_error=distance, budget=expected.rms_budget)
     again = functools.partial(oracle.make_inputs, task, case, key, device=device)
     first = planned(again())
-    if _equal(first, outputs):
+    if compare.same_outputs(first, outputs):
         return Match(case.name, max_error=distance, bitwise=True)
-    if task.reference is None and _equal_where_defined(outputs, first, planned(again(), fill=0)):
+    if task.reference is None and compare.same_where_defined(outputs, first, planned(again(), fill=0)):
         return Match(case.name, max_error=distance, budget=expected.rms_budget)
     message = "other results than those of the recorded plan on the same inputs"
     return Match(case.name, Verdict.WRONG, message, distance)
@@ -130,31 +128,3 @@ def raised(case: str, error: Any) -> Match:
         return Match(case, Verdict.RUNTIME_ERROR, short(f"its process told of a failure that makes no sense: {why}"))
     message = f"line {failure.line}: {failure.message}" if failure.line else failure.message
     return Match(case, failure.verdict, short(message))
-
-
-def _equal_where_defined(
-    outputs: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
-) -> bool:
-    """Returns whether the outputs equal the plan's to the bit, except where these depend on the memory's old contents.
-
-    A kernel that is its own reference may leave parts of its outputs unwritten. first, second: of the plan, in memory
-    with different contents.  If a verified plan gives NaN, the reference does too.
-    """
-    if not _alike(outputs, first):
-        return False
-    for output, one, other in zip(outputs, first, second, strict=True):
-        free = bits(one) != bits(other)
-        if one.is_floating_point():
-            free |= one.isnan()
-        if not bool(((bits(output) == bits(one)) | free).all()):
-            return False
-    return True
-
-
-def _alike(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    pairs = zip(first, second, strict=False)
-    return len(first) == len(second) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
-
-
-def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return _alike(first, second) and all(map(same_bits, first, second))

@@ -16,7 +16,7 @@ import torch
 
 from fitness.cuda.own_kernels import ALIGNED, compiled, enqueue, programs_of
 from fitness.frontend.plan import TensorRef
-from fitness.gpu.bits import bits
+from fitness.verify.compare import bits
 
 BLOCK = 1024
 SOURCE = """import triton

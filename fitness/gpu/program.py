@@ -20,12 +20,12 @@ from fitness.cuda.launcher import LoadedKernel
 from fitness.frontend import aten
 from fitness.frontend.memory import POISONS, Poison, assign
 from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
-from fitness.gpu.bits import same_bits
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import LINE, demote
 from fitness.gpu.fingerprint import fingerprint
 from fitness.interpreter.delegation import Authors
 from fitness.sandbox.jobs import JobError
+from fitness.verify.compare import same_bits
 
 Graph = torch.cuda.CUDAGraph
 

@@ -7,7 +7,10 @@ error that leaves the CUDA context unusable it answers with `fault=True` and end
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
+import threading
 import traceback
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,14 +25,14 @@ from fitness.cuda.device import Watch, device_facts, facts_if_same
 from fitness.cuda.launcher import DeviceError
 from fitness.eager.bench import Comparison
 from fitness.frontend.stages import Stop
-from fitness.gpu import bits, fingerprint, timing
+from fitness.gpu import fingerprint, timing
 from fitness.gpu.benchmark import Benchmark
 from fitness.gpu.faults import verdict_of_text
 from fitness.gpu.gpu_lock import GpuLock
-from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.task import load_task
+from fitness.verify import compare
 
 _PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two take and release the GPU lock
 
@@ -48,7 +51,7 @@ def main(arguments: list[str]) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    bits.prepare(index)  # now, while this process holds the lock
+    compare.prepare(index)  # now, while this process holds the lock
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
@@ -151,6 +154,22 @@ def _settled(bench: Benchmark, report: Report) -> Report:
     except RuntimeError as error:
         return _unexpected(error)
     return report
+
+
+def end_with(descriptor: int) -> None:
+    """Ends this process when the other end of a connected socket is closed, as it is when its owner is killed.
+
+    A process that waits for a kernel that never ends would not notice, and would keep the GPU.  Costs nothing until
+    then: a thread sleeps in the kernel.
+    """
+    threading.Thread(target=_await_end, args=(descriptor,), name="orphan", daemon=True).start()
+
+
+def _await_end(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # no requested event: the end of the connection is always reported
+    poll.poll()
+    os._exit(1)
 
 
 if __name__ == "__main__":

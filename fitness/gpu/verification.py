@@ -11,19 +11,55 @@ from typing import Any
 
 import torch
 
-from evo.core.records import Case, Verdict
-from fitness.frontend.stages import Stop
-from fitness.gpu import bits
+from evo.core.records import Case, Check, Verdict
+from fitness.frontend.stages import NOTHING_COMPARED, Stop
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
-from fitness.gpu.verification_summary import FRESH, VerificationSummary, inputs_of
 from fitness.interpreter.delegation import Share, check_share, needs_proof
+from fitness.tasks.task import Task
 from fitness.verify import oracle, seed_oracle
+from fitness.verify.compare import bits, compare
 
+FRESH = 3  # replays on different inputs for every case
 SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
 UNSTEADY = (
     "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
 )
+
+
+def inputs_of(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
+    """Returns (variant, number) of the inputs of a case: every stress variant on one of the cases, plain ones last.
+
+    `key` decides on which one: no kernel can see it.
+    """
+    stress = [v for v in oracle.variants(task) if v != "normal"]
+    mine = task.cases.index(case)
+    chosen = [v for i, v in enumerate(stress) if (i + key) % len(task.cases) == mine]
+    return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(fresh)]
+
+
+class VerificationSummary:
+    """The worst replay so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.infinite: set[str] = set()  # cases whose outputs hold infinities
+        self.own_share = 1.0
+        self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
+
+    def has_seen(self, case: Case) -> bool:
+        return case.name in self.seen
+
+    def add(self, where: str, ratio: float, budget: float) -> None:
+        """Adds a replay. ratio: error in units of the budget; budget: absolute, root mean square."""
+        self._cases += 1
+        if ratio > self._worst:
+            self._worst, self._where, self._budget = ratio, where, budget
+
+    def check(self) -> Check:
+        if not self._cases:
+            raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
+        return Check(self._cases, self._where, self._worst, self._budget, self.own_share)
 
 
 class Verifier:
@@ -131,9 +167,9 @@ class Verifier:
         strides = [ref.strides for ref in program.outputs_of_plan]
         outputs = program.outputs() if outputs is None else outputs
         for output in outputs:
-            if output.dtype == torch.bool and output.numel() and int(bits.bits(output).max()) > 1:
+            if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
                 raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
-        ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
+        ratio, message = compare(expected, program.plan.structure, outputs, strides)
         if message is not None:
             is_reference = self.task.reference is None and self.programs.is_of_seed(program)
             why = seed_oracle.UNLIKE_ITSELF if is_reference else ""

@@ -13,9 +13,8 @@ from fitness.frontend.gate import gate
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
-from fitness.suites import check
+from fitness.suites import check, python_files, text_of
 from fitness.suites.check import LIMITS, CheckOutcome, Named, Verifier
-from fitness.suites.texts import python_files, text_of
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evo.core.errors import ConfigError
-from fitness.suites.texts import python_files, text_of
+from fitness.suites import python_files, text_of
 
 FOLDER = Path("data", "TritonBench_G_v1")
 SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py

@@ -31,7 +31,7 @@ def on_failing_seed(task: Task, verdict: Verdict, message: str) -> str:
         return f"{slow[0].upper()}{slow[1:]}."
     advice = ["Mend kernel.py, the reference or the tolerance."]
     relative = [float(number) for number in re.findall(r"([\d.e+-]+) of the (?:largest|rms) value", message)]
-    if relative and max(relative) < 1:  # as `fitness.verify.oracle.compare` says of floating numbers
+    if relative and max(relative) < 1:  # as `fitness.verify.compare.compare` says of floating numbers
         advice.append(f"From about tolerance = {max(relative):g} on this would pass, if that is right for the task.")
     stressed = re.search(r"inputs '(?!normal')\w+'", message)
     if stressed:

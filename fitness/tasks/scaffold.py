@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evo.core import syntax
 from evo.core.errors import TaskError
-from fitness.frontend.gate import gate
 
 _SKELETON = '''"""EDIT: one line on what {entry} computes."""
 
@@ -100,6 +99,8 @@ def task_skeleton(kernel_source: str) -> str:
 
 def waivers(kernel_source: str, entry: str) -> list[str]:
     """Which of `allow_delegation` and `lenient` a task has to set so that this source passes the gate as its seed."""
+    from fitness.frontend.gate import gate  # loads all rules, which the runner process has no use for
+
     strict = gate(kernel_source, entry=entry, allow_delegation=False)
     delegating = gate(kernel_source, entry=entry, allow_delegation=True)
     return ["allow_delegation"] * (len(delegating) < len(strict)) + ["lenient"] * bool(delegating)

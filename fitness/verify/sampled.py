@@ -38,7 +38,8 @@ from fitness.sandbox.scratch import LeftError, opened
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 from fitness.verify import oracle
-from fitness.verify.slices import Part, Slices
+from fitness.verify.compare import compare_elements
+from fitness.verify.slices import Slices
 from fitness.verify.verify import Executable, check_accesses, check_stores, output_refs
 
 INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept as long as the task is searched.
@@ -293,7 +294,7 @@ class Sampled:
                 full.case, full.file.name, full.arguments, output, ref.shape, at[chosen], random
             )
             if part is not None:
-                if wrong := _wrong(ref, part, at[chosen], values[chosen]):
+                if wrong := compare_elements(part.exact, _values(ref, values[chosen]), part.budget, at[chosen]):
                     label = self._label(sample, output)
                     raise Stop("verify", Verdict.WRONG, f"{sample}: {label} is wrong at {wrong}")
                 return
@@ -464,18 +465,7 @@ def _fewer(at: np.ndarray, random: np.random.Generator, dims: Sequence[int], mos
     return chosen if chosen.size <= most else random.choice(chosen, most, replace=False)
 
 
-def _wrong(ref: TensorRef, part: Part, at: np.ndarray, values: np.ndarray) -> str | None:
-    """Returns the place and size of the error, None if the values are within the budget."""
+def _values(ref: TensorRef, values: np.ndarray) -> torch.Tensor:
+    """Returns bytes of elements, (n, size), as elements of the window's dtype, (n,)."""
     got = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1)
-    got = got.to(torch.bool) if ref.dtype == "bool" else got.view(DTYPES[ref.dtype])
-    ratio, _ = oracle.compare_values("output", part.exact, got, part.budget)
-    if ratio <= 1:
-        return None
-    if part.budget is None:
-        worst = int((got != part.exact).nonzero()[0])
-    else:
-        error = (got.double() - part.exact).abs()
-        worst = int(torch.where(torch.isfinite(error), error, math.inf).argmax())
-    place = tuple(int(i) for i in at[worst])
-    budget = "" if part.budget is None else f" (largest error allowed {part.budget.max:.3g})"
-    return f"{place}: expected {part.exact[worst].item():.9g}, got {got[worst].item():.9g}{budget}"
+    return got.to(torch.bool) if ref.dtype == "bool" else got.view(DTYPES[ref.dtype])

@@ -25,7 +25,7 @@ from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.scratch import LeftError, scratch_folder
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
-from fitness.verify import oracle, seed_oracle
+from fitness.verify import compare, oracle, seed_oracle
 from fitness.verify.long_loops import AddedCase
 
 # Limits on the files in which plans are executed, for one file and for all files of a verification.  A file may take
@@ -203,7 +203,7 @@ def verify(
             check_stores(task, run.execution, run.stored, stored_by_seed or set())
         elif stored_by_seed is not None:
             stored_by_seed |= run.stored
-        ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
+        ratio, message = compare.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = seed_oracle.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
             raise Stop("verify", Verdict.WRONG, f"{run.execution}: {message}{why}{_undefined(run)}")
@@ -230,7 +230,7 @@ def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
     """Raises Stop if the plan's outputs are of another form: then nothing has to be executed."""
     refs = output_refs(task, run.plan)
     strides = [ref.strides for ref in refs]
-    if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
+    if wrong := compare.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
         raise Stop("verify", Verdict.WRONG, f"{run.execution}: {wrong}")
 
 
@@ -396,7 +396,7 @@ def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int,
     for one, other in zip(runs, again, strict=True):
         refs = output_refs(task, one.plan)
         first, second = (_read(run, refs, _memory(run, jobs.scratch)) for run in (one, other))
-        if not all(map(_bitwise_equal, first, second)):
+        if not compare.same_outputs(first, second):
             return True
     return False
 
@@ -421,7 +421,7 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
         for i, value in enumerate(run.inputs):
             if not isinstance(value, torch.Tensor) or i in task.written:
                 continue
-            if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
+            if not compare.same_outputs([run.layout.read(memory, run.plan.inputs[i])], [value]):
                 raise Stop(
                     "verify",
                     Verdict.WRONG,
@@ -466,16 +466,10 @@ def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torc
 
 
 def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], execution: PlanExecution) -> None:
-    if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
+    if not compare.same_outputs(first, second):
         raise Stop(
             "verify",
             Verdict.WRONG,
             f"case {execution.case.name}: "
             "the result depends on the order in which the programs of the grid run (a race)",
         )
-
-
-def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.core.errors import ConfigError
-from fitness.suites.texts import python_files, text_of
+from fitness.suites import python_files, text_of
 
 LEVELS = (1, 2, 3)
 TITLE = "KernelBench"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fitness.gpu.verification_summary import FRESH, inputs_of
+from fitness.gpu.verification import FRESH, inputs_of
 from fitness.tasks.task import load_task
 from fitness.verify.oracle import VARIANTS
 
