@@ -1,4 +1,4 @@
-"""The only place with a speedup formula."""
+"""Computes speedups; the only place with their formula."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from evo.core.records import Evaluation, Fitness, Timing, Verdict
 
 
 def score(evaluation: Evaluation) -> Fitness | None:
-    """Geometric mean over the tune cases of (seed time / candidate time); None unless the verdict is OK.
+    """Returns the geometric mean over the tune cases of (seed time / candidate time); None unless the verdict is OK.
 
-    The interval is the geometric mean of the cases' interval ends: wider than the mean's own interval if the cases err
-    independently, right if they err together, as cases timed by one model or on one device largely do.
+    The interval is the geometric mean of the cases' interval ends.  It is wider than the mean's own interval if the
+    cases err independently.  It is right if they err together, as cases timed by one model or on one device largely do.
 
-    A measured case whose difference is not significant (the interval includes 1, or the ratio lies within the noise
-    floor of the device) enters as ratio 1, with its interval widened to include 1.
+    A measured case whose difference is not significant enters as ratio 1, with its interval widened to include 1.  Its
+    interval includes 1, or its ratio lies within the noise floor of the device.
     """
     return fitness_of(evaluation.timings) if evaluation.verdict is Verdict.OK else None
 
 
 def fitness_of(timings: Sequence[Timing]) -> Fitness:
-    """The same of the timings of a candidate that is right."""
+    """Returns the fitness of the timings of a candidate that is right."""
     cases = {t.case: _counted(t) for t in timings}
     ratios, lows, highs = zip(*cases.values(), strict=True)
     return Fitness(
@@ -33,7 +33,7 @@ def fitness_of(timings: Sequence[Timing]) -> Fitness:
 
 
 def _counted(timing: Timing) -> tuple[float, float, float]:
-    """(ratio, low, high) of a case as it enters the mean."""
+    """Returns (ratio, low, high) of a case as it enters the mean."""
     low, high = timing.ci95
     if timing.significant:
         return timing.ratio, low, high

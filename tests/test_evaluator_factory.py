@@ -14,8 +14,8 @@ AS_FAST = Timing("square", (1.0,), (1.0,), 1.0, (0.9, 1.1), estimated=False)
 
 
 def test_tasks_side_by_side_are_judged_by_one_zygote() -> None:
-    with closing(EvaluatorFactory(get_target("sm_90"), measured=False)) as workshop:
-        evaluators = [workshop.open(load_task(name)) for name in ("vector_sin", "softmax")]
+    with closing(EvaluatorFactory(get_target("sm_90"), measured=False)) as factory:
+        evaluators = [factory.open(load_task(name)) for name in ("vector_sin", "softmax")]
         first = [evaluator.prepare() for evaluator in evaluators]
         assert {e.verdict for e in first} == {Verdict.OK}
         evaluators[0].close()  # the other one goes on
