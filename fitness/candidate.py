@@ -50,9 +50,9 @@ class CompiledCandidate:
     plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
     constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
-    unbuilt: tuple[str, ...] = ()  # cases that `FrontEnd.complete` compiles before verification
-    left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
-    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, if it is going to be launched
+    unbuilt: tuple[str, ...] = ()  # cases that `FrontEnd.complete` compiles before verification.
+    left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them.
+    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, if it is going to be launched.
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
@@ -88,11 +88,11 @@ class FrontEnd:
         """
         self.task, self.target, self.limits = task, target, limits or Limits()
         self._measured = measured
-        self.use_gate = True  # switched off to test that the later stages hold without the first
+        self.use_gate = True  # switched off to test that the later stages hold without the first.
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
         self._cache = BuildCache()
-        self._seed_s: float | None = None  # what its slowest build took
+        self._seed_s: float | None = None  # what its slowest build took.
         self._added: tuple[AddedCase, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case

@@ -44,8 +44,8 @@ class BackendResult:
     check: Check
     timings: tuple[Timing, ...]
     choices: Choices
-    note: str = ""  # what is worth knowing beside the verdict
-    environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
+    note: str = ""  # what is worth knowing beside the verdict.
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate.
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, if waiting for the GPU is counted separately
 
 

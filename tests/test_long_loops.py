@@ -17,7 +17,7 @@ from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import Limits
 from fitness.tasks.task import Task, load_task, task_names
 from fitness.verify.long_loops import ELEMENTS, FLOPS, PROGRAMS, AddedCase, added_cases, long_loop_cases, reduced_cases
-from fitness.verify.verify import replays, verify
+from fitness.verify.verify import executions, verify
 
 SOFTMAX = load_task("softmax")
 
@@ -122,7 +122,7 @@ def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) 
 
 def test_stretched_sizes_are_executed_in_all_orders() -> None:
     long = AddedCase("stretched to M=9", {"M": 9, "N": 64})
-    found = [replay for replay in replays(SOFTMAX, [long]) if replay.long_loop_cases]
+    found = [execution for execution in executions(SOFTMAX, [long]) if execution.added]
     assert [(r.case, r.variant, r.order) for r in found] == [
         (long, "normal", order) for order in ("forward", "reverse", "at once")
     ]
@@ -133,7 +133,7 @@ def test_stretched_sizes_are_tried_in_part_on_large_inputs() -> None:
     assert found["stretched to N=16383"] == ({"M": 3, "N": 16383}, "normal")
     assert found["stretched in part to N=1023"] == ({"M": 3, "N": 1023}, "large")
     assert found["reduced to N=1"] == ({"M": 3, "N": 1}, "normal")
-    assert [r.variant for r in replays(SOFTMAX, [AddedCase("a", {"M": 3, "N": 9}, variant="large")])][-1] == "large"
+    assert [r.variant for r in executions(SOFTMAX, [AddedCase("a", {"M": 3, "N": 9}, variant="large")])][-1] == "large"
     plain = added_cases(dataclasses.replace(SOFTMAX, stress=False), lambda case: planned(1))
     assert {case.name for case in plain} == {name for name in found if " in part " not in name}
     # What is no longer than at the sizes for a CPU shows nothing new.

@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BUSY = "import sys, time; from fitness.gpu.runner_process import end_with; end_with(int(sys.argv[1])); print('up', flush=True); {}"
+BUSY = """
+import sys, time
+from fitness.gpu.runner_process import end_with
+end_with(int(sys.argv[1]))
+print("up", flush=True)
+{}
+"""
 
 
 def start(work: str) -> tuple[socket.socket, subprocess.Popen[str]]:

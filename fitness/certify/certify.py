@@ -36,9 +36,9 @@ from fitness.tasks.task import Task
 # Limits of the eager process: a CUDA context, a C compiler for Triton's launchers, the kernels, gigabytes of tensors.
 LIMITS = Limits(wall_s=120.0, cpu_s=240, memory_bytes=32 << 30, file_bytes=16 << 30)
 DEVICE = "cuda"
-SAMPLES = 30  # eager calls that are timed
-MOST_UNSEEN = 4  # sizes that are derived from a task's own
-SHRINK = 7  # a derived size is smaller by one part in SHRINK, and so rarely a multiple of anything
+SAMPLES = 30  # eager calls that are timed.
+MOST_UNSEEN = 4  # sizes that are derived from a task's own.
+SHRINK = 7  # a derived size is smaller by one part in SHRINK, and so rarely a multiple of anything.
 
 
 def unseen_cases(task: Task) -> list[Case]:

@@ -13,9 +13,9 @@ from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.stages import Stop
 
-_LOG = logging.getLogger(__name__)  # whoever started the run should know what it lost
-ATTEMPTS = 3  # of a call whose workers are lost: a call that ends its workers must not end all
-CLOSE_S = 20.0  # for callers to notice that their workers have ended
+_LOG = logging.getLogger(__name__)  # whoever started the run should know what it lost.
+ATTEMPTS = 3  # of a call whose workers are lost: a call that ends its workers must not end all.
+CLOSE_S = 20.0  # for callers to notice that their workers have ended.
 
 
 class Lost(Exception):

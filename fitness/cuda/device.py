@@ -10,10 +10,10 @@ from typing import Any
 import pynvml
 import torch
 
-COPY_BYTES = 2 << 30  # far beyond any L2
+COPY_BYTES = 2 << 30  # far beyond any L2.
 MATMUL_SIZE = 8192
 REPEATS = 10
-CLOCK_CHANGE = 0.02  # relative change of the multiprocessor clock that disturbs a comparison
+CLOCK_CHANGE = 0.02  # relative change of the multiprocessor clock that disturbs a comparison.
 
 # Reasons for which a GPU runs slower than asked that come and go with temperature, power supply or other users.  The
 # software power cap is not among them: a GPU that multiplies matrices always reaches it.

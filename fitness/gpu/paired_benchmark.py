@@ -31,21 +31,21 @@ from fitness.verify import oracle
 OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
 NOT_ALONE = "a launch did not do the work of its own copy alone"
 
-SWAPS = 4  # copies that may be given other arguments just before they run
+SWAPS = 4  # copies that may be given other arguments just before they run.
 
 # It took longer than when it was timed, each time, on inputs that it was not executed on before.
 NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
-NEW_US = 5.0  # of a sample, and at least this much: what comes before it may add a constant to a first one
+NEW_US = 5.0  # of a sample, and at least this much: what comes before it may add a constant to a first one.
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
 SAMPLE_US, MAX_COPIES = 100.0, 32
-LONGEST_SAMPLE_US = 3000.0  # of the baseline, if it is much slower than the candidate
-COPIES_BYTES = 2 << 30  # device memory for all copies of one case
+LONGEST_SAMPLE_US = 3000.0  # of the baseline, if it is much slower than the candidate.
+COPIES_BYTES = 2 << 30  # device memory for all copies of one case.
 
 # The seed is compared with itself, each time in other memory: the place of its buffers changes its time by up to a
 # percent.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
-FLOOR_BYTES = 4 << 30  # device memory of paired programs that are kept so that the next one gets other memory
+FLOOR_BYTES = 4 << 30  # device memory of paired programs that are kept so that the next one gets other memory.
 # of a baseline that was slow, on each of two inputs, to see whether they are the reason
 ALONE_ROUNDS, ALONE_SAMPLES = 2, 5
 

@@ -32,9 +32,9 @@ from fitness.gpu.timing import LOOKS
 if TYPE_CHECKING:
     from fitness.gpu.baselines import Baseline
 
-LOCK_S = 1800.0  # that others may keep the GPU; each request of theirs has an end
-START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
-ATTEMPTS = 2  # of a candidate whose kernels bring the process down
+LOCK_S = 1800.0  # that others may keep the GPU; each request of theirs has an end.
+START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings.
+ATTEMPTS = 2  # of a candidate whose kernels bring the process down.
 
 # Descriptions of the arguments of each case -> answers in the form of `fitness.certify.eager.job`.
 Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
@@ -94,8 +94,8 @@ class Runner:
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
         self._device, self._wall_s = device, wall_s
         self._baseline: LaunchBundle | None = None
-        self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them
-        self._lock = threading.RLock()  # a thread that holds `idle` may ask again
+        self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them.
+        self._lock = threading.RLock()  # a thread that holds `idle` may ask again.
         self._process: _Process | None = None
         self._closed = False
         self.respawns = 0

@@ -26,12 +26,12 @@ from fitness.interpreter.delegation import needs_proof
 from fitness.tasks.task import Task
 from fitness.verify import seed_oracle
 
-SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, if a plan has both
+SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, if a plan has both.
 KEPT_SWAPPED = (
     2  # swapped-input executions in a block of pairs, and copies in each, if outputs may differ and so are kept
 )
-RETAKES = 2  # of a block of pairs that was disturbed
-PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
+RETAKES = 2  # of a block of pairs that was disturbed.
+PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU.
 
 T = TypeVar("T")
 
@@ -187,9 +187,9 @@ class Timer:
     def pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
         """Returns microseconds of the candidate and of the baseline.
 
-        Both are reset before and afterwards.  When they are done, it is decided at random after which replays inputs
-        and guard zones are checked, which outputs of a task with several right ones are kept, and which copies get
-        swapped inputs.  With several copies a kernel can find out that it is timed, and is always checked.
+        Both are reset before and afterwards.  Some things are decided at random when they are done: after which replays
+        inputs and guard zones are checked, and which outputs are kept if a task has several right ones.  So is which
+        copies get swapped inputs.  With several copies a kernel can find out that it is timed, and is always checked.
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALPHA = 0.05  # chance that an interval misses the true median, over all looks of a sequential comparison together
-LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop
-EQUAL = 0.005  # an interval within 1 +- EQUAL says "no difference that matters"; measuring on would be waste
+ALPHA = 0.05  # chance that an interval misses the true median, over all looks of a sequential comparison together.
+LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop.
+EQUAL = 0.005  # an interval within 1 +- EQUAL says "no difference that matters"; measuring on would be waste.
 
 # The baseline taking that much longer than beside itself: another process uses the GPU, in slices of milliseconds,
 # which hit long samples more than short ones.
@@ -47,7 +47,7 @@ def median_interval(values: Sequence[float] | np.ndarray, alpha: float = ALPHA) 
 
     (-inf, inf) if there are too few values for any pair of order statistics (below 6 for alpha = 0.05).
     """
-    from scipy import stats  # a second of every process that imports this module, and few take times
+    from scipy import stats  # a second of every process that imports this module, and few take times.
 
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
@@ -102,8 +102,8 @@ class Stopping:
 def noise_floor(same_against_same: Sequence[float]) -> float:
     """Returns the factor within which ratios of a kernel against itself fell: above 1.
 
-    With m comparisons, another one of the same kernel exceeds the largest of them with probability 1 / (m + 1), on top
-    of the alpha of its own interval.
+    With m comparisons, another one of the same kernel exceeds the largest of them with probability 1 / (m + 1).  The
+    alpha of its own interval comes on top.
     """
     if not len(same_against_same):
         raise ValueError("the noise floor needs at least one comparison of a kernel with itself")

@@ -56,14 +56,14 @@ class CheckOutcome:
     stages: list[str] = field(default_factory=list)
     reason: str = ""
     calls: int = 0
-    left_out: int = 0  # calls that fail, or with no input that can be drawn again
-    why_left_out: str = ""  # of the first call that fails
-    rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
-    note: str = ""  # a remark on one that was verified
-    infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU
-    vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call
-    idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included
+    left_out: int = 0  # calls that fail, or with no input that can be drawn again.
+    why_left_out: str = ""  # of the first call that fails.
+    rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks.
+    note: str = ""  # a remark on one that was verified.
+    infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU.
+    vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call.
+    idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it.
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included.
 
     @property
     def verified(self) -> bool:

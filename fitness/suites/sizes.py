@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-MOST_BYTES = 64 << 20  # of the inputs of one call: beyond the L2 cache, and quick to verify
-SMALLER = (8, 64)  # times, if outputs overflow at those sizes
-MOST_BYTES_ALONE = 256 << 20  # if the smallest size of a script is larger than that
+MOST_BYTES = 64 << 20  # of the inputs of one call: beyond the L2 cache, and quick to verify.
+SMALLER = (8, 64)  # times, if outputs overflow at those sizes.
+MOST_BYTES_ALONE = 256 << 20  # if the smallest size of a script is larger than that.
 _KERNELS = re.compile(r"^from (TritonBench_v1|TorchBench_v1)\.(\w+) import", re.MULTILINE)
 
 

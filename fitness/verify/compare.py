@@ -20,6 +20,9 @@ from fitness.frontend.plan import TensorRef
 if TYPE_CHECKING:
     from fitness.verify.oracle import Budget, Expected
 
+# `same_but_rounding`: results are the same within this share of the largest element, or within this much.
+CLOSE, NOTHING = 1e-5, 1e-6
+
 BLOCK = 2048  # words that one program compares at a time
 SOURCE = """import triton
 import triton.language as tl
@@ -69,8 +72,7 @@ def compare(
 def _defined(exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns both without the elements that are not compared.
 
-    These are elements that the reference does not define, infinities that are the same, and elements that one rounds to
-    infinity and the other does not.
+    The reference does not define them, they are the same infinity, or only one side rounds them to infinity.
     """
     skipped = torch.isnan(exact) | (torch.isinf(exact) & (got == exact)) | _at_the_edge(exact, got, budget.max)
     return torch.where(skipped, 0.0, exact), torch.where(skipped, 0.0, got.double()).to(got.dtype)
@@ -202,6 +204,17 @@ def compare_elements(
     place = tuple(int(i) for i in at[worst])
     allowed = "" if budget is None else f" (largest error allowed {budget.max:.3g})"
     return f"{place}: expected {exact[worst].item():.9g}, got {got[worst].item():.9g}{allowed}"
+
+
+def same_but_rounding(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether two results of one shape are the same except for rounding.
+
+    Used if nothing says how large an error may be: whether a function repeats its results, or ignores its inputs.
+    """
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    largest = a[torch.isfinite(a)].abs().max().item() if bool(torch.isfinite(a).any()) else 0.0
+    return torch.allclose(a, b, rtol=0.0, atol=max(CLOSE * largest, NOTHING), equal_nan=True)
 
 
 # --- bits ------------------------------------------------------------------------------------------------------------

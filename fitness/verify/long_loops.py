@@ -28,13 +28,13 @@ from fitness.frontend.plan import LaunchPlan
 from fitness.tasks.calls import quiet
 from fitness.tasks.task import Task, run_reference
 
-SEVERAL = 2  # the least size of an axis beside a long one, if it has such sizes
-PART = 16  # how many times less than a long one is a size that is tried on LONG_STRESS
-LONG_STRESS = "large"  # inputs: blocks of a long row differ by more there than an exponential bears
-SHRINK = 2  # a size that is too much is followed by half of it
-PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second
+SEVERAL = 2  # the least size of an axis beside a long one, if it has such sizes.
+PART = 16  # how many times less than a long one is a size that is tried on LONG_STRESS.
+LONG_STRESS = "large"  # inputs: blocks of a long row differ by more there than an exponential bears.
+SHRINK = 2  # a size that is too much is followed by half of it.
+PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second.
 # Limits on making the inputs and on the reference, which must not take long or more memory than there is.
-ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made
+ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made.
 
 
 @dataclasses.dataclass(frozen=True)

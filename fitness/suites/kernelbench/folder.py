@@ -16,9 +16,7 @@ from evo.core.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, KernelBenchFile
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of
-
-# Two results are the same within this share of the largest element, or within this much.
-CLOSE, NOTHING = 1e-5, 1e-6
+from fitness.verify.compare import same_but_rounding
 
 _TASK = '''"""{title}.  Generated."""
 
@@ -130,22 +128,14 @@ def _check_repeatable(model: torch.nn.Module, given: Sequence[Any]) -> None:
             put(model, path, value.clone())
         with torch.no_grad():
             results.append(tensors_of(model(*given)))
-    if not all(same(a, b) for a, b in zip(*results, strict=True)):
+    if not all(same_but_rounding(a, b) for a, b in zip(*results, strict=True)):
         raise TaskError("its forward gives other results for the same arguments: it draws random numbers or counts")
 
 
 def _ignores_inputs(model: torch.nn.Module, given: Sequence[Any], others: Sequence[Any]) -> bool:
     with torch.no_grad():
         results = zip(tensors_of(model(*given)), tensors_of(model(*others)), strict=True)
-    return all(same(a, b) for a, b in results)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether two results of one shape are the same except for rounding."""
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    largest = a[torch.isfinite(a)].abs().max().item() if bool(torch.isfinite(a).any()) else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=max(CLOSE * largest, NOTHING), equal_nan=True)
+    return all(same_but_rounding(a, b) for a, b in results)
 
 
 def _unsigned(text: str, sizes: Sizes) -> Any:
