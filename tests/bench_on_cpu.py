@@ -85,7 +85,7 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    monkeypatch.setattr(program, "captured", lambda work: SimpleNamespace(program=work))
+    monkeypatch.setattr(program, "captured", lambda work: SimpleNamespace(replay=work))
 
 
 class CpuBench:
@@ -129,7 +129,7 @@ class CpuBench:
 
             kernel = SimpleNamespace(scratch=lambda _: [], launch=launch, sets_priorities=False)
             found = programs.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
-            found.work.plans = {name: plan_of(n) for name, n in N.items()}
+            found.bundle.plans = {name: plan_of(n) for name, n in N.items()}
             monkeypatch.setattr(found, "kernels", lambda case: [kernel])
             return found
 
