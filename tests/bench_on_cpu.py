@@ -129,7 +129,7 @@ class CpuBench:
 
             kernel = SimpleNamespace(scratch=lambda _: [], launch=launch, sets_priorities=False)
             found = programs.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
-            found.work.plans = {name: plan_of(n) for name, n in N.items()}
+            found.bundle.plans = {name: plan_of(n) for name, n in N.items()}
             monkeypatch.setattr(found, "kernels", lambda case: [kernel])
             return found
 

@@ -599,7 +599,7 @@ def test_nobody_knows_which_copies_are_given_other_arguments_nor_when(made, monk
         counts["replays"] += 1
         replays(program)
 
-    monkeypatch.setattr(replay.Program, "execute_late", swap)
+    monkeypatch.setattr(replay.Program, "execute_swapped", swap)
     monkeypatch.setattr(replay.Program, "replay", replayed)
     found = []
     for _ in range(3):

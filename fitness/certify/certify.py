@@ -84,7 +84,7 @@ class Certifier:
     def quick(self, source: str, bundle: LaunchBundle, *, seed: str) -> Certificate:
         """Certifies on the task's cases.
 
-        work: of this very source, with `choices`.  The seed is tried only if this fails.
+        bundle: of this very source, with `choices`.  The seed is tried only if this fails.
         """
         certificate = self._eager(source, bundle, self._task.cases, seed, samples=0)
         if certificate.verdict is Verdict.OK or (problem := self._problem()) is None:
@@ -168,7 +168,7 @@ class Certifier:
     def _eager(
         self, source: str, bundle: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int
     ) -> Certificate:
-        """Runs one process, every case on inputs of its own. work: what to compare with to the bit."""
+        """Runs one process, every case on inputs of its own. bundle: what to compare with to the bit."""
         layers: tuple[str, ...] = ()
         answers: list[Mapping[str, Any]] = []
 

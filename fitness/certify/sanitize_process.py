@@ -1,8 +1,8 @@
 """Replays plans once, for a tool that watches: `python -m fitness.certify.sanitize_process TASK FILE`.
 
-FILE holds (work, cases, seed), pickled by the process that started this one (`fitness/certify/sanitize.py`).  Unlike in
-the runner, each buffer of a plan is an allocation of its own without guard zones.  So a read beyond its end is outside
-of any allocation.
+FILE holds (bundle, cases, seed), pickled by the process that started this one (`fitness/certify/sanitize.py`).  Unlike
+in the runner, each buffer of a plan is an allocation of its own without guard zones.  So a read beyond its end is
+outside of any allocation.
 """
 
 from __future__ import annotations

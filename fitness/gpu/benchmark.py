@@ -157,7 +157,7 @@ class Benchmark:
     ) -> list[Match]:
         """Compares what another process made of the arguments that `draw` wrote, case by case.
 
-        work: the plans that its outputs must equal to the bit; None if the oracle's budget is enough.
+        bundle: the plans that its outputs must equal to the bit; None if the oracle's budget is enough.
         """
         loaded = None if bundle is None else self._load(bundle)
         try:

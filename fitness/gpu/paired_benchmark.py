@@ -249,14 +249,14 @@ class SeedTimes:
         while copies < SAMPLE_US / time_us and 2 * copies <= most:
             copies *= 2
         # With as many as the seed had, or half as many, its graphs and its noise floor are there already.
-        key = self._copies.setdefault(case.name, copies)
-        return key if copies <= key <= min(most, 2 * copies) else copies
+        earlier = self._copies.setdefault(case.name, copies)
+        return earlier if copies <= earlier <= min(most, 2 * copies) else copies
 
     def alone(self, paired: PairedBenchmark) -> Alone:
         """Returns the seed's noise floor and time for a case, measured beside another program of the same plan."""
         case, baseline, keys = paired.case, paired.baseline, paired.keys
-        key = (case.name, baseline.copies)
-        if key not in self._alone:
+        graph = (case.name, baseline.copies)
+        if graph not in self._alone:
             assert self._programs.seed is not None
             others: list[Program] = []
             ratios, medians = [], []
@@ -272,8 +272,8 @@ class SeedTimes:
                 if sum(t.copies * t.nbytes for t in others) > FLOOR_BYTES:
                     others.clear()
             floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
-            self._alone[key], self._alone_on[key] = Alone(floor, min(medians)), keys
-        return self._alone[key]
+            self._alone[graph], self._alone_on[graph] = Alone(floor, min(medians)), keys
+        return self._alone[graph]
 
     def harder(self, paired: PairedBenchmark) -> float:
         """Returns how many times as long the seed takes on these inputs as on those of `alone`, both measured now.

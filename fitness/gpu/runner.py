@@ -129,7 +129,7 @@ class Runner:
     ) -> list[Match] | Report:
         """Has `run` execute a candidate elsewhere on fresh inputs, and compares its results with oracle and plans.
 
-        Nothing else is asked of this runner meanwhile, while others may use the GPU. work: plans (with choices) whose
+        Nothing else is asked of this runner meanwhile, while others may use the GPU. bundle: plans (with choices) whose
         outputs must be equal to the bit, or None; folder: for inputs and outputs.  Returns a Report if the comparison
         failed.
         """

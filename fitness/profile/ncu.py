@@ -64,7 +64,7 @@ Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each laun
 
 
 def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, device: int = 0) -> Counters:
-    """Returns readings of each launch of one case of `work`, which must have its choices.  Raises NoCounters.
+    """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
 
     Nothing else should run on the GPU meanwhile.
     """

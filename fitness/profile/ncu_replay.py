@@ -1,7 +1,7 @@
-"""Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay TASK WORK CASE DEVICE`.
+"""Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay TASK BUNDLE CASE DEVICE`.
 
-WORK is a pickled `fitness.gpu.runner.LaunchBundle` with its choices.  No Python of a candidate runs here.  No graph is
-used: a profiler would not see the names of its kernels.  Only the second execution is profiled: the first loads the
+BUNDLE is a pickled `fitness.gpu.runner.LaunchBundle` with its choices.  No Python of a candidate runs here.  No graph
+is used: a profiler would not see the names of its kernels.  Only the second execution is profiled: the first loads the
 machine code.
 """
 

@@ -435,7 +435,7 @@ def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) 
 def check_accesses(where: object, notes: Mapping[str, tuple[str, int]], habits: Habits = NO_HABITS) -> None:
     """Raises Stop if a run with these notes left its arrays.
 
-    place: what a message calls the run.
+    where: what a message calls the run.
     """
     for kind in ("store", "load"):
         if kind in notes and not (kind == "load" and habits.loads_beyond):
