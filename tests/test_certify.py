@@ -499,16 +499,16 @@ def test_rows_that_share_their_memory_stay_so_in_every_check(tmp_path):
 @needs_gpu
 def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     """The gate is not asked here: what it lets through tomorrow must not be able to hide from this."""
-    from fitness.gpu_backend import _work
+    from fitness.gpu_backend import _bundle
 
     certifier, right = gpu._backend._prepared(), sources.RIGHT["one pass"]
-    facts = gpu._whole(right, gpu._facts(right))
-    work = dataclasses.replace(_work(facts), choices={n: [0] for n in facts.plans})
+    compiled = gpu._whole(right, gpu._compile(right))
+    bundle = dataclasses.replace(_bundle(compiled), choices={n: [0] for n in compiled.plans})
     other = right.replace("return o", "return x * 2 + x.sum(1, keepdim=True)")
-    certificate = certifier.quick(other, work, seed="s")
+    certificate = certifier.quick(other, bundle, seed="s")
     assert certificate.verdict is Verdict.WRONG
     assert "recorded plan" in certificate.message
-    lazy = certifier.quick(right.replace("return o", "return o * 1.001"), work, seed="s")
+    lazy = certifier.quick(right.replace("return o", "return o * 1.001"), bundle, seed="s")
     assert lazy.verdict is Verdict.WRONG
 
 

@@ -120,12 +120,12 @@ def test_closing_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_case_is_recorded_and_compiled_at_its_full_size_and_no_other(zygote):
     task = load_task("softmax")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
-        facts = evaluator._facts(task.seed_source)
-        assert not isinstance(facts, Stop)
+        compiled = evaluator._compile(task.seed_source)
+        assert not isinstance(compiled, Stop)
         names = {case.name for case in task.cases}
-        assert set(facts.plans) == set(facts.builds) == names
-        assert {b["cubin"] for case in facts.builds.values() for by in case for b in by} == set(facts.cubins)
-        assert not facts.estimates  # only screening asks for them
+        assert set(compiled.plans) == set(compiled.builds) == names
+        assert {b["cubin"] for case in compiled.builds.values() for by in case for b in by} == set(compiled.cubins)
+        assert not compiled.estimates  # only screening asks for them
 
 
 def test_a_duplicate_is_told_before_the_rest_is_compiled(tmp_path):
@@ -193,10 +193,10 @@ class Certifies:
 
 
 @pytest.fixture(scope="module")
-def facts(zygote) -> CompiledCandidate:
+def compiled(zygote) -> CompiledCandidate:
     """Of the seed of softmax, which launches one kernel."""
     with GpuEvaluator(load_task("softmax"), get_target("sm_90"), zygote=zygote) as evaluator:
-        return evaluator._facts(evaluator.task.seed_source)
+        return evaluator._compile(evaluator.task.seed_source)
 
 
 def ok(ratio: float) -> Report:
@@ -211,21 +211,21 @@ def backend_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
     return backend
 
 
-def test_seconds_on_the_gpu_are_the_runners_and_certificates_apart(facts):
+def test_seconds_on_the_gpu_are_the_runners_and_certificates_apart(compiled):
     backend = backend_of(ok(1.0), ok(2.0), ok(1.5))
-    assert backend.evaluate(SEED, facts, "0").seconds == {"time": 0.25}
-    certified = backend.evaluate(SEED, facts, "1").seconds
+    assert backend.evaluate(SEED, compiled, "0").seconds == {"time": 0.25}
+    certified = backend.evaluate(SEED, compiled, "1").seconds
     assert set(certified) == {"time", "certify"} and certified["time"] == 0.25
-    assert set(backend.evaluate(SEED, facts, "2").seconds) == {"time"}, "it is slower than a certified one"
+    assert set(backend.evaluate(SEED, compiled, "2").seconds) == {"time"}, "it is slower than a certified one"
 
 
-def test_what_is_not_ok_says_what_it_took_too(facts):
+def test_what_is_not_ok_says_what_it_took_too(compiled):
     wrong = backend_of(Report(Verdict.WRONG, "verify", "not equal"))
     with pytest.raises(Stop) as stop:
-        wrong.evaluate(SEED, facts, "0")
+        wrong.evaluate(SEED, compiled, "0")
     assert pickle.loads(pickle.dumps(stop.value)).seconds == {"time": 0.25}
     with pytest.raises(Stop, match="run eagerly, as told") as stop:
-        backend_of(ok(2.0), certifier=Verdict.WRONG).evaluate(SEED, facts, "0")
+        backend_of(ok(2.0), certifier=Verdict.WRONG).evaluate(SEED, compiled, "0")
     assert stop.value.stage == "certify" and stop.value.seconds["time"] == 0.25 and "certify" in stop.value.seconds
 
 

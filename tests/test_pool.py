@@ -112,7 +112,7 @@ class Idle:
 
 
 def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
-    monkeypatch.setattr(pool, "gpu_backend", Idle)
+    monkeypatch.setattr(pool, "GpuBackend", Idle)
     actor = pool.Actor()
     assert actor.start("backend", settings_of(measured=True)) is None
     for key, name in enumerate(("softmax", "rotary")):
