@@ -499,7 +499,7 @@ def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     from fitness.gpu_backend import _work
 
     certifier, right = gpu._backend._prepared(), sources.RIGHT["one pass"]
-    facts = gpu._whole(right, gpu._facts(right))
+    facts = gpu._whole(right, gpu._compile(right))
     work = dataclasses.replace(_work(facts), choices={n: [0] for n in facts.plans})
     other = right.replace("return o", "return x * 2 + x.sum(1, keepdim=True)")
     certificate = certifier.quick(other, work, seed="s")

@@ -120,7 +120,7 @@ def test_closing_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_case_is_recorded_and_compiled_at_its_full_size_and_no_other(zygote):
     task = load_task("softmax")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
-        facts = evaluator._facts(task.seed_source)
+        facts = evaluator._compile(task.seed_source)
         assert not isinstance(facts, Stop)
         names = {case.name for case in task.cases}
         assert set(facts.plans) == set(facts.builds) == names
@@ -196,7 +196,7 @@ class Certifies:
 def facts(zygote) -> CompiledCandidate:
     """Of the seed of softmax, which launches one kernel."""
     with GpuEvaluator(load_task("softmax"), get_target("sm_90"), zygote=zygote) as evaluator:
-        return evaluator._facts(evaluator.task.seed_source)
+        return evaluator._compile(evaluator.task.seed_source)
 
 
 def ok(ratio: float) -> Report:

@@ -17,14 +17,17 @@ from torch._ops import OpOverload
 from evo.core.records import Verdict
 from fitness.frontend.memory import DTYPES
 from fitness.frontend.plan import Op, TensorRef
-from fitness.frontend.rules.names import words
 from fitness.sandbox.jobs import JobError
 
-_TYPES = words("Optional List Tensor number int float bool str Device")
+_TYPES = frozenset(["Optional", "List", "Tensor", "number", "int", "float", "bool", "str", "Device"])
 # The only ones without a tensor among their arguments.
-_FACTORIES = words("arange eye full linspace logspace scalar_tensor tril_indices triu_indices")
+_FACTORIES = frozenset(
+    ["arange", "eye", "full", "linspace", "logspace", "scalar_tensor", "tril_indices", "triu_indices"]
+)
 # What changes a tensor's storage under its feet.
-MOVING = words("resize resize_ resize_as resize_as_ set set_ set_data _resize_output _resize_output_")
+MOVING = frozenset(
+    ["resize", "resize_", "resize_as", "resize_as_", "set", "set_", "set_data", "_resize_output", "_resize_output_"]
+)
 # What takes a tensor for more than its window: all of its storage, which is the memory of the whole plan and of others.
 # Views are windows in a plan, so no host code needs them here.
 _REACHING = re.compile("as_strided|sparse|nested|reinterpret|resize|_set_storage")
