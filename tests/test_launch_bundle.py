@@ -409,7 +409,7 @@ def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
     (tmp_path / "second").mkdir()
     recorded = record(task.seed_source, task, calls, scratch=tmp_path / "first", **options)
     cache = BuildCache()
-    rest = {**options, "known": cache}
+    rest = {**options, "cache": cache}
     first = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "first", **rest)
     rest["zygote"] = None  # nothing may be asked of it
     second = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "second", **rest)

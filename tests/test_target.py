@@ -26,7 +26,7 @@ H200 = get_target("sm_90")
 
 
 def said(name: str, multiprocessors: int = 132, **compiled: Any) -> dict[str, Any]:
-    """As `fitness.cuda.device.said_facts`; the figures are those of no GPU, so that it shows where they come from."""
+    """Replaces `fitness.cuda.device.reported_facts`; no GPU has these figures, so their origin shows."""
     return {
         "name": name,
         "multiprocessors": multiprocessors,
@@ -142,7 +142,7 @@ def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(index)
         return said("NVIDIA H100 80GB HBM3")
 
-    monkeypatch.setattr(device, "said_facts", said_by)
+    monkeypatch.setattr(device, "reported_facts", said_by)
     for module in (gpus, gpu_evaluator):
         monkeypatch.setattr(module, "find_gpus", lambda target: gpus.Gpus(3, "NVIDIA H100 80GB HBM3", ""))
     assert gpus.measuring(H200, 1).dram_bytes_per_s == 3.35e12
