@@ -1,5 +1,4 @@
-"""From a candidate's source to a verdict: gate, record, compile, screen, then estimate and verify without a GPU, or
-verify and time on one.
+"""Takes a candidate from source to verdict: gate, record, compile, screen, then estimate or time, and verify.
 
 `from fitness import Case` is the one import a task needs.
 """

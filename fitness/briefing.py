@@ -1,4 +1,4 @@
-"""What one has to know to write a kernel for a task: the task, the GPU and the rules, in words.
+"""Describes a task, the GPU and the rules in words, for whoever writes a kernel.
 
 Plain texts and dicts, made for prompts (`operators/llm`) and for people; nothing here depends on a candidate.
 """
@@ -16,14 +16,14 @@ from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
 from fitness.verify.oracle import slack
 
-# Of task.py, what a kernel's author does not need: it is said in words, or it is about measuring.
+# Parts of task.py that the author of a kernel does not need: words say them, or they are about measuring.
 _LEFT_OUT = {
     "", "entry", "cases", "writes", "tolerance", "stress", "deterministic", "allow_delegation", "flops", "bytes",
 }  # fmt: skip
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """The fields of `operators.llm.base.TaskFacts`."""
+    """Returns the fields of `operators.llm.base.TaskFacts`."""
     return {
         "name": task.name,
         "entry": task.entry,
@@ -34,7 +34,7 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def reference_source(task: Task) -> str:
-    """task.py without what only measuring needs: imports, inputs, reference and their helpers."""
+    """Returns task.py without what only measuring needs: imports, inputs, reference and their helpers stay."""
     text = (task.folder / "task.py").read_text(encoding="utf-8")
     kept = [node for node in syntax.parse(text).body if not _names(node) & _LEFT_OUT and not _of_evo(node)]
     lines = text.splitlines()
@@ -43,7 +43,7 @@ def reference_source(task: Task) -> str:
 
 
 def case_lines(task: Task) -> tuple[str, ...]:
-    """One line for each case: its name, its role, its arguments at the target's size."""
+    """Returns one line for each case: its name, its role, its arguments at the target's size."""
     described = Calls(task).described()
     return tuple(
         f"{case.name} ({case.role}): "
@@ -53,7 +53,7 @@ def case_lines(task: Task) -> tuple[str, ...]:
 
 
 def tolerance(task: Task) -> str:
-    """What is compared, and how exactly."""
+    """Returns sentences that say what is compared, and how exactly."""
     import torch
 
     wide, narrow = slack(torch.float32), slack(torch.float16)
@@ -77,7 +77,10 @@ def tolerance(task: Task) -> str:
 
 
 def hardware_facts(target: Target, gpu: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What limits a kernel on `target`, by name; `gpu`: `fitness.cuda.device.DeviceFacts` as a dict, if known."""
+    """Returns the limits of a kernel on `target`, by name.
+
+    gpu: `fitness.cuda.device.DeviceFacts` as a dict, if known.
+    """
     tensor = ", ".join(f"{kind} {rate / 1e12:.0f}" for kind, rate in target.tensor_flops.items())
     facts = {
         "GPU": f"{gpu['name'] if gpu else target.device_name} (compute capability {target.arch / 10:.1f})",
@@ -102,7 +105,7 @@ def hardware_facts(target: Target, gpu: Mapping[str, Any] | None = None) -> dict
 
 
 def rules(task: Task | None = None) -> tuple[str, ...]:
-    """The rules of the gate, one line each; without those that `task` waives."""
+    """Returns the rules of the gate, one line each; without those that `task` waives."""
     waived = {"delegate"} if task is not None and task.allow_delegation else set()
     return tuple(f"{name}: {text}" for name, text in RULES.items() if name not in waived)
 
@@ -111,7 +114,7 @@ def rules(task: Task | None = None) -> tuple[str, ...]:
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """Names that a statement of the top level defines; a docstring is called ""."""
+    """Returns the names that a top-level statement defines; a docstring is called ""."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}

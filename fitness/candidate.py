@@ -1,6 +1,6 @@
-"""What is known about a source before it is judged: gate, record, compile and screen, in the order of ARCHITECTURE.md.
+"""Builds what is known about a source before verification: gate, record, compile and screen.
 
-Every stage hands facts to the next or raises Stop with the verdict.
+Each stage adds to a CompiledCandidate or raises Stop with the verdict.  The order is that of ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
-from fitness.verify.long_loops import AddedCase, added
+from fitness.verify.long_loops import AddedCase, added_cases
 
 PROGRAMS_SAMPLED = 5  # per launch, for the estimate; what its constants were fitted with
-# CPU seconds that compiling one configuration may take: so many, or so many times what the seed's slowest took.  Blocks
-# far too large compile for minutes and are slow: docs/suites.md, "What compiling may take".
+# CPU seconds that compiling one configuration may take: BUILD_S, or TIMES_SEED times what the slowest build of the seed
+# took.  Blocks far too large compile for minutes and are slow: docs/suites.md, "What compiling may take".
 BUILD_S, TIMES_SEED = 10.0, 3.0
 
 Estimates = dict[str, model.Estimate]  # by tune case
@@ -45,31 +45,32 @@ Estimates = dict[str, model.Estimate]  # by tune case
 
 @dataclass
 class CompiledCandidate:
-    """What is known about a source before it is verified."""
+    """All that is known about a source before it is verified."""
 
     plans: dict[str, LaunchPlan] = field(default_factory=dict)  # by call name
     constants: dict[str, Any] = field(default_factory=dict)  # globals the kernels use
     builds: steps.Builds = field(default_factory=dict)  # of the compiled cases
-    unbuilt: tuple[str, ...] = ()  # cases that are compiled before it is judged (`FrontEnd.complete`)
-    left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them
-    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, where it is going to be launched
+    unbuilt: tuple[str, ...] = ()  # cases that `FrontEnd.complete` compiles before verification.
+    left_out: tuple[str, ...] = ()  # configurations that cannot be compiled: the plans are without them.
+    cubins: dict[str, bytes] = field(default_factory=dict)  # machine code, if it is going to be launched.
     plan_hash: str = ""  # over the tune cases
     choices: dict[str, list[int]] = field(default_factory=dict)  # of the estimate
     work: dict[str, list[LaunchWork]] = field(default_factory=dict)  # of each launch, by case
     estimates: Estimates = field(default_factory=dict)
-    stretched: tuple[AddedCase, ...] = ()  # and reduced: beside the task's own, with plans under their names
+    # long-loop and reduced cases: beside the task's own, with plans under their names
+    added: tuple[AddedCase, ...] = ()
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 class FrontEnd:
-    """Collects the facts of sources of one task for one target.  Thread-safe: several threads may collect at once.
+    """Builds the CompiledCandidate of sources of one task for one target.  Thread-safe: several threads may call it.
 
-    All cases are recorded and compiled at the target's sizes, the tune cases first: `complete`.
+    All cases are recorded and compiled at the target's sizes, the tune cases first: see `complete`.
 
-    `measured`: for candidates that a GPU judges.  The machine code is kept then, and estimates are made only where they
-    are asked for.  Otherwise the cases are also recorded at their sizes for a CPU, with stretched and reduced ones, and
-    the tune cases are estimated.
+    measured: whether a GPU evaluates the candidates.  If so, the machine code is kept, and estimates are made on
+    request.  If not, the cases are also recorded at their sizes for a CPU, with long-loop and reduced cases, and the
+    tune cases are estimated.
     """
 
     def __init__(
@@ -81,15 +82,18 @@ class FrontEnd:
         limits: Limits | None = None,
         zygote: Zygote | None = None,
     ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
+        """Makes its scratch folder and its zygote.
+
+        A `zygote` that is given is shared with others and not closed here.
+        """
         self.task, self.target, self.limits = task, target, limits or Limits()
         self._measured = measured
-        self.use_gate = True  # switched off to test that the later stages hold without the first
+        self.use_gate = True  # switched off to test that the later stages hold without the first.
         self._root = scratch_root()
         self._calls = Calls(task, self._root)
-        self._known = BuildCache()
-        self._seed_s: float | None = None  # what its slowest build took
-        self._stretched: tuple[AddedCase, ...] | None = None
+        self._cache = BuildCache()
+        self._seed_s: float | None = None  # what its slowest build took.
+        self._added: tuple[AddedCase, ...] | None = None
         self._seed_plans: Mapping[str, LaunchPlan] = {}
         self._seen_of_seed: dict[str, Seen] = {}  # by case
         self._lock = threading.RLock()
@@ -97,8 +101,8 @@ class FrontEnd:
         self._zygote = zygote or Zygote(target.spec, ("record", "compile", "trace"))
 
     def collect(self, source: str) -> CompiledCandidate:
-        """All stages before a candidate is judged, but for `complete`.  Raises Stop with the verdict."""
-        facts = CompiledCandidate()
+        """Returns what all stages before verification find, except for `complete`.  Raises Stop with the verdict."""
+        compiled = CompiledCandidate()
         stages: list[Callable[[str, CompiledCandidate, Path], None]] = [
             self._gate,
             self._record,
@@ -111,28 +115,36 @@ class FrontEnd:
             for stage in stages:
                 begin, name = time.perf_counter(), stage.__name__.strip("_")
                 with surviving(name):
-                    stage(source, facts, scratch)
-                facts.seconds[name] = time.perf_counter() - begin
-        return facts
+                    stage(source, compiled, scratch)
+                compiled.seconds[name] = time.perf_counter() - begin
+        return compiled
 
-    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
-        """With the builds of what is verified and not timed, which a duplicate does not need.  Raises Stop."""
-        if not facts.unbuilt:
-            return facts
-        whole = dataclasses.replace(facts, unbuilt=(), seconds=dict(facts.seconds))  # others may be reading `facts`
+    def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
+        """Returns the candidate with the builds that are verified and not timed.
+
+        A duplicate does not need them. Raises Stop.
+        """
+        if not compiled.unbuilt:
+            return compiled
+        whole = dataclasses.replace(
+            compiled, unbuilt=(), seconds=dict(compiled.seconds)
+        )  # others may be reading `compiled`
         begin = time.perf_counter()
         with scratch_folder(self._root) as scratch, surviving("compile"):
-            self._compile_cases(source, whole, scratch, facts.unbuilt, label="rest")
+            self._compile_cases(source, whole, scratch, compiled.unbuilt, label="rest")
         whole.seconds["compile"] += time.perf_counter() - begin
-        if whole.estimates and whole.left_out != facts.left_out:  # made for configurations of which some are gone
+        # made with configurations of which some have now been left out
+        if whole.estimates and whole.left_out != compiled.left_out:
             whole.choices, whole.estimates = {}, {}
             with scratch_folder(self._root) as scratch, surviving("estimate"):
                 self._estimate(source, whole, scratch)
         return whole
 
-    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates:
-        """The estimate of each tune case.  Raises Stop where there is none."""
-        trial = dataclasses.replace(facts, choices={}, work={}, estimates={})  # other threads may be reading `facts`
+    def estimates(self, source: str, compiled: CompiledCandidate) -> Estimates:
+        """Returns the estimate of each tune case.  Raises Stop if one cannot be made."""
+        trial = dataclasses.replace(
+            compiled, choices={}, work={}, estimates={}
+        )  # other threads may be reading `compiled`
         with scratch_folder(self._root) as scratch:
             self._estimate(source, trial, scratch)
         return trial.estimates
@@ -149,7 +161,7 @@ class FrontEnd:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _gate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _gate(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         if not self.use_gate:
             return
         findings = self._findings(source)
@@ -168,35 +180,38 @@ class FrontEnd:
     def _findings(self, source: str) -> tuple[Finding, ...]:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
 
-    def _record(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
-        """What fails at sizes reduced to 1 is recorded without them: it may raise beyond what its task shows."""
-        facts.stretched = () if self._measured else self._stretched_of_seed()
-        needed = tuple(case for case in facts.stretched if not case.reduced)
-        try:
-            self._record_calls(source, facts, scratch)
-        except Stop as stop:
-            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == facts.stretched:
-                raise
-            facts.stretched = needed
-            self._record_calls(source, facts, scratch)
+    def _record(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
+        """Records all cases.
 
-    def _record_calls(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+        If only reduced cases fail, records without them: a size of 1 may raise beyond the task's own.
+        """
+        compiled.added = () if self._measured else self._added_of_seed()
+        needed = tuple(case for case in compiled.added if not case.reduced)
+        try:
+            self._record_calls(source, compiled, scratch)
+        except Stop as stop:
+            if stop.verdict is not Verdict.RUNTIME_ERROR or needed == compiled.added:
+                raise
+            compiled.added = needed
+            self._record_calls(source, compiled, scratch)
+
+    def _record_calls(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         described = self._calls.described()
         calls = [{"name": name, "args": described[name]} for name in self._recorded()]
-        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in facts.stretched]
-        added_names = [case.name for case in facts.stretched]
+        calls += [{"name": case.name, "args": self._calls.describe(case)} for case in compiled.added]
+        added_names = [case.name for case in compiled.added]
         recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
-        facts.plans, facts.constants, facts.layers = recorded.plans, recorded.constants, recorded.layers
+        compiled.plans, compiled.constants, compiled.layers = recorded.plans, recorded.constants, recorded.layers
 
-    def _stretched_of_seed(self) -> tuple[AddedCase, ...]:
-        """The sizes beside the task's own at which the seed can be recorded."""
+    def _added_of_seed(self) -> tuple[AddedCase, ...]:
+        """Returns the sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
-            if self._stretched is None:
-                self._stretched = tuple(added(self.task, self._plan_of_seed))
-            return self._stretched
+            if self._added is None:
+                self._added = tuple(added_cases(self.task, self._plan_of_seed))
+            return self._added
 
     def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
-        """None where the seed cannot be recorded at these sizes."""
+        """Returns the seed's plan, None if the seed cannot be recorded at these sizes."""
         call = {"name": case.name, "args": self._calls.describe(case)}
         with scratch_folder(self._root) as scratch:
             try:
@@ -206,23 +221,23 @@ class FrontEnd:
                     raise
                 return None
 
-    def _compile(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
-        """Compiles every configuration of every launch at the target's sizes, in what is timed."""
+    def _compile(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
+        """Compiles every configuration of every launch at the target's sizes, for the cases that are timed."""
         if source == self.task.seed_source:
-            self._build(source, facts, scratch, cases=self._at_target())
-            self._seed_s, self._seed_plans = steps.slowest(facts.builds), facts.plans
+            self._build(source, compiled, scratch, cases=self._at_target())
+            self._seed_s, self._seed_plans = steps.slowest(compiled.builds), compiled.plans
             return
-        self._compile_cases(source, facts, scratch, self._tune(), label="build")
-        facts.unbuilt = tuple(name for name in self._at_target() if name not in facts.builds)
+        self._compile_cases(source, compiled, scratch, self._tune(), label="build")
+        compiled.unbuilt = tuple(name for name in self._at_target() if name not in compiled.builds)
 
     def _compile_cases(
-        self, source: str, facts: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
+        self, source: str, compiled: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
     ) -> None:
-        """Raises Stop also where one takes far longer than the seed."""
+        """Compiles these cases.  Raises Stop also if one build takes far longer than the seed's."""
         seed_s = self._slowest_of_seed()
         most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
         try:
-            self._build(source, facts, scratch, cases=cases, build_s=most, slow=slow, label=label)
+            self._build(source, compiled, scratch, cases=cases, build_s=most, slow=slow, label=label)
         except Stop as stop:
             if stop.verdict is not Verdict.TIMEOUT:
                 raise
@@ -231,55 +246,57 @@ class FrontEnd:
             raise Stop(stop.stage, stop.verdict, message) from stop
 
     def _slowest_of_seed(self) -> float:
-        """Seconds.  A recorder that shares a task with others may not have seen the seed yet."""
+        """Returns CPU seconds.  A front end that shares a task with others may not have compiled the seed yet."""
         with self._lock:
             if self._seed_s is None:
                 with scratch_folder(self._root) as scratch:
-                    facts = CompiledCandidate()
-                    self._record(self.task.seed_source, facts, scratch)
-                    self._compile(self.task.seed_source, facts, scratch)
+                    compiled = CompiledCandidate()
+                    self._record(self.task.seed_source, compiled, scratch)
+                    self._compile(self.task.seed_source, compiled, scratch)
             assert self._seed_s is not None  # known once the seed is compiled
             return self._seed_s
 
-    def _build(self, source: str, facts: CompiledCandidate, scratch: Path, **how: Any) -> None:
-        """Adds what is built to the facts; a configuration that is left out is left out of all cases."""
-        built = steps.build(source, facts.plans, facts.constants, known=self._known, **how, **self._in(scratch))
+    def _build(self, source: str, compiled: CompiledCandidate, scratch: Path, **how: Any) -> None:
+        """Adds builds to the candidate; a configuration that is left out is left out of all cases."""
+        built = steps.build(source, compiled.plans, compiled.constants, cache=self._cache, **how, **self._in(scratch))
         for name, builds in built.builds.items():
             if why := screen.cooperative_problem(built.plans[name], builds, self.target):
                 raise Stop("screen", Verdict.OUT_OF_MEMORY, f"case {name}: {why}")
         if self._measured:
-            facts.cubins = facts.cubins | steps.cubins(built.builds, scratch)
-        facts.builds = steps.kept(facts.builds, facts.plans, built.plans) | built.builds
-        facts.plans, facts.left_out = built.plans, (*facts.left_out, *built.left_out)
+            compiled.cubins = compiled.cubins | steps.cubins(built.builds, scratch)
+        compiled.builds = steps.kept(compiled.builds, compiled.plans, built.plans) | built.builds
+        compiled.plans, compiled.left_out = built.plans, (*compiled.left_out, *built.left_out)
 
-    def _screen(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
-        """Gives what is timed its hash: who differs in holdout cases alone is no faster."""
-        facts.plan_hash = screen.plan_hash({name: (facts.plans[name], facts.builds[name]) for name in self._tune()})
+    def _screen(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
+        """Hashes what is timed.  A candidate that differs in holdout cases alone is not faster."""
+        compiled.plan_hash = screen.plan_hash(
+            {name: (compiled.plans[name], compiled.builds[name]) for name in self._tune()}
+        )
 
-    def _estimate(self, source: str, facts: CompiledCandidate, scratch: Path) -> None:
+    def _estimate(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
         cases = self._calls.tune if self._measured else self.task.cases
         with scratch_folder(scratch) as own:
-            traces = self._traced(source, facts, [case.name for case in cases], own)
-        choice = self._choose(facts, traces)
-        for call, plan in facts.plans.items():
-            facts.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
+            traces = self._traced(source, compiled, [case.name for case in cases], own)
+        choice = self._choose(compiled, traces)
+        for call, plan in compiled.plans.items():
+            compiled.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
         for case in cases:
             name = case.name
-            found = seen(facts.plans[name], facts.choices[name], traces[name])
-            chosen = zip(facts.choices[name], traces[name], strict=True)
-            facts.work[name] = [by_config[choice].work for choice, by_config in chosen]
+            found = seen(compiled.plans[name], compiled.choices[name], traces[name])
+            chosen = zip(compiled.choices[name], traces[name], strict=True)
+            compiled.work[name] = [by_config[choice].work for choice, by_config in chosen]
             if source == self.task.seed_source:
                 self._seen_of_seed[name] = found
-            self._check_work(case, facts, found)
+            self._check_work(case, compiled, found)
             if case.role == "tune":
-                facts.estimates[name] = self._estimated(case, facts, traces[name])
+                compiled.estimates[name] = self._estimated(case, compiled, traces[name])
 
-    def _check_work(self, case: Case, facts: CompiledCandidate, found: Seen) -> None:
-        """Raises Stop where the plan does not seem to do the case's work."""
+    def _check_work(self, case: Case, compiled: CompiledCandidate, found: Seen) -> None:
+        """Raises Stop if the plan does not seem to do the case's work."""
         moved, computed = self._needed(case)
         skipped = coverage(
-            facts.plans[case.name],
+            compiled.plans[case.name],
             found,
             self._seed_plans[case.name],
             self._seen_of_seed.get(case.name),
@@ -298,29 +315,29 @@ class FrontEnd:
             raise Stop("estimate", Verdict.WRONG, skipped)
 
     def _estimated(
-        self, case: Case, facts: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
+        self, case: Case, compiled: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
     ) -> model.Estimate:
-        """Raises Stop where the estimate is too good to be true."""
-        name, plan = case.name, facts.plans[case.name]
-        found = model.estimate(plan, facts.choices[name], facts.builds[name], traces, self.target)
+        """Returns the estimate of a case.  Raises Stop if it is too good to be true."""
+        name, plan = case.name, compiled.plans[case.name]
+        found = model.estimate(plan, compiled.choices[name], compiled.builds[name], traces, self.target)
         limit_us = roofline.least_us(plan, *self._needed(case), self.target)
         if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
             raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
         return found
 
     def _needed(self, case: Case) -> tuple[float | None, float | None]:
-        """Bytes and operations of a case, where the task says them."""
+        """Returns bytes and operations of a case, if the task says them."""
         moved, computed = self.task.bytes, self.task.flops
         return moved(case) if moved else None, computed(case) if computed else None
 
-    def _traced(self, source: str, facts: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
-        """What the trace of each case found.  Raises Stop."""
+    def _traced(self, source: str, compiled: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
+        """Returns what the trace of each case found.  Raises Stop."""
         payload = {
             "source": source,
-            "constants": facts.constants,
+            "constants": compiled.constants,
             "samples": PROGRAMS_SAMPLED,
             "cases": [
-                {"plan": to_json(facts.plans[name]), "integers": self._calls.give_integers(name, scratch)}
+                {"plan": to_json(compiled.plans[name]), "integers": self._calls.give_integers(name, scratch)}
                 for name in names
             ],
         }
@@ -328,15 +345,15 @@ class FrontEnd:
         found = (model.traces_from_json(case["launches"]) for case in value["cases"])
         return dict(zip(names, found, strict=True))
 
-    def _choose(self, facts: CompiledCandidate, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-        """One configuration per autotuned kernel: the one with the least estimated time over all tune cases.
+    def _choose(self, compiled: CompiledCandidate, traces: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+        """Returns one configuration per autotuned kernel: the least estimated time over all tune cases.
 
         Keyed by (kernel, number of configurations): a kernel launched at several places is frozen to one setting.
         """
         scores: dict[tuple[str, int], list[float]] = {}
         for name in self._tune():
-            plan = facts.plans[name]
-            times = model.config_times(plan, facts.builds[name], traces[name], self.target)
+            plan = compiled.plans[name]
+            times = model.config_times(plan, compiled.builds[name], traces[name], self.target)
             for launch, by_config in zip(plan.launches, times, strict=True):
                 total = scores.setdefault((launch.kernel, len(launch.configs)), [0.0] * len(launch.configs))
                 for i, microseconds in enumerate(by_config):
@@ -355,5 +372,5 @@ class FrontEnd:
         return [case.name for case in self._calls.tune]
 
     def _in(self, scratch: Path) -> dict[str, Any]:
-        """Where sandboxed steps are executed."""
+        """Returns the arguments that say how sandboxed steps are executed."""
         return {"zygote": self._zygote, "target": self.target.spec, "scratch": scratch, "limits": self.limits}

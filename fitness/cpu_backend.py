@@ -1,4 +1,4 @@
-"""Judges candidates on a machine without a GPU: executed by an interpreter, timed by a model of the target."""
+"""Evaluates candidates on a machine without a GPU: an interpreter executes them, a model of the target times them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from fitness.verify.long_loops import AddedCase
 from fitness.verify.sampled import Sampled
 from fitness.verify.verify import Executable, Jobs, verify
 
-STRETCHED_S = 5  # CPU seconds that the seed may take for all stretched sizes; others may take what their limits allow
+# CPU seconds that the seed may take for all long-loop cases; candidates may take what their limits allow
+ADDED_S = 5
 
 
-def executable(task: Task, source: str, facts: CompiledCandidate) -> Executable:
-    """What the interpreter executes of a source, by the facts that a recorder collected without a GPU."""
-    calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in facts.stretched}
-    plans = {name: facts.plans[call] for name, call in calls.items()}
-    choices = {name: facts.choices[call] for name, call in calls.items()}
-    return Executable(source, facts.constants, plans, choices)
+def executable(task: Task, source: str, compiled: CompiledCandidate) -> Executable:
+    """Returns what the interpreter executes of a source that was compiled for no GPU."""
+    calls = {c.name: c.name + CPU for c in task.cases} | {c.name: c.name for c in compiled.added}
+    plans = {name: compiled.plans[call] for name, call in calls.items()}
+    choices = {name: compiled.choices[call] for name, call in calls.items()}
+    return Executable(source, compiled.constants, plans, choices)
 
 
 class CpuBackend:
-    """Verifies at the cases' sizes for a CPU; times are the estimates among the facts."""
+    """Verifies at the cases' sizes for a CPU; times are the candidate's estimates."""
 
     stage = "verify"
     environment: Mapping[str, Any] = {}
@@ -47,90 +48,99 @@ class CpuBackend:
     def __init__(
         self, task: Task, target: Target, *, limits: Limits | None = None, zygote: Zygote | None = None
     ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
+        """Keeps the settings.  A `zygote` that is given is shared with others and not closed here."""
         self._task, self.limits = task, limits or Limits()
         self._root = scratch_root()
         self._own_zygote = zygote is None
         self._zygote = zygote or Zygote(target.spec, ("interpret",))
         self._baseline: Estimates | None = None
-        self._seed: Executable | None = None  # where it is the reference
-        self._stretched: list[AddedCase] = []  # what the seed does right
+        self._seed: Executable | None = None  # if it is the reference
+        self._added: list[AddedCase] = []  # those that the seed computes correctly
         (self._root / "inputs").mkdir()
         self._sampled = Sampled(task, self._zygote, self._root / "inputs", secrets.token_hex(8))
         self._stored: set[int] = set()  # arguments that the seed stores to
 
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """As of every judge.  What the seed does not do right at a stretched size is not asked of others."""
-        self._baseline = facts.estimates
-        self._seed = executable(self._task, seed, facts) if self._task.reference is None else None
-        limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, STRETCHED_S))
+    def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
+        """Evaluates the seed, which becomes the baseline.
 
-        def judged(stretched: Sequence[AddedCase]) -> BackendResult:
-            return self._judged(seed, facts, f"{Candidate(seed).id}:0", stretched, limits)
+        Long-loop cases that the seed fails are not asked of candidates.
+        """
+        self._baseline = compiled.estimates
+        self._seed = executable(self._task, seed, compiled) if self._task.reference is None else None
+        limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, ADDED_S))
 
-        found = self._prepared(facts, judged)
+        def verify_seed(added: Sequence[AddedCase]) -> BackendResult:
+            return self._verified(seed, compiled, f"{Candidate(seed).id}:0", added, limits)
+
+        found = self._prepare_added(compiled, verify_seed)
         with scratch_folder(self._root) as scratch:
-            self._sampled.prepare(self._full_size(seed, facts), facts.work, scratch, self.limits)
+            self._sampled.prepare(self._full_size(seed, compiled), compiled.work, scratch, self.limits)
         return found
 
-    def _prepared(
-        self, facts: CompiledCandidate, judged: Callable[[Sequence[AddedCase]], BackendResult]
+    def _prepare_added(
+        self, compiled: CompiledCandidate, verify_seed: Callable[[Sequence[AddedCase]], BackendResult]
     ) -> BackendResult:
-        """Finds the stretched sizes that the seed does right.  judged: the seed with some of them."""
-        self._stretched = list(facts.stretched)
+        """Finds the long-loop cases that the seed computes correctly.
+
+        verify_seed: verifies the seed on some of them.
+        """
+        self._added = list(compiled.added)
         try:
-            return judged(self._stretched)
+            return verify_seed(self._added)
         except (Stop, EvoError):
-            if not facts.stretched:
+            if not compiled.added:
                 raise
-            found = judged(())  # raises where it fails the task's own cases
-            self._stretched = []
-            for case in facts.stretched:
+            found = verify_seed(())  # raises Stop if the seed fails the task's own cases
+            self._added = []
+            for case in compiled.added:
                 with suppress(Stop, EvoError):
-                    judged([*self._stretched, case])
-                    self._stretched.append(case)
+                    verify_seed([*self._added, case])
+                    self._added.append(case)
             return found
 
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
-        """As of every judge."""
-        stretched = [case for case in self._stretched if case in facts.stretched]
-        found = self._judged(source, facts, key, stretched, self.limits)
+    def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
+        """Verifies the candidate and returns its estimated times.  Raises Stop with the verdict."""
+        added = [case for case in self._added if case in compiled.added]
+        found = self._verified(source, compiled, key, added, self.limits)
         with scratch_folder(self._root) as scratch:
-            self._sampled.check(self._full_size(source, facts), facts.work, key, scratch, self.limits)
+            self._sampled.check(self._full_size(source, compiled), compiled.work, key, scratch, self.limits)
         return found
 
-    def _judged(
-        self, source: str, facts: CompiledCandidate, key: str, stretched: Sequence[AddedCase], limits: Limits
+    def _verified(
+        self, source: str, compiled: CompiledCandidate, key: str, added: Sequence[AddedCase], limits: Limits
     ) -> BackendResult:
-        """`limits`: for the stretched sizes together."""
+        """Verifies the candidate on the task's cases and these long-loop cases.
+
+        limits: for the long-loop cases together.
+        """
         with scratch_folder(self._root) as scratch:
             check = verify(
                 self._task,
-                executable(self._task, source, facts),
+                executable(self._task, source, compiled),
                 seed=key,
                 jobs=Jobs(self._zygote, scratch, self.limits),
                 kernel=self._seed,
-                stretched=stretched,
-                stretched_limits=limits,
+                added=added,
+                added_limits=limits,
                 stored_by_seed=self._stored,
             )
-        timings = tuple(self._timing(name, estimate) for name, estimate in facts.estimates.items())
-        added = {case.name for case in facts.stretched}
-        return BackendResult(check, timings, {name: i for name, i in facts.choices.items() if name not in added})
+        timings = tuple(self._timing(name, estimate) for name, estimate in compiled.estimates.items())
+        names = {case.name for case in compiled.added}
+        return BackendResult(check, timings, {name: i for name, i in compiled.choices.items() if name not in names})
 
     def certify(self, source: str, key: str) -> Certificate:
-        """As of every judge: nothing is certified without a GPU."""
+        """Returns a certificate that says that nothing was certified: it has no GPU."""
         return not_run(source, "times are estimated without one")
 
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """As of every judge."""
+    def counters(self, bundle: LaunchBundle, case: str) -> Counters:
+        """Raises NoCounters: no GPU measures this run."""
         raise NoCounters("no counters: no GPU measures this run")
 
-    def _full_size(self, source: str, facts: CompiledCandidate) -> Executable:
+    def _full_size(self, source: str, compiled: CompiledCandidate) -> Executable:
         names = [case.name for case in self._task.cases]
-        plans = {name: facts.plans[name] for name in names}
-        choices = {name: facts.choices[name] for name in names}
-        return Executable(source, facts.constants, plans, choices)
+        plans = {name: compiled.plans[name] for name in names}
+        choices = {name: compiled.choices[name] for name in names}
+        return Executable(source, compiled.constants, plans, choices)
 
     def close(self) -> None:
         if self._own_zygote:
@@ -164,11 +174,11 @@ class CpuEvaluator(Evaluator):
         limits: Limits | None = None,
         zygote: Zygote | None = None,
     ) -> None:
-        """A `zygote` that is given is shared with others and not closed here."""
+        """Makes a front end and a CPU backend.  A `zygote` that is given is shared with others and not closed here."""
         self._own_zygote = Zygote(target.spec) if zygote is None else None
         zygote = zygote or self._own_zygote
-        recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
-        super().__init__(task, target, recorder, CpuBackend(task, target, limits=limits, zygote=zygote))
+        front_end = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
+        super().__init__(task, target, front_end, CpuBackend(task, target, limits=limits, zygote=zygote))
 
     def close(self) -> None:
         if self._own_zygote is not None:

@@ -1,4 +1,4 @@
-"""Whether a run measures on a GPU or estimates without one, and why."""
+"""Decides whether a run measures on a GPU or estimates without one, and says why."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Choice:
 
 
 def resolve(wanted: str | None, find: Callable[[], Gpus], *, unasked: str = "1", started: str = "") -> Choice:
-    """What --gpus `wanted` means here; without the option GPUs are used where they can be, as many as `unasked` says.
+    """Returns what --gpus `wanted` means here.
 
-    `started`: the device of a run that goes on, "" for a new one; such a run keeps to it.
-    Raises ConfigError where GPUs are asked for that cannot be had.
+    Without the option, GPUs are used if they can be, as many as `unasked` says. started: the device of a run that goes
+    on, "" for a new one; such a run keeps to it.  Raises ConfigError for GPUs that are not there.
     """
     asked = wanted or unasked
     check_gpus(asked)
@@ -54,13 +54,13 @@ def resolve(wanted: str | None, find: Callable[[], Gpus], *, unasked: str = "1",
 
 
 def check_gpus(wanted: str | None) -> None:
-    """Raises ConfigError where --gpus `wanted` means nothing anywhere."""
+    """Raises ConfigError if --gpus `wanted` is malformed."""
     if wanted not in (None, "all", "none"):
         _number(wanted)
 
 
 def check_address(address: str | None) -> None:
-    """Raises ConfigError where --ray-address `address` means nothing anywhere."""
+    """Raises ConfigError if --ray-address `address` is malformed."""
     if address in (None, "auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -72,7 +72,7 @@ def check_address(address: str | None) -> None:
 
 
 def choose(wanted: str | None, find: Callable[[], Gpus]) -> tuple[str, str]:
-    """("gpu" or "cpu", one line on it) of `resolve`, for what drives no more than one GPU."""
+    """Returns ("gpu" or "cpu", one line on it) from `resolve`, for what drives no more than one GPU."""
     choice = resolve(wanted, find)
     if choice.gpus > 1:
         raise ConfigError(f"--gpus {wanted}: this command drives one GPU, got {choice.gpus}; set --gpus 1")

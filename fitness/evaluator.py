@@ -1,8 +1,8 @@
-"""Takes a candidate through recorder and judge, and makes an Evaluation of what they find.
+"""Evaluates a candidate: front end, backend, and an Evaluation made of what they find.
 
-A recorder (`fitness/candidate.py`) says what a source is.  A judge says whether it is right and how fast:
-`fitness/cpu_backend.py` without a GPU, `fitness/gpu_backend.py` with one.  `fitness/cluster/pool.py` has many of both,
-on the machines of a cluster.
+The front end (`fitness/candidate.py`) turns a source into a CompiledCandidate.  A backend says whether it is right and
+how fast: `fitness/cpu_backend.py` without a GPU, `fitness/gpu_backend.py` with one.  `fitness/cluster/pool.py` has many
+of both, on the machines of a cluster.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class BackendResult:
     check: Check
     timings: tuple[Timing, ...]
     choices: Choices
-    note: str = ""  # what is worth knowing beside the verdict
-    environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, where waiting for a turn is to be told apart
+    note: str = ""  # what is worth knowing beside the verdict.
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of this candidate, e.g. its certificate.
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, if waiting for the GPU is counted separately
 
 
 class SeedError(TaskError):
-    """The seed kernel of a task does not pass it; `verdict` is what it was found."""
+    """The seed kernel of a task does not pass it; `verdict` says how it failed."""
 
     def __init__(self, task: Task, verdict: Verdict, stage: str, message: str) -> None:
         super().__init__(
@@ -61,45 +61,48 @@ class SeedError(TaskError):
 
 
 def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
-    """A full disk is no fault of the seed kernel."""
+    """Returns a SeedError, or an EvoError if the machine is at fault (a full disk, say)."""
     return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
 
 
 class CandidateBuilder(Protocol):
-    """What `fitness.candidate.FrontEnd` does, here or elsewhere.  Called from several threads at once."""
+    """Does what `fitness.candidate.FrontEnd` does, here or elsewhere.  Several threads may call it at once."""
 
     @property
     def layers(self) -> Mapping[str, str]: ...
     def collect(self, source: str) -> CompiledCandidate: ...
-    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate: ...
-    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates: ...
+    def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate: ...
+    def estimates(self, source: str, compiled: CompiledCandidate) -> Estimates: ...
     def close(self) -> None: ...
 
 
 class Backend(Protocol):
-    """Verifies and times candidates.  `judge` is called from several threads at once."""
+    """Verifies and times candidates.  Several threads may call `evaluate` at once."""
 
-    stage: str  # that it spends its time in
+    stage: str  # in which it spends its time
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """What judges: known after `prepare`."""
+        """Returns what evaluates, for records: known after `prepare`."""
         ...
 
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """`judge` for the seed, which becomes the baseline.  Raises Stop, and EvoError where it cannot judge at all."""
+    def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
+        """Evaluates the seed, which becomes the baseline.
+
+        Raises Stop, and EvoError if the backend cannot evaluate at all.
+        """
         ...
 
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
+    def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times; `key` keys the inputs.  Raises Stop with the verdict."""
         ...
 
     def certify(self, source: str, key: str) -> Certificate:
-        """Whether the Python of a candidate that was found OK does on a GPU what was recorded of it."""
+        """Certifies that the Python of an OK candidate does on a GPU what was recorded of it."""
         ...
 
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """Hardware counters of the launches of one case.  Raises NoCounters."""
+    def counters(self, bundle: LaunchBundle, case: str) -> Counters:
+        """Returns hardware counters of the launches of one case.  Raises NoCounters."""
         ...
 
     def close(self) -> None: ...
@@ -108,14 +111,14 @@ class Backend(Protocol):
 class Evaluator:
     """Evaluates candidates of one task for one target.  Thread-safe: several threads may evaluate at once."""
 
-    def __init__(self, task: Task, target: Target, recorder: CandidateBuilder, judge: Backend) -> None:
-        """`recorder` and `judge` are closed with the evaluator."""
+    def __init__(self, task: Task, target: Target, front_end: CandidateBuilder, backend: Backend) -> None:
+        """Keeps both; `front_end` and `backend` are closed with the evaluator."""
         self.task, self.target = task, target
-        self._recorder, self._judge = recorder, judge
+        self._front_end, self._backend = front_end, backend
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._memo: OrderedDict[str, CompiledCandidate | Stop] = OrderedDict()
         self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
-        self._denied = ""  # why counters could not be read: asked once, then left alone
+        self._denied = ""  # why counters could not be read; then they are not asked for again
         self._lock = threading.Lock()
 
     # --- what the engine calls ---------------------------------------------------------------------------------------
@@ -123,53 +126,62 @@ class Evaluator:
     def prepare(self) -> Evaluation:
         """Evaluates the seed kernel, against which all others are compared.
 
-        Raises SeedError where the seed does not pass its own task: nothing could be learnt from such a search.
-        Raises EvoError where there is nothing to judge with.
+        Raises SeedError if the seed does not pass its own task: nothing could be learnt from such a search.  Raises
+        EvoError if nothing here can evaluate.
         """
         seed = Candidate(self.task.seed_source)
-        facts = self._facts(seed.source)
-        if isinstance(facts, Stop):
-            raise _seed_error(self.task, facts.verdict, facts.stage, facts.message)
-        evaluation = self._judged(seed, facts, lambda: self._judge.prepare(seed.source, facts))
+        compiled = self._compile(seed.source)
+        if isinstance(compiled, Stop):
+            raise _seed_error(self.task, compiled.verdict, compiled.stage, compiled.message)
+        evaluation = self._evaluate(seed, compiled, lambda: self._backend.prepare(seed.source, compiled))
         if evaluation.verdict is not Verdict.OK:
             raise _seed_error(self.task, evaluation.verdict, evaluation.stage, evaluation.message)
         return evaluation
 
     def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        """The verdict on `candidate`.  `seed` keys the inputs; `known` maps plan hashes to evaluated candidates."""
-        facts = self._facts(candidate.source)
-        if isinstance(facts, Stop):
-            return self._failure(candidate, facts, CompiledCandidate())
-        twin = known.get(facts.plan_hash)
-        if twin is not None and twin != candidate.id:
-            message = f"same machine code, grids and arguments in all that is timed as candidate {twin}"
-            return self._failure(candidate, Stop("screen", Verdict.DUPLICATE, message), facts, duplicate_of=twin)
-        whole = self._whole(candidate.source, facts)
+        """Returns the verdict on `candidate`.
+
+        seed: keys the inputs; known: maps plan hashes to evaluated candidates.
+        """
+        compiled = self._compile(candidate.source)
+        if isinstance(compiled, Stop):
+            return self._failure(candidate, compiled, CompiledCandidate())
+        duplicate = known.get(compiled.plan_hash)
+        if duplicate is not None and duplicate != candidate.id:
+            message = f"same machine code, grids and arguments in all that is timed as candidate {duplicate}"
+            return self._failure(
+                candidate, Stop("screen", Verdict.DUPLICATE, message), compiled, duplicate_of=duplicate
+            )
+        whole = self._whole(candidate.source, compiled)
         if isinstance(whole, Stop):
             return self._failure(candidate, whole, CompiledCandidate())
         key = f"{candidate.id}:{seed}"
-        return self._judged(candidate, whole, lambda: self._judge.judge(candidate.source, whole, key))
+        return self._evaluate(candidate, whole, lambda: self._backend.evaluate(candidate.source, whole, key))
 
     def certify(self, source: str, *, seed: int) -> Certificate:
-        """The certificate of a source that was found OK (the frozen one, where it was autotuned); after `prepare`."""
-        return self._judge.certify(source, f"certify:{Candidate(source).id}:{seed}")
+        """Returns the certificate of a source that was OK (frozen, if it was autotuned).  Call it after `prepare`."""
+        return self._backend.certify(source, f"certify:{Candidate(source).id}:{seed}")
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
-        """Estimated speedup over the seed for each source, without verification; None where there is no estimate."""
+        """Returns the estimated speedup over the seed for each source, without verification.
+
+        None without an estimate.
+        """
         baseline = self._estimates(self.task.seed_source)
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
     def plan_hash(self, source: str) -> str:
-        """Equal for sources with the same machine code, grids and arguments in all tune cases; "" of those that are
-        refused before that.
+        """Returns a text that is equal for sources that do the same work on the device in all tune cases.
+
+        Same work: machine code, grids and arguments. "" for sources that are refused before that.
         """
-        facts = self._facts(source)
-        return "" if isinstance(facts, Stop) else facts.plan_hash
+        compiled = self._compile(source)
+        return "" if isinstance(compiled, Stop) else compiled.plan_hash
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
-        """What limits a candidate that is ok, from the best tier to be had; without `counters` from the others.
+        """Returns what limits an OK candidate, from the best available tier; without `counters` from the others.
 
-        Profiles of equal work on the device are made once.  Raises EvoError where the evaluation is not ok.
+        Profiles of equal work on the device are made once.  Raises EvoError if the evaluation is not ok.
         """
         if evaluation.verdict is not Verdict.OK:
             raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
@@ -182,48 +194,48 @@ class Evaluator:
         return known
 
     def _profile(self, candidate: Candidate, evaluation: Evaluation, counters: bool) -> Profile:
-        # Frozen, there is one configuration of each kernel, the chosen one.
+        # Frozen, each kernel has one configuration, the chosen one.
         source = evaluation.frozen_source or candidate.source
-        facts = self._facts(source)
-        if isinstance(facts, Stop):
-            raise EvoError(f"candidate {candidate.id} was ok and is now found {facts.verdict}: {facts.message}")
-        of = profiles.subject(self.task, evaluation, facts.plans, facts.choices, facts.builds)
+        compiled = self._compile(source)
+        if isinstance(compiled, Stop):
+            raise EvoError(f"candidate {candidate.id} was ok and is now found {compiled.verdict}: {compiled.message}")
+        of = profiles.subject(self.task, evaluation, compiled.plans, compiled.choices, compiled.builds)
         if evaluation.estimated:
             estimates = self._estimates(source)
             assert estimates is not None  # the evaluation is made of them
             return profiles.from_estimate(of, estimates[of.case.name], self.target, self._no_counters)
-        counted = self._counted(facts, of) if counters else "counters are read of new bests only"
+        counted = self._counted(compiled, of) if counters else "counters are read of new bests only"
         if isinstance(counted, Profile):
             return counted
         timing = next(t for t in evaluation.timings if t.case == of.case.name)
         estimates = self._estimates(source)
         estimate = estimates[of.case.name] if estimates else None
-        return profiles.from_timing(of, timing, estimate, self.target, self._judge.environment, counted)
+        return profiles.from_timing(of, timing, estimate, self.target, self._backend.environment, counted)
 
     _no_counters = "no GPU measures this run"
 
-    def _counted(self, facts: CompiledCandidate, of: profiles.Subject) -> Profile | str:
-        """The profile from hardware counters, or why there is none."""
+    def _counted(self, compiled: CompiledCandidate, of: profiles.Subject) -> Profile | str:
+        """Returns the profile from hardware counters, or why it could not be read."""
         if self._denied:
             return self._denied
-        work = LaunchBundle(facts.plans, facts.builds, facts.cubins, {of.case.name: list(of.choice)})
+        bundle = LaunchBundle(compiled.plans, compiled.builds, compiled.cubins, {of.case.name: list(of.choice)})
         try:
-            return profiles.from_counters(of, self._judge.counters(work, of.case.name), self.target)
+            return profiles.from_counters(of, self._backend.counters(bundle, of.case.name), self.target)
         except NoCounters as error:
             self._denied = str(error)
             return self._denied
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Versions and protections of this evaluator, and, after `prepare`, what judges."""
-        here: dict[str, Any] = {"target": self.target.name, "sandbox": self._recorder.layers}
+        """Returns versions and protections of this evaluator, and, after `prepare`, what evaluates."""
+        here: dict[str, Any] = {"target": self.target.name, "sandbox": self._front_end.layers}
         if self.target.spec != self.target.name:  # another machine than the one that the name stands for
             here[GPU_FACTS] = self.target.spec
-        return MappingProxyType({**_versions(), **here, **self._judge.environment})
+        return MappingProxyType({**_versions(), **here, **self._backend.environment})
 
     def close(self) -> None:
-        self._judge.close()
-        self._recorder.close()
+        self._backend.close()
+        self._front_end.close()
 
     def __enter__(self) -> Self:
         return self
@@ -231,19 +243,21 @@ class Evaluator:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # --- facts -------------------------------------------------------------------------------------------------------
+    # --- compiling ---------------------------------------------------------------------------------------------------
 
-    def _facts(self, source: str) -> CompiledCandidate | Stop:
-        """All stages before verification; remembered, because a screened source is often evaluated next."""
+    def _compile(self, source: str) -> CompiledCandidate | Stop:
+        """Runs all stages before verification and remembers the result: a screened source is often evaluated next."""
         with self._lock:
             if source in self._memo:
                 self._memo.move_to_end(source)
                 return self._memo[source]
-        return self._remembered(source, lambda: self._recorder.collect(source))
+        return self._remembered(source, lambda: self._front_end.collect(source))
 
-    def _whole(self, source: str, facts: CompiledCandidate) -> CompiledCandidate | Stop:
-        """With all that is judged, beyond what tells duplicates."""
-        return self._remembered(source, lambda: self._recorder.complete(source, facts)) if facts.unbuilt else facts
+    def _whole(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate | Stop:
+        """Adds the builds that verification needs and finding duplicates does not."""
+        if not compiled.unbuilt:
+            return compiled
+        return self._remembered(source, lambda: self._front_end.complete(source, compiled))
 
     def _remembered(self, source: str, collect: Callable[[], CompiledCandidate]) -> CompiledCandidate | Stop:
         try:
@@ -259,57 +273,59 @@ class Evaluator:
         return result
 
     def _estimates(self, source: str) -> Estimates | None:
-        """The estimate of each tune case, None where there is none.
+        """Returns the estimate of each tune case, None without estimates.
 
-        Candidates that a GPU judges have none before it is asked for: runs that measure seldom do.
+        Candidates that a GPU evaluates are estimated on request: runs that measure seldom ask.
         """
-        facts = self._facts(source)
-        if isinstance(facts, Stop) or not facts.plans:
+        compiled = self._compile(source)
+        if isinstance(compiled, Stop) or not compiled.plans:
             return None
-        if not facts.estimates:
+        if not compiled.estimates:
             with suppress(Stop), surviving("estimate"):
-                facts.estimates = self._recorder.estimates(source, facts)
-        return facts.estimates or None
+                compiled.estimates = self._front_end.estimates(source, compiled)
+        return compiled.estimates or None
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 
-    def _judged(self, candidate: Candidate, facts: CompiledCandidate, judge: Callable[[], BackendResult]) -> Evaluation:
+    def _evaluate(
+        self, candidate: Candidate, compiled: CompiledCandidate, run: Callable[[], BackendResult]
+    ) -> Evaluation:
         begin = time.perf_counter()
         try:
-            with surviving(self._judge.stage):
-                judged = judge()
-                return self._passed(candidate, facts, judged, self._seconds(judged, time.perf_counter() - begin))
+            with surviving(self._backend.stage):
+                result = run()
+                return self._passed(candidate, compiled, result, self._seconds(result, time.perf_counter() - begin))
         except Stop as stop:
-            return self._failure(candidate, stop, facts, self._seconds(stop, time.perf_counter() - begin))
+            return self._failure(candidate, stop, compiled, self._seconds(stop, time.perf_counter() - begin))
 
     def _passed(
-        self, candidate: Candidate, facts: CompiledCandidate, judged: BackendResult, judged_s: Mapping[str, float]
+        self, candidate: Candidate, compiled: CompiledCandidate, result: BackendResult, backend_s: Mapping[str, float]
     ) -> Evaluation:
         return Evaluation(
             candidate=candidate.id,
             verdict=Verdict.OK,
             stage="done",
-            message=judged.note,
-            builds=self._chosen_builds(facts, judged.choices),
-            check=judged.check,
-            timings=judged.timings,
-            plan_hash=facts.plan_hash,
-            frozen_source=freeze(candidate.source, chosen_configs(facts, judged.choices)),
-            seconds={**facts.seconds, **judged_s},
-            environment={**self._environment(facts), **judged.environment},
+            message=result.note,
+            builds=self._chosen_builds(compiled, result.choices),
+            check=result.check,
+            timings=result.timings,
+            plan_hash=compiled.plan_hash,
+            frozen_source=freeze(candidate.source, chosen_configs(compiled, result.choices)),
+            seconds={**compiled.seconds, **backend_s},
+            environment={**self._environment(compiled), **result.environment},
         )
 
     def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:
-        """Of judging, by stage; "wait" is what a judge that counts its own did not spend."""
+        """Returns seconds by stage. "wait" is the time that a backend with its own clock did not count."""
         if not found.seconds:
-            return {self._judge.stage: wall_s}
+            return {self._backend.stage: wall_s}
         return {**found.seconds, "wait": max(0.0, wall_s - math.fsum(found.seconds.values()))}
 
-    def _chosen_builds(self, facts: CompiledCandidate, choices: Choices) -> tuple[Build, ...]:
-        """One Build for each distinct machine code that the tune cases launch, in launch order."""
+    def _chosen_builds(self, compiled: CompiledCandidate, choices: Choices) -> tuple[Build, ...]:
+        """Returns one Build for each distinct machine code that the tune cases launch, in launch order."""
         found: dict[str, Build] = {}
         for name in self._tune:
-            for by_config, i in zip(facts.builds[name], choices[name], strict=True):
+            for by_config, i in zip(compiled.builds[name], choices[name], strict=True):
                 build = as_record(by_config[i])
                 found.setdefault(build.sass_hash, build)
         return tuple(found.values())
@@ -318,8 +334,8 @@ class Evaluator:
         self,
         candidate: Candidate,
         stop: Stop,
-        facts: CompiledCandidate,
-        judged_s: Mapping[str, float] = MappingProxyType({}),
+        compiled: CompiledCandidate,
+        backend_s: Mapping[str, float] = MappingProxyType({}),
         *,
         duplicate_of: str = "",
     ) -> Evaluation:
@@ -329,29 +345,30 @@ class Evaluator:
             stage=stop.stage,
             message=stop.message,
             findings=stop.findings,
-            builds=self._chosen_builds(facts, facts.choices) if facts.choices else (),
-            plan_hash=facts.plan_hash,
+            builds=self._chosen_builds(compiled, compiled.choices) if compiled.choices else (),
+            plan_hash=compiled.plan_hash,
             duplicate_of=duplicate_of,
-            seconds={**facts.seconds, **judged_s},
-            environment=self._environment(facts),
+            seconds={**compiled.seconds, **backend_s},
+            environment=self._environment(compiled),
         )
 
-    def _environment(self, facts: CompiledCandidate) -> dict[str, Any]:
-        gpu = self._judge.environment.get("gpu")
-        found: dict[str, Any] = {"target": self.target.name, "sandbox": list(facts.layers)}
-        if facts.left_out:
-            found["left_out"] = list(facts.left_out)
+    def _environment(self, compiled: CompiledCandidate) -> dict[str, Any]:
+        gpu = self._backend.environment.get("gpu")
+        found: dict[str, Any] = {"target": self.target.name, "sandbox": list(compiled.layers)}
+        if compiled.left_out:
+            found["left_out"] = list(compiled.left_out)
         return found if gpu is None else {**found, "gpu": gpu}
 
 
-def chosen_configs(facts: CompiledCandidate, choices: Choices) -> dict[str, Config]:
-    """The chosen configuration of every autotuned kernel; none where a kernel has no single one.
+def chosen_configs(compiled: CompiledCandidate, choices: Choices) -> dict[str, Config]:
+    """Returns the chosen configuration of every autotuned kernel that has a single one.
 
-    Who prunes configurations by size may have another one for each size: frozen to one of them it is another kernel.
+    A kernel that prunes configurations by size may have another one for each size.  Frozen to one, it is another
+    kernel.
     """
     found: dict[str, Config] = {}
     for name, chosen in choices.items():
-        for launch, i in zip(facts.plans[name].launches, chosen, strict=True):
+        for launch, i in zip(compiled.plans[name].launches, chosen, strict=True):
             config = launch.configs[i]
             if config.label and found.setdefault(launch.kernel, config).label != config.label:
                 return {}

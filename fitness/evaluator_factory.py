@@ -1,26 +1,28 @@
-"""Evaluators of several tasks at the same time, on one machine with one GPU or none."""
+"""Opens evaluators of several tasks at the same time, on one machine with one GPU or none."""
 
 from __future__ import annotations
 
 from fitness.cpu_backend import CpuEvaluator
 from fitness.evaluator import Evaluator
 from fitness.frontend.target import Target
-from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_backend import GpuEvaluator
+from fitness.gpu_backend import GpuEvaluator, SharedGpu
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 
 
 class EvaluatorFactory:
-    """Opens evaluators that share a warm zygote and, where they measure, take turns on the first GPU.
+    """Opens evaluators that share a warm zygote and, if they measure, take turns on the first GPU.
 
-    Each has a runner process of its own; one that waits leaves the GPU alone, so no two timings overlap.  Close the
+    Each has its own runner process.  The GPU lock lets one of them use the GPU, so no two timings overlap.  Close the
     evaluators first.
     """
 
     def __init__(self, target: Target, *, measured: bool, limits: Limits | None = None) -> None:
-        """`limits`: of the jobs that record and compile, where kernels need more than the usual."""
+        """Keeps the settings.
+
+        limits: of the jobs that record and compile, for kernels that need more than the usual.
+        """
         self._target, self._measured, self._limits = target, measured, limits
         self._zygote = Zygote(target.spec)
         self._gpu = SharedGpu()

@@ -1,4 +1,4 @@
-"""Judges candidates on a GPU: verified and timed by the runner, beside the seed kernel."""
+"""Evaluates candidates on a GPU: the runner verifies them and times them beside the seed kernel."""
 
 from __future__ import annotations
 
@@ -16,16 +16,48 @@ from fitness.cuda.gpus import find_gpus, measuring
 from fitness.evaluator import BackendResult, Evaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
-from fitness.frontend.target import Target
+from fitness.frontend.target import Target, sm_name
 from fitness.gpu.runner import LaunchBundle, Report, Runner
-from fitness.gpu.sharing import SharedGpu
 from fitness.profile.ncu import Counters, counters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 
-# Of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
+# Fields of `fitness.cuda.device.DeviceFacts`: which GPU it is, and the ceilings that times are compared with.
 _FACTS = ("uuid", "driver", "dram_bytes_per_s", "copy_bytes_per_s", "matmul_flops")
+
+
+class SharedGpu:
+    """The state that backends on one GPU share.  Close it after them."""
+
+    def __init__(self, device: int = 0) -> None:
+        """Starts nothing yet.  device: CUDA index of the GPU."""
+        self.device = device
+        self._asking = threading.Lock()
+        self._facts: Mapping[str, Any] = {}
+        self._eager: Zygote | None = None
+
+    def start(self, runner: Runner) -> Mapping[str, Any]:
+        """Starts the runner's process; returns the properties of the GPU (`fitness.cuda.device.DeviceFacts` as a dict).
+
+        The first process measures the ceilings among them; later ones get them, and only load what they need.
+        """
+        with self._asking:
+            if not self._facts:
+                self._facts = runner.facts
+                return self._facts
+        return runner.start(self._facts)
+
+    def eager(self) -> Zygote:
+        """Returns the zygote whose children run candidates eagerly.  It starts in the background, at the first call."""
+        with self._asking:
+            if self._eager is None:
+                self._eager = Zygote(sm_name(self._facts["capability"]), ("eager",), self._facts["uuid"])
+            return self._eager
+
+    def close(self) -> None:
+        if self._eager is not None:
+            self._eager.close()
 
 
 class GpuBackend:
@@ -41,7 +73,10 @@ class GpuBackend:
         limits: Limits | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`device`: CUDA index of the GPU; or `gpu`, where others use it too, which is not closed here."""
+        """Starts nothing yet.
+
+        device: CUDA index of the GPU; gpu: instead, if others use it too; it is not closed here.
+        """
         self._own_gpu = gpu is None
         self._gpu = gpu or SharedGpu(device)
         self._task, self._wall_s = task, (limits or Limits()).wall_s
@@ -49,67 +84,67 @@ class GpuBackend:
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first
-        self._crowning = threading.Lock()  # one certificate at a time: the next may not be wanted any more
+        self._crowning = threading.Lock()  # one certificate at a time: a better one may make the next needless
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Which GPU it is and its ceilings; empty before `prepare`."""
+        """Returns which GPU it is and its ceilings; empty before `prepare`."""
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
 
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """As of every judge."""
+    def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
+        """Verifies the seed on the GPU and makes it the baseline.  Raises Stop, and EvoError without a usable GPU."""
         self._facts = self._gpu.start(self._runner)
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
-        return _judged(self._runner.prepare(_work(facts)))
+        return _result_of(self._runner.prepare(_bundle(compiled)))
 
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
-        """As of every judge.  A new champion must also do eagerly what it was measured for."""
-        judged = _judged(self._runner.evaluate(_work(facts), seed=key))
-        judged = replace(judged, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
-        fitness = fitness_of(judged.timings)
-        return self._certified(source, facts, judged, fitness, key) if self._wins(fitness) else judged
+    def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
+        """Verifies and times a candidate.  A new champion is also certified.  Raises Stop with the verdict."""
+        result = _result_of(self._runner.evaluate(_bundle(compiled), seed=key))
+        result = replace(result, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
+        fitness = fitness_of(result.timings)
+        return self._certified(source, compiled, result, fitness, key) if self._wins(fitness) else result
 
     def _wins(self, fitness: Fitness) -> bool:
-        """Whether it is faster than what is certified: beyond its interval, for a difference within it is none."""
+        """Returns whether it is faster than what is certified, beyond its confidence interval."""
         return fitness.ci95[0] > self._champion
 
     def _certified(
-        self, source: str, facts: CompiledCandidate, judged: BackendResult, fitness: Fitness, key: str
+        self, source: str, compiled: CompiledCandidate, result: BackendResult, fitness: Fitness, key: str
     ) -> BackendResult:
-        """`judged` with what its certificate says.  Raises Stop where the candidate fails."""
-        frozen = freeze(source, chosen_configs(facts, judged.choices)) or source
-        work = replace(_work(facts), choices=judged.choices)
+        """Returns the result with what its certificate says.  Raises Stop if the candidate fails."""
+        frozen = freeze(source, chosen_configs(compiled, result.choices)) or source
+        bundle = replace(_bundle(compiled), choices=result.choices)
         with self._crowning:
-            if not self._wins(fitness):  # any more: a better one was certified before its turn came
-                return judged
+            if not self._wins(fitness):  # a better one was certified while it waited
+                return result
             begin = time.perf_counter()
-            certificate = self._prepared().quick(frozen, work, seed=f"new:{key}")
+            certificate = self._prepared().quick(frozen, bundle, seed=f"new:{key}")
             spent = time.perf_counter() - begin
             if certificate.verdict in (Verdict.OK, Verdict.INFRASTRUCTURE):
                 self._champion = fitness.speedup
-        seconds = {**judged.seconds, "certify": spent}
+        seconds = {**result.seconds, "certify": spent}
         if certificate.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE):
             message = f"run eagerly, {certificate.message}"
             raise Stop("certify", certificate.verdict, message, seconds=seconds)
         said = PASSED if certificate.verdict is Verdict.OK else f"not run: {certificate.message}"
-        environment = {**judged.environment, CERTIFICATE: said, "certificate_s": round(spent, 3)}
-        return replace(judged, environment=environment, seconds=seconds)
+        environment = {**result.environment, CERTIFICATE: said, "certificate_s": round(spent, 3)}
+        return replace(result, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:
-        """As of every judge: the full certificate."""
+        """Returns the full certificate."""
         with self._runner.idle():
             return self._prepared().full(source, seed=key)
 
     def _prepared(self) -> Certifier:
         if self._certifier is None:
-            raise EvoError("the judge knows no GPU yet: call prepare() first")
+            raise EvoError("the backend knows no GPU yet: call prepare() first")
         return self._certifier
 
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """As of every judge: read while nothing else is judged."""
+    def counters(self, bundle: LaunchBundle, case: str) -> Counters:
+        """Returns hardware counters, read while nothing else runs on this runner.  Raises NoCounters."""
         with self._runner.idle():
-            return counters(self._task.folder, work, case, device=self._gpu.device)
+            return counters(self._task.folder, bundle, case, device=self._gpu.device)
 
     def close(self) -> None:
         self._runner.close()
@@ -120,7 +155,7 @@ class GpuBackend:
 
 
 class GpuEvaluator(Evaluator):
-    """Measures all cases at the target's sizes on one GPU.  The estimate serves `screen` alone."""
+    """Measures all cases at the target's sizes on one GPU. The estimate serves `screen` alone."""
 
     def __init__(
         self,
@@ -133,23 +168,25 @@ class GpuEvaluator(Evaluator):
         zygote: Zygote | None = None,
         gpu: SharedGpu | None = None,
     ) -> None:
-        """`target` gets the facts of that GPU, if there is one; `prepare` says if there is none.
+        """Makes a front end and a GPU backend.
 
-        `device`, `gpu`: see `GpuBackend`; `recording`: other limits for what is done before a candidate is on the GPU.
-        A `zygote` that is given is shared with others and not closed here.
+        `target` gets the measured values of that GPU; `prepare` fails without one.
+
+        device, gpu: see `GpuBackend`; recording: other limits for the work before a candidate is on the GPU. A `zygote`
+        that is given is shared with others and not closed here.
         """
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
-        recorder = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
-        super().__init__(task, target, recorder, GpuBackend(task, device=device, limits=limits, gpu=gpu))
+        front_end = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
+        super().__init__(task, target, front_end, GpuBackend(task, device=device, limits=limits, gpu=gpu))
 
 
-def _work(facts: CompiledCandidate) -> LaunchBundle:
-    return LaunchBundle(facts.plans, facts.builds, facts.cubins)
+def _bundle(compiled: CompiledCandidate) -> LaunchBundle:
+    return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
 
-def _judged(report: Report) -> BackendResult:
-    """Raises Stop unless the report says ok."""
+def _result_of(report: Report) -> BackendResult:
+    """Returns the result that the report tells.  Raises Stop unless the report says ok."""
     seconds = {GpuBackend.stage: report.seconds}
     if report.verdict is not Verdict.OK:
         raise Stop(report.stage, report.verdict, report.message, seconds=seconds)

@@ -94,7 +94,7 @@ class CpuBench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
             pytest.importorskip(name)
-        from fitness.gpu import benchmark, buffers, programs, seed_times, timer
+        from fitness.gpu import benchmark, buffers, paired_benchmark, programs, timer
 
         (folder / "task.py").write_text(
             TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, "reference": REFERENCE, **task})
@@ -129,14 +129,14 @@ class CpuBench:
 
             kernel = SimpleNamespace(scratch=lambda _: [], launch=launch, sets_priorities=False)
             found = programs.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
-            found.work.plans = {name: plan_of(n) for name, n in N.items()}
+            found.bundle.plans = {name: plan_of(n) for name, n in N.items()}
             monkeypatch.setattr(found, "kernels", lambda case: [kernel])
             return found
 
         without_graphs(monkeypatch)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
-        monkeypatch.setattr(seed_times, "FLOOR_COMPARISONS", 2)
+        monkeypatch.setattr(paired_benchmark, "FLOOR_COMPARISONS", 2)
         monkeypatch.setattr(timer, "disturbance", lambda *_: None)
         monkeypatch.setattr(timer, "PAUSE_S", 0)
         self.bench = OnCpu()

@@ -43,9 +43,9 @@ def evaluators() -> Iterator[Callable]:
         if name not in made:
             made[name] = CpuEvaluator(load_task(name), get_target("sm_90"), zygote=zygote)
             made[name].prepare()
-        recorder, judge = made[name]._recorder, made[name]._judge
-        recorder.use_gate = use_gate
-        recorder.limits = judge.limits = Limits(cpu_s=cpu_s, wall_s=60)
+        front_end, backend = made[name]._front_end, made[name]._backend
+        front_end.use_gate = use_gate
+        front_end.limits = backend.limits = Limits(cpu_s=cpu_s, wall_s=60)
         return made[name]
 
     yield get

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fitness.gpu.launch_bundle import make_work
+from fitness.gpu.launch_bundle import make_bundle
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
@@ -31,7 +31,7 @@ class Lab:
         self._count += 1
         scratch = self.root / str(self._count)
         scratch.mkdir()
-        return make_work(
+        return make_bundle(
             source,
             self.task,
             self.calls,

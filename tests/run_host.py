@@ -19,7 +19,8 @@ from triton.runtime import interpreter
 
 from evo.core.records import Case
 from fitness.tasks.task import Task, load_task
-from fitness.verify.oracle import compare, expect, make_inputs, variants
+from fitness.verify.compare import compare
+from fitness.verify.oracle import expect, make_inputs, variants
 
 
 class OneConfig:

@@ -13,7 +13,7 @@ from fitness.frontend.plan import Config, Launch, LaunchPlan
 pytest.importorskip("cuda.bindings")
 
 from fitness.cuda.launcher import DeviceError
-from fitness.gpu.autotune import race
+from fitness.gpu.autotune import select
 from fitness.gpu.programs import Loaded
 from fitness.gpu.runner import LaunchBundle
 
@@ -43,8 +43,8 @@ def chosen(
         return found
 
     programs: Any = SimpleNamespace(inputs=lambda case, key: (), build=lambda loaded, case, inputs: (loaded, case))
-    task, stopwatch = SimpleNamespace(cases=CASES), SimpleNamespace(least=least)
-    return race(task, programs, stopwatch, Loaded(work)), tried  # type: ignore[arg-type]
+    task, timer = SimpleNamespace(cases=CASES), SimpleNamespace(least=least)
+    return select(task, programs, timer, Loaded(work)), tried  # type: ignore[arg-type]
 
 
 def test_a_kernel_with_one_configuration_does_not_race():

@@ -125,10 +125,12 @@ def test_right_outputs_pass_and_times_are_told(zygote, task, tmp_path):
     case = task.cases[0].on_cpu()
     answer = answer_of(zygote, task, RIGHT, tmp_path, case, samples=5)
     assert len(answer["samples_us"]) == 5
-    match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu")
+    match = eager_check.compare_answer(task, case, 7, answer, tmp_path, "cpu")
     assert match.verdict is Verdict.OK, match.message
     assert not match.bitwise
-    assert eager_check.judge(task, case, 8, answer, tmp_path, "cpu").verdict is Verdict.WRONG  # of other inputs
+    assert (
+        eager_check.compare_answer(task, case, 8, answer, tmp_path, "cpu").verdict is Verdict.WRONG
+    )  # of other inputs
 
 
 # What host code of earlier versions imports; an argument that not every call has.
@@ -154,9 +156,11 @@ def test_arguments_that_are_written_come_back_where_there_are_any(zygote, tmp_pa
 def test_outputs_must_be_those_of_the_plan_to_the_bit(zygote, task, tmp_path):
     case = task.cases[0].on_cpu()
     answer = answer_of(zygote, task, RIGHT, tmp_path, case)
-    same = eager_check.judge(task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True)])
+    same = eager_check.compare_answer(
+        task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True)]
+    )
     assert same.bitwise
-    near = eager_check.judge(
+    near = eager_check.compare_answer(
         task, case, 7, answer, tmp_path, "cpu", lambda a: [a[0] * 2 + a[0].sum(1, keepdim=True) + 1e-6]
     )
     assert near.verdict is Verdict.WRONG
@@ -185,10 +189,10 @@ def test_what_a_plan_makes_of_the_memory_it_gets_is_not_compared(zygote, task, t
         return oracle.expect(task, case, key)
 
     by_seed = dataclasses.replace(task, reference=None)
-    match = eager_check.judge(by_seed, case, 7, answer, tmp_path, "cpu", planned, expected)
+    match = eager_check.compare_answer(by_seed, case, 7, answer, tmp_path, "cpu", planned, expected)
     assert (match.verdict, match.bitwise) == (verdict, False)
     # A reference in PyTorch writes all of its outputs.
-    match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu", planned)
+    match = eager_check.compare_answer(task, case, 7, answer, tmp_path, "cpu", planned)
     assert match.verdict is Verdict.WRONG
 
 
@@ -206,14 +210,14 @@ def test_what_a_plan_makes_of_the_memory_it_gets_is_not_compared(zygote, task, t
 def test_what_is_wrong_is_found(zygote, task, tmp_path, body, verdict, message):
     case = task.cases[0].on_cpu()
     answer = answer_of(zygote, task, HOST.format(body=body), tmp_path, case)
-    match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu")
+    match = eager_check.compare_answer(task, case, 7, answer, tmp_path, "cpu")
     assert (match.verdict, message in match.message) == (verdict, True), match
 
 
 @pytest.mark.parametrize("verdict", ["ok", "duplicate", "infrastructure", "splendid", 3])
 def test_a_process_cannot_acquit_itself(task, tmp_path, verdict):
     answer = {"error": {"verdict": verdict, "message": "fine", "line": 0}}
-    assert eager_check.judge(task, task.cases[0], 7, answer, tmp_path, "cpu").verdict is Verdict.RUNTIME_ERROR
+    assert eager_check.compare_answer(task, task.cases[0], 7, answer, tmp_path, "cpu").verdict is Verdict.RUNTIME_ERROR
 
 
 def test_of_outputs_of_another_form_nothing_is_read(task, tmp_path, monkeypatch):
@@ -223,9 +227,11 @@ def test_of_outputs_of_another_form_nothing_is_read(task, tmp_path, monkeypatch)
     right = {"file": "x", "dtype": "float32", "shape": shape, "strides": [shape[1], 1]}
     for outputs in ([right] * 1000, [{**right, "shape": [1 << 40, 1 << 40]}], [{**right, "shape": [0, 1 << 40]}]):
         answer = {"structure": "tensor", "outputs": outputs, "modified": []}
-        match = eager_check.judge(task, case, 7, answer, tmp_path, "cpu")
+        match = eager_check.compare_answer(task, case, 7, answer, tmp_path, "cpu")
         assert match.verdict is Verdict.WRONG
-    match = eager_check.judge(task, case, 7, {**answer, "structure": "dict:" + "k" * 10_000_000}, tmp_path, "cpu")
+    match = eager_check.compare_answer(
+        task, case, 7, {**answer, "structure": "dict:" + "k" * 10_000_000}, tmp_path, "cpu"
+    )
     assert match.verdict is Verdict.WRONG and len(match.message) <= MOST
 
 
@@ -243,7 +249,9 @@ class CpuRunner:
     def compare(self, work, cases, *, seed, folder, run):
         cases = [case.on_cpu() for case in cases]
         answers = run([eager_check.draw(self.task, case, 1, folder / f"{i}.in", "cpu") for i, case in enumerate(cases)])
-        return [eager_check.judge(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)]
+        return [
+            eager_check.compare_answer(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)
+        ]
 
     def idle(self):
         return nullcontext()
@@ -491,16 +499,16 @@ def test_rows_that_share_their_memory_stay_so_in_every_check(tmp_path):
 @needs_gpu
 def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     """The gate is not asked here: what it lets through tomorrow must not be able to hide from this."""
-    from fitness.gpu_backend import _work
+    from fitness.gpu_backend import _bundle
 
-    certifier, right = gpu._judge._prepared(), sources.RIGHT["one pass"]
-    facts = gpu._whole(right, gpu._facts(right))
-    work = dataclasses.replace(_work(facts), choices={n: [0] for n in facts.plans})
+    certifier, right = gpu._backend._prepared(), sources.RIGHT["one pass"]
+    compiled = gpu._whole(right, gpu._compile(right))
+    bundle = dataclasses.replace(_bundle(compiled), choices={n: [0] for n in compiled.plans})
     other = right.replace("return o", "return x * 2 + x.sum(1, keepdim=True)")
-    certificate = certifier.quick(other, work, seed="s")
+    certificate = certifier.quick(other, bundle, seed="s")
     assert certificate.verdict is Verdict.WRONG
     assert "recorded plan" in certificate.message
-    lazy = certifier.quick(right.replace("return o", "return o * 1.001"), work, seed="s")
+    lazy = certifier.quick(right.replace("return o", "return o * 1.001"), bundle, seed="s")
     assert lazy.verdict is Verdict.WRONG
 
 
@@ -531,7 +539,7 @@ def test_what_the_seed_leaves_unwritten_is_not_compared(tmp_path):
 @needs_gpu
 def test_faults_of_the_eager_process_harm_nobody_else(gpu, monkeypatch):
     monkeypatch.setattr(certify, "LIMITS", dataclasses.replace(certify.LIMITS, wall_s=12.0))
-    certifier = gpu._judge._prepared()
+    certifier = gpu._backend._prepared()
     assert certifier.quick(sources.ILLEGAL, None, seed="s").verdict is Verdict.RUNTIME_ERROR
     assert certifier.quick(sources.ENDLESS, None, seed="s").verdict is Verdict.TIMEOUT
     assert certifier.quick(sources.RIGHT["one pass"], None, seed="s").verdict is Verdict.OK

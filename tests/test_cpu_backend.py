@@ -13,7 +13,7 @@ import pytest
 
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Candidate, Verdict, score
-from fitness import candidate as facts
+from fitness import candidate as compiled
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
@@ -116,17 +116,17 @@ def test_who_differs_in_holdout_cases_alone_does_the_same_work(tmp_path):
     assert "else 4" in by_size
     (tmp_path / "task.py").write_text(sources.TASK)
     (tmp_path / "kernel.py").write_text(sources.SEED)
-    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
+    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=True)) as front_end:
         first, holdout, tuned = (
-            whole(recorder, by_size.replace("8 if x.shape[1] != 1003 else 4", warps))
+            whole(front_end, by_size.replace("8 if x.shape[1] != 1003 else 4", warps))
             for warps in ("8 if x.shape[1] != 1003 else 4", "8 if x.shape[1] != 1003 else 2", "4")
         )
     assert "odd" in first.builds and first.builds["odd"] != holdout.builds["odd"]
     assert first.plan_hash == holdout.plan_hash != tuned.plan_hash
 
 
-def whole(recorder: FrontEnd, source: str) -> CompiledCandidate:
-    return recorder.complete(source, recorder.collect(source))
+def whole(front_end: FrontEnd, source: str) -> CompiledCandidate:
+    return front_end.complete(source, front_end.collect(source))
 
 
 CHOOSY = """import torch
@@ -153,12 +153,12 @@ def shifted(x):
 def test_what_is_not_timed_is_compiled_last_and_for_no_duplicate(tmp_path):
     (tmp_path / "task.py").write_text(sources.TASK)
     (tmp_path / "kernel.py").write_text(sources.SEED)
-    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=True)) as recorder:
-        timed = recorder.collect(CHOOSY)
+    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=True)) as front_end:
+        timed = front_end.collect(CHOOSY)
         assert set(timed.builds) == {"small", "large"} and timed.unbuilt == ("odd",) and not timed.left_out
         assert [len(by_config) for by_config in timed.builds["small"]] == [3]
-        found = recorder.complete(CHOOSY, timed)
-        assert recorder.complete(CHOOSY, found) is found
+        found = front_end.complete(CHOOSY, timed)
+        assert front_end.complete(CHOOSY, found) is found
     # What cannot be compiled for the odd size takes no part at any.
     assert set(found.builds) == set(found.plans) == {"small", "large", "odd"} and not found.unbuilt
     assert len(found.left_out) == 1 and "STEP: 2" in found.left_out[0]
@@ -183,10 +183,10 @@ def test_without_a_gpu_holdout_cases_are_compiled_too_and_choices_are_among_what
     )
     (tmp_path / "task.py").write_text(sources.TASK.partition("def bytes")[0])  # times do not matter
     (tmp_path / "kernel.py").write_text(sources.SEED)
-    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=False)) as recorder:
-        timed = recorder.collect(source)
+    with closing(FrontEnd(load_task(tmp_path), get_target("sm_90"), measured=False)) as front_end:
+        timed = front_end.collect(source)
         assert set(timed.builds) == {"small", "large"} and timed.unbuilt == ("odd",) and timed.estimates
-        found = recorder.complete(source, timed)
+        found = front_end.complete(source, timed)
     assert set(found.builds) == {"small", "large", "odd"} and len(found.left_out) == 1
     for name, plan in found.plans.items():
         [launch] = plan.launches
@@ -314,7 +314,7 @@ def test_a_configuration_that_does_not_compile_is_left_to_the_others(evaluators)
 
 def test_what_compiling_may_take_is_measured_by_the_seed(evaluators, monkeypatch):
     """Also where another recorder has seen it."""
-    monkeypatch.setattr(facts, "BUILD_S", 0.1)  # at least a second, in whole ones
+    monkeypatch.setattr(compiled, "BUILD_S", 0.1)  # at least a second, in whole ones
     seed = evaluators("softmax").task.seed_source
     unrolled = seed.replace("BLOCK_SIZE=128, num_warps=8", "BLOCK_SIZE=65536, num_warps=1")
     with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
@@ -337,20 +337,20 @@ def test_a_fault_ends_the_evaluation_of_one_candidate_alone(monkeypatch):
             raise RecursionError("too deep")
 
         with monkeypatch.context() as patched:
-            patched.setattr(evaluator._recorder, "collect", fail)
+            patched.setattr(evaluator._front_end, "collect", fail)
             found = evaluator.evaluate(candidate, seed=1, known={})
             assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "record")
             assert re.fullmatch(r"RecursionError: too deep \(raised in test_evaluator\.py, line \d+\)", found.message)
             assert evaluator.plan_hash(candidate.source) == ""
             assert evaluator.screen([candidate.source]) == [None]
         with monkeypatch.context() as patched:
-            patched.setattr(evaluator._judge, "judge", fail)
+            patched.setattr(evaluator._backend, "evaluate", fail)
             found = evaluator.evaluate(candidate, seed=1, known={})
             assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "verify")
         assert evaluator.evaluate(candidate, seed=1, known={}).verdict is Verdict.OK
 
 
-@pytest.mark.parametrize("part", ["_recorder.collect", "_judge.prepare"])
+@pytest.mark.parametrize("part", ["_front_end.collect", "_backend.prepare"])
 def test_a_full_disk_is_no_fault_of_the_seed(monkeypatch, part):
     with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
 
@@ -370,7 +370,7 @@ def test_what_is_to_end_a_run_ends_it(evaluators, monkeypatch, error):
     def stop(source):
         raise error
 
-    monkeypatch.setattr(evaluator._recorder, "collect", stop)
+    monkeypatch.setattr(evaluator._front_end, "collect", stop)
     with pytest.raises(error):
         evaluator.evaluate(Candidate("UNUSED = 2\n" + evaluator.task.seed_source), seed=1, known={})
 

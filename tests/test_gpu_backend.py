@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Certificate, Check, Timing, Verdict, score
+from fitness import gpu_backend
 from fitness.candidate import CompiledCandidate
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.gpu.runner import LaunchBundle, Report
-from fitness.gpu_backend import _FACTS, GpuBackend, GpuEvaluator
+from fitness.gpu_backend import _FACTS, GpuBackend, GpuEvaluator, SharedGpu
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import load_task, task_names
 from tests import gpu_sources as sources
@@ -56,18 +58,73 @@ def hack(name: str) -> Candidate:
     return Candidate((HERE / "hacks" / f"{name}.py").read_text())
 
 
+# --- one GPU, several backends: no GPU is needed ---------------------------------------------------------------------
+
+FACTS = {"uuid": "GPU-1", "capability": (9, 0), "name": "H200"}
+
+
+class Runner:
+    """Knows whether it measured the ceilings."""
+
+    def __init__(self) -> None:
+        self.measured, self.given = False, None
+
+    @property
+    def facts(self) -> Any:
+        self.measured = True
+        return FACTS
+
+    def start(self, facts: Any) -> Any:
+        self.given = facts
+        return facts
+
+
+def test_the_first_measures_and_others_get_what_it_measured() -> None:
+    gpu = SharedGpu()
+    runners = [Runner() for _ in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(gpu.start, runners)) == [FACTS] * 6  # type: ignore[arg-type]
+    assert [r.measured for r in runners].count(True) == 1
+    assert [r.given for r in runners].count(FACTS) == 5
+
+
+def test_all_certificates_are_run_by_one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Zygote:
+        def __init__(self, *arguments: Any) -> None:
+            made.append(arguments)
+
+        def close(self) -> None:
+            made.append("closed")
+
+    monkeypatch.setattr(gpu_backend, "Zygote", Zygote)
+    gpu = SharedGpu()
+    gpu.start(Runner())  # type: ignore[arg-type]
+    assert gpu.eager() is gpu.eager()
+    gpu.close()
+    assert made == [("sm_90", ("eager",), "GPU-1"), "closed"]
+
+
+def test_closing_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_backend, "Zygote", lambda *_: pytest.fail("a zygote was started"))
+    gpu = SharedGpu()
+    gpu.start(Runner())  # type: ignore[arg-type]
+    gpu.close()
+
+
 # --- without a GPU ---------------------------------------------------------------------------------------------------
 
 
 def test_every_case_is_recorded_and_compiled_at_its_full_size_and_no_other(zygote):
     task = load_task("softmax")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
-        facts = evaluator._facts(task.seed_source)
-        assert not isinstance(facts, Stop)
+        compiled = evaluator._compile(task.seed_source)
+        assert not isinstance(compiled, Stop)
         names = {case.name for case in task.cases}
-        assert set(facts.plans) == set(facts.builds) == names
-        assert {b["cubin"] for case in facts.builds.values() for by in case for b in by} == set(facts.cubins)
-        assert not facts.estimates  # only screening asks for them
+        assert set(compiled.plans) == set(compiled.builds) == names
+        assert {b["cubin"] for case in compiled.builds.values() for by in case for b in by} == set(compiled.cubins)
+        assert not compiled.estimates  # only screening asks for them
 
 
 def test_a_duplicate_is_told_before_the_rest_is_compiled(tmp_path):
@@ -135,10 +192,10 @@ class Certifies:
 
 
 @pytest.fixture(scope="module")
-def facts(zygote) -> CompiledCandidate:
+def compiled(zygote) -> CompiledCandidate:
     """Of the seed of softmax, which launches one kernel."""
     with GpuEvaluator(load_task("softmax"), get_target("sm_90"), zygote=zygote) as evaluator:
-        return evaluator._facts(evaluator.task.seed_source)
+        return evaluator._compile(evaluator.task.seed_source)
 
 
 def ok(ratio: float) -> Report:
@@ -147,34 +204,34 @@ def ok(ratio: float) -> Report:
     return Report(Verdict.OK, "done", check=Check(1, "square", 0.1, 1.0), timings=(timing,), choices=choices)
 
 
-def judge_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
-    judge: Any = GpuBackend(load_task("softmax"))
-    judge._runner, judge._certifier, judge._facts = Reports(*reports), Certifies(certifier), GPU
-    return judge
+def backend_of(*reports: Report, certifier: Verdict = Verdict.OK) -> Any:
+    backend: Any = GpuBackend(load_task("softmax"))
+    backend._runner, backend._certifier, backend._facts = Reports(*reports), Certifies(certifier), GPU
+    return backend
 
 
-def test_seconds_on_the_gpu_are_the_runners_and_certificates_apart(facts):
-    judge = judge_of(ok(1.0), ok(2.0), ok(1.5))
-    assert judge.judge(SEED, facts, "0").seconds == {"time": 0.25}
-    certified = judge.judge(SEED, facts, "1").seconds
+def test_seconds_on_the_gpu_are_the_runners_and_certificates_apart(compiled):
+    backend = backend_of(ok(1.0), ok(2.0), ok(1.5))
+    assert backend.evaluate(SEED, compiled, "0").seconds == {"time": 0.25}
+    certified = backend.evaluate(SEED, compiled, "1").seconds
     assert set(certified) == {"time", "certify"} and certified["time"] == 0.25
-    assert set(judge.judge(SEED, facts, "2").seconds) == {"time"}, "it is slower than a certified one"
+    assert set(backend.evaluate(SEED, compiled, "2").seconds) == {"time"}, "it is slower than a certified one"
 
 
-def test_what_is_not_ok_says_what_it_took_too(facts):
-    wrong = judge_of(Report(Verdict.WRONG, "verify", "not equal"))
+def test_what_is_not_ok_says_what_it_took_too(compiled):
+    wrong = backend_of(Report(Verdict.WRONG, "verify", "not equal"))
     with pytest.raises(Stop) as stop:
-        wrong.judge(SEED, facts, "0")
+        wrong.evaluate(SEED, compiled, "0")
     assert pickle.loads(pickle.dumps(stop.value)).seconds == {"time": 0.25}
     with pytest.raises(Stop, match="run eagerly, as told") as stop:
-        judge_of(ok(2.0), certifier=Verdict.WRONG).judge(SEED, facts, "0")
+        backend_of(ok(2.0), certifier=Verdict.WRONG).evaluate(SEED, compiled, "0")
     assert stop.value.stage == "certify" and stop.value.seconds["time"] == 0.25 and "certify" in stop.value.seconds
 
 
 def test_what_the_gpu_was_not_used_for_is_waiting(zygote):
     task = load_task("softmax")
     with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
-        evaluator._judge = judge_of(Report(Verdict.WRONG, "verify", "not equal"))
+        evaluator._backend = backend_of(Report(Verdict.WRONG, "verify", "not equal"))
         seconds = evaluator.evaluate(Candidate(task.seed_source), seed=0, known={}).seconds
         assert seconds["time"] == 0.25 and seconds["wait"] >= 0 and "compile" in seconds
 

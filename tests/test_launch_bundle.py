@@ -14,7 +14,7 @@ from fitness.frontend.kernels import closures
 from fitness.frontend.plan import MOST_TUNED, Config, Launch, LaunchPlan, TensorRef, to_json
 from fitness.frontend.stages import Stop
 from fitness.gpu import launch_bundle as steps
-from fitness.gpu.launch_bundle import Built, Unbuildable, build, cubins, make_work, record
+from fitness.gpu.launch_bundle import Built, Unbuildable, build, cubins, make_bundle, record
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import CPU, Calls
@@ -28,15 +28,15 @@ def zygote():
         yield zygote
 
 
-def work_of(source, zygote, tmp_path):
+def bundle_of(source, zygote, tmp_path):
     task = load_task("softmax")
     calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
-    return make_work(source, task, calls, zygote=zygote, target="sm_90", scratch=tmp_path, limits=Limits())
+    return make_bundle(source, task, calls, zygote=zygote, target="sm_90", scratch=tmp_path, limits=Limits())
 
 
 def test_every_launch_has_its_machine_code_and_can_be_packed(zygote, tmp_path):
     task = load_task("softmax")
-    work = work_of(task.seed_source, zygote, tmp_path)
+    work = bundle_of(task.seed_source, zygote, tmp_path)
     assert set(work.plans) == {case.name for case in task.cases}
     for name, plan in work.plans.items():
         for launch, builds in zip(plan.launches, work.builds[name], strict=True):
@@ -60,7 +60,7 @@ def test_every_launch_has_its_machine_code_and_can_be_packed(zygote, tmp_path):
 )
 def test_what_leaves_nothing_to_run_stops_with_its_verdict(zygote, tmp_path, body, stage, verdict):
     with pytest.raises(Stop) as stop:
-        work_of(f"import torch\n\ndef softmax(x):\n    {body}\n", zygote, tmp_path)
+        bundle_of(f"import torch\n\ndef softmax(x):\n    {body}\n", zygote, tmp_path)
     assert (stop.value.stage, stop.value.verdict) == (stage, verdict)
 
 
@@ -88,14 +88,14 @@ def softmax(x):
 
 
 def test_configurations_that_are_compiled_side_by_side_come_back_in_order(zygote, tmp_path):
-    work = work_of(TUNED.replace("WRONG", "* 2"), zygote, tmp_path)
+    work = bundle_of(TUNED.replace("WRONG", "* 2"), zygote, tmp_path)
     for (by_config,) in work.builds.values():
         assert [build["num_warps"] for build in by_config] == [1, 2, 4, 8, 16]
         assert len({build["sass_hash"] for build in by_config}) == 5
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"build0", "build1", "build2"}
     built = {b["cubin"] for launches in work.builds.values() for by_config in launches for b in by_config}
     assert set(work.cubins) == built
-    again = work_of(TUNED.replace("WRONG", "* 3"), zygote, tmp_path)  # in the same folder
+    again = bundle_of(TUNED.replace("WRONG", "* 3"), zygote, tmp_path)  # in the same folder
     assert not set(again.cubins) & built and len(again.cubins) == len(built)
 
 
@@ -109,7 +109,7 @@ def test_the_only_configuration_written_out_is_the_same_machine_code(zygote, tmp
     tuned, plain = (
         {
             name: [b["sass_hash"] for (b,) in by_launch]
-            for name, by_launch in work_of(s, zygote, tmp_path).builds.items()
+            for name, by_launch in bundle_of(s, zygote, tmp_path).builds.items()
         }
         for s in (one, inlined(one))
     )
@@ -118,7 +118,7 @@ def test_the_only_configuration_written_out_is_the_same_machine_code(zygote, tmp
 
 def test_an_error_in_one_of_many_configurations_is_told_with_its_line(zygote, tmp_path):
     with pytest.raises(Stop) as stop:
-        work_of(TUNED.replace("WRONG", "+ tl.arange(0, BLOCK // (256 // BLOCK))"), zygote, tmp_path)
+        bundle_of(TUNED.replace("WRONG", "+ tl.arange(0, BLOCK // (256 // BLOCK))"), zygote, tmp_path)
     assert (stop.value.stage, stop.value.verdict) == ("compile", Verdict.COMPILE_ERROR)
     assert "line 14" in stop.value.message
 
@@ -167,7 +167,7 @@ class Counting:
 
 
 def built_of(
-    source: str, zygote: Any, scratch: Any, *, known: BuildCache | None = None, cases: tuple[str, ...] | None = None
+    source: str, zygote: Any, scratch: Any, *, cache: BuildCache | None = None, cases: tuple[str, ...] | None = None
 ) -> tuple[dict[str, LaunchPlan], Built]:
     """The plans of `source` at three widths, and what is built of them."""
     scratch.mkdir()
@@ -175,7 +175,7 @@ def built_of(
     tensors = [{"shape": [4, width], "strides": [width, 1], "dtype": "float32"} for width in WIDTHS]
     calls = [{"name": f"{w}", "args": [{"tensor": t}]} for w, t in zip(WIDTHS, tensors, strict=True)]
     recorded = record(source, load_task("softmax"), calls, **options)
-    return recorded.plans, build(source, recorded.plans, recorded.constants, known=known, cases=cases, **options)
+    return recorded.plans, build(source, recorded.plans, recorded.constants, cache=cache, cases=cases, **options)
 
 
 def blocks(plans: dict[str, LaunchPlan]) -> dict[str, list[Any]]:
@@ -313,14 +313,14 @@ def test_other_errors_are_those_of_the_candidate(zygote, tmp_path, wrong, part):
 
 
 def test_that_it_cannot_be_compiled_is_known_too(zygote, tmp_path):
-    known = BuildCache()
-    _, first = built_of(picky(least=128), zygote, tmp_path / "first", known=known)
+    cache = BuildCache()
+    _, first = built_of(picky(least=128), zygote, tmp_path / "first", cache=cache)
     again = Counting(zygote)
-    _, second = built_of(picky(least=128), again, tmp_path / "second", known=known)
+    _, second = built_of(picky(least=128), again, tmp_path / "second", cache=cache)
     assert again.jobs == [] and second.left_out == first.left_out and second.plans == first.plans
     moved = "# a line more\n" + picky(least=128, configs="((64, 1),)")
     with pytest.raises(Unbuildable, match="line 11: "):
-        built_of(moved, again, tmp_path / "third", known=known)
+        built_of(moved, again, tmp_path / "third", cache=cache)
     assert again.jobs == []
 
 
@@ -408,8 +408,8 @@ def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     recorded = record(task.seed_source, task, calls, scratch=tmp_path / "first", **options)
-    known = BuildCache()
-    rest = {**options, "known": known}
+    cache = BuildCache()
+    rest = {**options, "cache": cache}
     first = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "first", **rest)
     rest["zygote"] = None  # nothing may be asked of it
     second = build(task.seed_source, recorded.plans, recorded.constants, scratch=tmp_path / "second", **rest)
@@ -430,9 +430,9 @@ def test_nothing_that_a_source_left_is_met_by_what_follows(zygote, tmp_path):
     task = load_task("softmax")
     calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
     options = {"zygote": zygote, "target": "sm_90", "scratch": tmp_path / "own", "limits": Limits()}
-    known, kernels = BuildCache(), closures(task.seed_source)
+    cache, kernels = BuildCache(), closures(task.seed_source)
     plain = record(task.seed_source, task, calls, **options)
-    build(task.seed_source, plain.plans, plain.constants, known=known, **options)
+    build(task.seed_source, plain.plans, plain.constants, cache=cache, **options)
     launches, _ = steps._launches(plain.plans)
     names = [build_key(kernels, plain.constants, "sm_90", launch) + ".cubin" for launch in launches]
     left = f"""
@@ -444,7 +444,7 @@ for number in range(9):
     os.makedirs(f"build{{number}}", exist_ok=True)
 """
     again = record(task.seed_source + left, task, calls, **options)
-    built = build(task.seed_source, again.plans, again.constants, known=known, **options)
+    built = build(task.seed_source, again.plans, again.constants, cache=cache, **options)
     assert all(cubins(built.builds, tmp_path / "own").values())
     assert victim.read_bytes() == b"untouched"
 
@@ -509,9 +509,9 @@ def test_what_is_left_out_of_forged_builds_is_the_candidates_fault(zygote, tmp_p
 
 
 def test_no_more_builds_are_kept_than_allowed(tmp_path):
-    known = BuildCache(most=2)
+    cache = BuildCache(most=2)
     for key in "abc":
         (tmp_path / key).write_bytes(key.encode())
-        known.add(tmp_path, {key: {"cubin": key}})
-    assert known.left_in(tmp_path, ["a", "b", "c", ""]) == {1: {"cubin": "b.cubin"}, 2: {"cubin": "c.cubin"}}
+        cache.add(tmp_path, {key: {"cubin": key}})
+    assert cache.left_in(tmp_path, ["a", "b", "c", ""]) == {1: {"cubin": "b.cubin"}, 2: {"cubin": "c.cubin"}}
     assert (tmp_path / "c.cubin").read_bytes() == b"c"

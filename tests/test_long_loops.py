@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from evo.core.records import Candidate, Case, Check, Verdict
-from fitness.cpu_backend import STRETCHED_S, CpuEvaluator
+from fitness.cpu_backend import ADDED_S, CpuEvaluator
 from fitness.frontend.plan import Config, Launch, LaunchPlan
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import Limits
 from fitness.tasks.task import Task, load_task, task_names
-from fitness.verify.long_loops import ELEMENTS, FLOPS, PROGRAMS, AddedCase, added, reduced, stretched
-from fitness.verify.verify import replays, verify
+from fitness.verify.long_loops import ELEMENTS, FLOPS, PROGRAMS, AddedCase, added_cases, long_loop_cases, reduced_cases
+from fitness.verify.verify import executions, verify
 
 SOFTMAX = load_task("softmax")
 
@@ -36,7 +36,7 @@ def sizes(task: Task, **limits: int) -> dict[str, int]:
         return planned(case.axes[first] // limits.get("rows", 1 << 40))
 
     found = {}
-    for case in stretched(task, plan_of):
+    for case in long_loop_cases(task, plan_of):
         axis, size = case.name.removeprefix("stretched to ").split("=")
         assert case.axes[axis] == int(size) and case.role == "holdout" and case.cpu_axes is None
         found[axis] = int(size)
@@ -45,7 +45,7 @@ def sizes(task: Task, **limits: int) -> dict[str, int]:
 
 def test_each_axis_in_turn_is_as_long_as_in_any_case_and_odd_where_cases_are() -> None:
     assert sizes(SOFTMAX) == {"M": 32767, "N": 16383}
-    [rows, columns] = stretched(SOFTMAX, lambda case: planned(1))
+    [rows, columns] = long_loop_cases(SOFTMAX, lambda case: planned(1))
     assert rows.axes == {"M": 32767, "N": 64} and columns.axes == {"M": 3, "N": 16383}
     even = dataclasses.replace(SOFTMAX, cases=SOFTMAX.cases[:1])
     assert sizes(even) == {"M": 4096, "N": 4096}
@@ -61,7 +61,9 @@ def test_other_axes_have_several_steps_where_that_can_be_borne() -> None:
     )
 
     def found(programs_of: Callable[[dict[str, int]], int]) -> list[list[int]]:
-        return [list(case.axes.values()) for case in stretched(task, lambda case: planned(programs_of(case.axes)))]
+        return [
+            list(case.axes.values()) for case in long_loop_cases(task, lambda case: planned(programs_of(case.axes)))
+        ]
 
     assert found(lambda axes: 1) == [[3, 2, 45, 1], [2, 15, 45, 1], [2, 2, 2047, 1]]
     assert found(lambda axes: axes["Z"] * axes["H"] * axes["S"] // 20) == [
@@ -97,8 +99,8 @@ def test_no_size_is_stretched_to_less_than_twice_its_own() -> None:
 
 
 def test_where_the_seed_says_what_is_right_there_is_none() -> None:
-    assert added(dataclasses.replace(SOFTMAX, reference=None), lambda case: planned(1)) == []
-    assert stretched(dataclasses.replace(SOFTMAX, cases=[Case("one", {})]), lambda case: planned(1)) == []
+    assert added_cases(dataclasses.replace(SOFTMAX, reference=None), lambda case: planned(1)) == []
+    assert long_loop_cases(dataclasses.replace(SOFTMAX, cases=[Case("one", {})]), lambda case: planned(1)) == []
 
 
 ONE = {
@@ -111,8 +113,8 @@ ONE = {
 @pytest.mark.parametrize("name", task_names())
 def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) -> None:
     evaluator = evaluators(name)
-    found = evaluator._judge._stretched
-    assert list(found) == list(evaluator._recorder._stretched)
+    found = evaluator._backend._added
+    assert list(found) == list(evaluator._front_end._added)
     long = {case.name for case in found if not case.name.startswith("reduced to ")}
     assert bool(long) is (name != "scatter")  # whose reference decides by values
     assert {case.name for case in found} - long == {f"reduced to {axis}=1" for axis in ONE[name]}
@@ -120,27 +122,27 @@ def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) 
 
 def test_stretched_sizes_are_executed_in_all_orders() -> None:
     long = AddedCase("stretched to M=9", {"M": 9, "N": 64})
-    found = [replay for replay in replays(SOFTMAX, [long]) if replay.stretched]
+    found = [execution for execution in executions(SOFTMAX, [long]) if execution.added]
     assert [(r.case, r.variant, r.order) for r in found] == [
         (long, "normal", order) for order in ("forward", "reverse", "at once")
     ]
 
 
 def test_stretched_sizes_are_tried_in_part_on_large_inputs() -> None:
-    found = {case.name: (dict(case.axes), case.variant) for case in added(SOFTMAX, lambda case: planned(1))}
+    found = {case.name: (dict(case.axes), case.variant) for case in added_cases(SOFTMAX, lambda case: planned(1))}
     assert found["stretched to N=16383"] == ({"M": 3, "N": 16383}, "normal")
     assert found["stretched in part to N=1023"] == ({"M": 3, "N": 1023}, "large")
     assert found["reduced to N=1"] == ({"M": 3, "N": 1}, "normal")
-    assert [r.variant for r in replays(SOFTMAX, [AddedCase("a", {"M": 3, "N": 9}, variant="large")])][-1] == "large"
-    plain = added(dataclasses.replace(SOFTMAX, stress=False), lambda case: planned(1))
+    assert [r.variant for r in executions(SOFTMAX, [AddedCase("a", {"M": 3, "N": 9}, variant="large")])][-1] == "large"
+    plain = added_cases(dataclasses.replace(SOFTMAX, stress=False), lambda case: planned(1))
     assert {case.name for case in plain} == {name for name in found if " in part " not in name}
     # What is no longer than at the sizes for a CPU shows nothing new.
     short = dataclasses.replace(SOFTMAX, cases=[Case("a", {"M": 16, "N": 400}, cpu_axes={"M": 8, "N": 100})])
-    assert [case.name for case in added(short, lambda case: planned(1))] == ["stretched to N=400"]
+    assert [case.name for case in added_cases(short, lambda case: planned(1))] == ["stretched to N=400"]
 
 
 def ones(task: Task, plan_of: Callable[[Case], LaunchPlan | None] = lambda case: planned(1)) -> dict[str, dict]:
-    return {case.name.removeprefix("reduced to "): dict(case.axes) for case in reduced(task, plan_of)}
+    return {case.name.removeprefix("reduced to "): dict(case.axes) for case in reduced_cases(task, plan_of)}
 
 
 def test_axes_with_odd_sizes_are_reduced_to_one_beside_the_least_of_others() -> None:
@@ -239,17 +241,17 @@ def test_sizes_at_which_the_seed_takes_too_long_are_asked_of_nobody(tmp_path: Pa
     (tmp_path / "kernel.py").write_text(slow)
     given: list[int] = []
 
-    def noted(*args: Any, stretched_limits: Limits, **options: Any) -> Check:
-        given.append(stretched_limits.cpu_s)
-        return verify(*args, stretched_limits=stretched_limits, **options)
+    def noted(*args: Any, added_limits: Limits, **options: Any) -> Check:
+        given.append(added_limits.cpu_s)
+        return verify(*args, added_limits=added_limits, **options)
 
     monkeypatch.setattr("fitness.cpu_backend.verify", noted)
     with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
         assert evaluator.prepare().verdict is Verdict.OK
-        names = [case.name for case in evaluator._recorder._stretched]
+        names = [case.name for case in evaluator._front_end._added]
         assert names == ["stretched to N=65535", "stretched in part to N=4095", "reduced to N=1"]
-        assert "stretched to N=65535" not in [case.name for case in evaluator._judge._stretched]
-        assert given == [STRETCHED_S] * 5 and Limits().cpu_s > STRETCHED_S
+        assert "stretched to N=65535" not in [case.name for case in evaluator._backend._added]
+        assert given == [ADDED_S] * 5 and Limits().cpu_s > ADDED_S
         assert evaluator.evaluate(Candidate(RIGHT), seed=1, known={}).verdict is Verdict.OK
         assert given[5:] == [Limits().cpu_s]  # others have all that there is
 

@@ -115,7 +115,7 @@ def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_plan_is_replayed_under_the_profiler(tmp_path):
     from fitness.cuda.nvidia import find_tool, tool_problem
-    from fitness.gpu.launch_bundle import make_work
+    from fitness.gpu.launch_bundle import make_bundle
     from fitness.sandbox.zygote import Zygote
     from fitness.tasks.calls import CPU, Calls
     from fitness.tasks.task import load_task
@@ -127,7 +127,7 @@ def test_a_plan_is_replayed_under_the_profiler(tmp_path):
     calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
     zygote = Zygote("sm_90", ("record", "compile"))
     try:
-        work = make_work(
+        work = make_bundle(
             task.seed_source, task, calls, zygote=zygote, target="sm_90", scratch=tmp_path, limits=Limits(wall_s=120)
         )
     finally:

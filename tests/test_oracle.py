@@ -15,12 +15,12 @@ from evo.core.records import Case
 from fitness.frontend.plan import TensorRef
 from fitness.tasks.task import Task, load_task, run_reference, task_names
 from fitness.verify import seed_oracle
+from fitness.verify.compare import compare
 from fitness.verify.oracle import (
     ROUNDING_RMS,
     VARIANTS,
     Budget,
     Expected,
-    compare,
     expect,
     make_inputs,
     variants,

@@ -125,12 +125,12 @@ def every_other_does_two(bounds: Callable[[int], tuple[int, int]]) -> Function:
 @pytest.fixture
 def timed(monkeypatch) -> list[bool]:
     """Not empty while samples are taken: what a kernel that counts its replays could know."""
-    from fitness.gpu import timer as stopwatch
+    from fitness.gpu import timer as timer
 
     found: list[bool] = []
 
     def watched(name: str) -> None:
-        method = getattr(stopwatch.Timer, name)
+        method = getattr(timer.Timer, name)
 
         def during(*args: Any) -> Any:
             found.append(True)
@@ -139,7 +139,7 @@ def timed(monkeypatch) -> list[bool]:
             finally:
                 found.clear()
 
-        monkeypatch.setattr(stopwatch.Timer, name, during)
+        monkeypatch.setattr(timer.Timer, name, during)
 
     for name in ("pairs", "alone"):
         watched(name)
@@ -238,7 +238,7 @@ def test_results_kept_in_an_argument_by_a_single_copy_are_seen(made, seed):
 def test_what_is_in_an_argument_between_timed_replays_alone_is_seen(made):
     """By looks that nobody can foresee, of which each misses it half the time."""
     lab, timed = made(LONG), []
-    pairs = lab.bench.stopwatch.pairs
+    pairs = lab.bench.timer.pairs
 
     def watched(*args: Any) -> Any:
         timed.append(True)
@@ -255,7 +255,7 @@ def test_what_is_in_an_argument_between_timed_replays_alone_is_seen(made):
             timed.append(True)
         return LONG
 
-    lab.bench.stopwatch.pairs = watched
+    lab.bench.timer.pairs = watched
     seen = []
     for seed in range(6):
         try:
@@ -281,7 +281,7 @@ def test_work_that_is_skipped_where_results_may_differ_is_seen(made, seed):
 def test_work_that_is_skipped_now_and_then_where_results_may_differ_is_found(made):
     """Of outputs that are not equal to the bit some are kept and compared: nobody knows which."""
     lab, timed = made(LONG, deterministic=False), []
-    pairs = lab.bench.stopwatch.pairs
+    pairs = lab.bench.timer.pairs
 
     def skipping(x: int, y: int, n: int) -> float:
         if timed:
@@ -295,7 +295,7 @@ def test_work_that_is_skipped_now_and_then_where_results_may_differ_is_found(mad
         finally:
             timed.clear()
 
-    lab.bench.stopwatch.pairs = watched
+    lab.bench.timer.pairs = watched
     with pytest.raises(Stop, match="timed inputs"):
         lab.evaluate(skipping)
 
@@ -390,10 +390,10 @@ def test_every_copy_has_the_results_of_the_verified_graph(made, monkeypatch):
 def test_few_outputs_are_kept(made, monkeypatch):
     """The first ones and those of a replay of each block, but for blocks that were thrown away."""
     from fitness.gpu import program as replay
-    from fitness.gpu import timer as stopwatch
+    from fitness.gpu import timer as timer
 
     lab, programs, build = made(LONG, deterministic=False), [], replay.Program.build
-    monkeypatch.setattr(stopwatch, "disturbance", lambda *_: "always")
+    monkeypatch.setattr(timer, "disturbance", lambda *_: "always")
     monkeypatch.setattr(replay.Program, "build", lambda program: (programs.append(program), build(program))[1])
     lab.bench.seed_times.start_over()
     (timing,) = lab.evaluate(doubling(LONG)).timings
@@ -404,28 +404,26 @@ def test_few_outputs_are_kept(made, monkeypatch):
 @pytest.mark.parametrize("us", [SHORT, LONG])
 def test_a_sample_on_new_inputs_that_is_disturbed_is_taken_again(made, us):
     lab = made(us)
-    samples, alone = [], lab.bench.stopwatch.alone
+    samples, alone = [], lab.bench.timer.alone
 
     def disturbed(program: Any, count: int) -> list[float]:
         is_first = count == 1 and program not in lab.bench.programs._of_seed.values()
         samples.extend([program] * is_first)
         return [us * (5 if is_first and len(samples) % 4 else 1) for us in alone(program, count)]
 
-    lab.bench.stopwatch.alone = disturbed
+    lab.bench.timer.alone = disturbed
     assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
     assert len(samples) == 4
 
 
 @pytest.mark.parametrize("us", [SHORT, LONG])
 def test_what_makes_the_seed_as_slow_on_new_inputs_is_nobodys_memo(made, us):
-    from fitness.gpu import paired_benchmark as contest
+    from fitness.gpu import paired_benchmark as paired
 
     lab = made(us)
-    alone = lab.bench.stopwatch.alone
-    firsts = (1, contest.SEED_SAMPLES)
-    lab.bench.stopwatch.alone = lambda program, count: [
-        us * (3 if count in firsts else 1) for us in alone(program, count)
-    ]
+    alone = lab.bench.timer.alone
+    firsts = (1, paired.SEED_SAMPLES)
+    lab.bench.timer.alone = lambda program, count: [us * (3 if count in firsts else 1) for us in alone(program, count)]
     assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
 
 
@@ -449,7 +447,7 @@ def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_nex
 def test_who_stores_into_the_seeds_memory_while_it_is_timed_is_wrong(made, us, where):
     lab = made(us)
     baselines = [b for (name, _), b in lab.bench.programs._of_seed.items() if name == "one"]
-    pairs, timed = lab.bench.stopwatch.pairs, []
+    pairs, timed = lab.bench.timer.pairs, []
 
     def watched(*args: Any) -> Any:
         timed.append(True)
@@ -463,14 +461,14 @@ def test_who_stores_into_the_seeds_memory_while_it_is_timed_is_wrong(made, us, w
             zone[0] = zone[0] + 1
         return doubling(us)(x, y, n)
 
-    lab.bench.stopwatch.pairs = watched
+    lab.bench.timer.pairs = watched
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
         lab.evaluate(stray)
 
 
 def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
     lab = made(SHORT)
-    pairs = lab.bench.stopwatch.pairs
+    pairs = lab.bench.timer.pairs
     slow = [3.0]
 
     def disturbed(program: Any, baseline: Any, count: int) -> Any:
@@ -478,7 +476,7 @@ def test_what_makes_the_seed_slow_beside_a_candidate_is_no_speedup(made):
         factor = slow[0] if len(slow) == 1 else slow.pop(0)
         return own, [factor * us for us in seed]
 
-    lab.bench.stopwatch.pairs = disturbed
+    lab.bench.timer.pairs = disturbed
     (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
     assert timing.terms["blocks_retaken"] >= 2
     assert timing.terms["baseline_drift"] == pytest.approx(3)
@@ -511,7 +509,7 @@ def test_a_store_into_the_seeds_memory_is_seen_where_it_slows_it(made):
     """Though its inputs are written anew, to see whether they are why."""
     lab = made(SHORT)
     (baseline,) = (b for (name, copies), b in lab.bench.programs._of_seed.items() if copies > 1)
-    pairs = lab.bench.stopwatch.pairs
+    pairs = lab.bench.timer.pairs
 
     blocks = itertools.count()
 
@@ -520,7 +518,7 @@ def test_a_store_into_the_seeds_memory_is_seen_where_it_slows_it(made):
         baseline.memory.window(plan_of(1024).inputs[0], 2)[0] += next(blocks) == 0
         return own, [3 * us for us in seed]
 
-    lab.bench.stopwatch.pairs = slowed
+    lab.bench.timer.pairs = slowed
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
         lab.evaluate(doubling(SHORT))
 
@@ -553,13 +551,13 @@ def test_inputs_of_which_there_are_few_are_not_timed_side_by_side(made):
 @pytest.mark.parametrize("us", [SHORT, LONG])
 def test_one_disturbed_sample_of_the_seed_excuses_no_memo(made, us):
     lab = made(us)
-    alone = lab.bench.stopwatch.alone
+    alone = lab.bench.timer.alone
 
     def disturbed(program: Any, count: int) -> list[float]:
         times = alone(program, count)
         return [10 * times[0], *times[1:]] if program in lab.bench.programs._of_seed.values() else times
 
-    lab.bench.stopwatch.alone = disturbed
+    lab.bench.timer.alone = disturbed
     with pytest.raises(Stop, match="times as long on inputs that it was not timed on before"):
         lab.evaluate(Memo(us))
 
@@ -567,18 +565,18 @@ def test_one_disturbed_sample_of_the_seed_excuses_no_memo(made, us):
 def test_a_disturbance_on_one_of_two_inputs_is_no_reason_for_a_slow_seed(made):
     """It lasts for some samples on the new inputs, and is over when they are written once more."""
     lab = made(SHORT)
-    stopwatch, harder, slow = lab.bench.stopwatch, lab.bench.seed_times.harder, itertools.count()
-    pairs, alone = stopwatch.pairs, stopwatch.alone
-    stopwatch.pairs = lambda *args: (lambda own, seed: (own, [3 * us for us in seed]))(*pairs(*args))
+    timer, harder, slow = lab.bench.timer, lab.bench.seed_times.harder, itertools.count()
+    pairs, alone = timer.pairs, timer.alone
+    timer.pairs = lambda *args: (lambda own, seed: (own, [3 * us for us in seed]))(*pairs(*args))
 
-    def asked(contest: Any) -> float:
-        stopwatch.alone = lambda program, count: [
+    def asked(paired: Any) -> float:
+        timer.alone = lambda program, count: [
             us * (3 if next(slow) // count == 1 else 1) for us in alone(program, count)
         ]
         try:
-            return harder(contest)
+            return harder(paired)
         finally:
-            stopwatch.alone = alone
+            timer.alone = alone
 
     lab.bench.seed_times.harder = asked
     (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
@@ -590,18 +588,18 @@ def test_nobody_knows_which_copies_are_given_other_arguments_nor_when(made, monk
 
     lab, counts = made(SHORT), {"replays": 0}
     seen: list[tuple[int, tuple[int, ...]]] = []
-    execute, replays = replay.Program.execute_late, replay.Program.replay
+    execute, replays = replay.Program.execute_swapped, replay.Program.replay
 
-    def late(program: Any, lates: Any) -> None:
-        chosen = list(lates)
-        seen.append((counts["replays"], tuple(late.copy for late in chosen)))
+    def swap(program: Any, swaps: Any) -> None:
+        chosen = list(swaps)
+        seen.append((counts["replays"], tuple(swap.copy for swap in chosen)))
         execute(program, chosen)
 
     def replayed(program: Any) -> None:
         counts["replays"] += 1
         replays(program)
 
-    monkeypatch.setattr(replay.Program, "execute_late", late)
+    monkeypatch.setattr(replay.Program, "execute_swapped", swap)
     monkeypatch.setattr(replay.Program, "replay", replayed)
     found = []
     for _ in range(3):

@@ -177,7 +177,7 @@ def test_while_one_is_timed_the_results_of_the_other_are_gone(lab, bench, monkey
     from fitness.gpu.program import Program
 
     work, others, seen = lab.work(source(WORK)), [], []
-    pairs, replay = bench.stopwatch.pairs, Program.replay
+    pairs, replay = bench.timer.pairs, Program.replay
 
     def watched(program: Program, baseline: Program, count: int) -> Any:
         others[:] = [program, baseline]
@@ -192,7 +192,7 @@ def test_while_one_is_timed_the_results_of_the_other_are_gone(lab, bench, monkey
             seen.append(left in ({0xA5}, {0x7A}))
         replay(program)
 
-    monkeypatch.setattr(bench.stopwatch, "pairs", watched)
+    monkeypatch.setattr(bench.timer, "pairs", watched)
     monkeypatch.setattr(Program, "replay", looked_at)
     assert bench.evaluate(work, "2").verdict is Verdict.OK
     assert len(seen) >= 2 * 2 * 10 and all(seen)  # more where looking takes so long that pairs are taken again
@@ -212,7 +212,7 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
         return expect_for(*args)
 
     timed_from = []
-    against = bench.stopwatch.compare
+    against = bench.timer.compare
     monkeypatch.setattr(oracle, "make_inputs", make)
     monkeypatch.setattr(oracle, "expect_for", expect)
 
@@ -220,7 +220,7 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
         timed_from.append((len(compared_at), program.copies))
         return against(program, *rest)
 
-    monkeypatch.setattr(bench.stopwatch, "compare", noted)
+    monkeypatch.setattr(bench.timer, "compare", noted)
     # Which draw more where something was disturbed.
     monkeypatch.setattr("fitness.gpu.paired_benchmark.PairedBenchmark._check_new", lambda *_: None)
     monkeypatch.setattr(bench.seed_times, "harder", lambda *_: 1.0)
@@ -232,13 +232,13 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
 
 
 def test_a_store_into_the_memory_of_the_kernel_beside_it_is_wrong(lab, bench, monkeypatch):
-    against = bench.stopwatch.compare
+    against = bench.timer.compare
 
     def meddled(program: Any, baseline: Any, *rest: Any) -> Any:
         baseline.memory._whole[-1, 3] ^= 1
         return against(program, baseline, *rest)
 
-    monkeypatch.setattr(bench.stopwatch, "compare", meddled)
+    monkeypatch.setattr(bench.timer, "compare", meddled)
     with pytest.raises(Stop, match="stored into the memory of the kernel timed beside it"):
         bench.evaluate(lab.work(source(WORK)), "4")
     monkeypatch.undo()

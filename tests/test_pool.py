@@ -1,4 +1,4 @@
-"""Recorders and judges on a real local Ray cluster of two nodes, whose workers and nodes are killed."""
+"""Front ends and backends on a real local Ray cluster of two nodes, whose workers and nodes are killed."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ pytestmark = pytest.mark.xdist_group("pool")  # it takes as long as the other us
 
 def test_who_goes_where():
     big, gpu, login = Node("a", "big", 16, 1), Node("b", "gpu", 32, 8), Node("c", "login", 4, 0)
-    recorders, judges = posts([big], 1)
-    assert judges == [Post(big, 2, 2, 1)]
-    assert recorders == [Post(big, 7, 7.0), Post(big, 7, 7.0)]
-    recorders, judges = posts([login, gpu], 8)
-    assert {post.node for post in judges} == {gpu} and len(judges) == 8
-    assert [post.node for post in recorders] == [login, gpu, gpu], "a node without a GPU records too"
-    assert sum(post.cpus for post in recorders + judges) == 36
-    recorders, judges = posts([login], 0)
-    assert recorders == judges == [Post(login, 4, 2.0)]
+    front_ends, backends = posts([big], 1)
+    assert backends == [Post(big, 2, 2, 1)]
+    assert front_ends == [Post(big, 7, 7.0), Post(big, 7, 7.0)]
+    front_ends, backends = posts([login, gpu], 8)
+    assert {post.node for post in backends} == {gpu} and len(backends) == 8
+    assert [post.node for post in front_ends] == [login, gpu, gpu], "a node without a GPU records too"
+    assert sum(post.cpus for post in front_ends + backends) == 36
+    front_ends, backends = posts([login], 0)
+    assert front_ends == backends == [Post(login, 4, 2.0)]
     assert len(posts([big, gpu], 3)[1]) == 3
     with pytest.raises(ConfigError, match="the cluster has 8"):
         posts([gpu], 9)
@@ -75,50 +75,50 @@ def test_a_task_travels_with_its_files_and_is_the_same(tmp_path, monkeypatch):
     here = load_task(TASK)
     folder = shutil.copytree(here.folder, tmp_path / TASK)
     (folder / "values.bin").write_bytes(b"\x00\xff")
-    parcel = pickle.loads(pickle.dumps(TaskBundle.of(load_task(folder))))
-    task = parcel.load(tmp_path / "there")
+    bundle = pickle.loads(pickle.dumps(TaskBundle.of(load_task(folder))))
+    task = bundle.load(tmp_path / "there")
     assert (task.folder / "values.bin").read_bytes() == b"\x00\xff"
     assert (task.name, task.hash, task.seed_source) == (TASK, here.hash, here.seed_source)
     assert task.folder.is_relative_to(tmp_path)
     with pytest.raises(TaskError, match="was changed"):
-        replace(parcel, hash="another").load(tmp_path / "other")
+        replace(bundle, hash="another").load(tmp_path / "other")
     monkeypatch.setattr("fitness.cluster.bundle.FILES_BYTES", 1000)
     with pytest.raises(ConfigError, match="move what the task does not need elsewhere"):
         TaskBundle.of(here)
 
 
-def terms_of(measured: bool = False, **expected: str) -> WorkerSettings:
+def settings_of(measured: bool = False, **expected: str) -> WorkerSettings:
     return pickle.loads(pickle.dumps(WorkerSettings(TARGET, measured, Limits(), versions, {**versions(), **expected})))
 
 
 def test_nodes_must_have_the_drivers_versions():
-    terms_of(torch=versions()["torch"].partition("+")[0] + "+cu128").check_versions()
+    settings_of(torch=versions()["torch"].partition("+")[0] + "+cu128").check_versions()
     with pytest.raises(ConfigError, match=r"triton .* instead of 0\.1; install the same on all nodes"):
-        terms_of(triton="0.1").check_versions()
+        settings_of(triton="0.1").check_versions()
 
 
 class Idle:
-    """A judge of a GPU that has nothing to say."""
+    """A backend of a GPU that does nothing."""
 
     def __init__(self, task: Any, *, limits: Limits, gpu: Any) -> None:
         self.gpu = gpu
 
-    def judge(self) -> None:
+    def evaluate(self) -> None:
         return None
 
     def close(self) -> None:
         pass
 
 
-def test_a_task_that_was_closed_is_judged_no_more(monkeypatch):
-    monkeypatch.setattr(pool, "gpu_judge", Idle)
+def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
+    monkeypatch.setattr(pool, "GpuBackend", Idle)
     actor = pool.Actor()
-    assert actor.start("judge", terms_of(measured=True)) is None
+    assert actor.start("backend", settings_of(measured=True)) is None
     for key, name in enumerate(("softmax", "rotary")):
         assert actor.open(key, TaskBundle.of(load_task(name))) is None
     assert actor._tasks[0].gpu is actor._tasks[1].gpu  # which they share
     actor.forget(1)
-    assert str(actor.call(1, "judge")) == "the task was closed" and actor.call(0, "judge") is None
+    assert str(actor.call(1, "evaluate")) == "the task was closed" and actor.call(0, "evaluate") is None
     actor.close()
     assert not actor._folder.exists()
 
@@ -156,9 +156,9 @@ def test_two_gpus_measure_and_killed_processes_cost_nothing():
     with ClusterEvaluator(Cluster("local"), task, TARGET, gpus=2, versions=versions) as evaluator:
         first = evaluator.prepare()
         assert score(first).speedup == pytest.approx(1, abs=0.02)
-        assert len(set(evaluator.environment["gpus"].values())) == 2, "each judge has a GPU of its own"
+        assert len(set(evaluator.environment["gpus"].values())) == 2, "each backend has a GPU of its own"
         sources = [task.seed_source.replace("BLOCK_SIZE=128", f"BLOCK_SIZE={128 << i}") for i in range(1, 5)]
-        crew = evaluator._judge.staff.crew
+        pool = evaluator._backend.workers.pool
         with ThreadPoolExecutor(4) as threads:
             running = [
                 threads.submit(evaluator.evaluate, Candidate(f"{source}\nVERSION = {i}\n"), seed=i, known={})
@@ -177,16 +177,16 @@ def test_two_gpus_measure_and_killed_processes_cost_nothing():
             def respawns(actor: Any) -> int:
                 return next(iter(actor._tasks.values()))._runner.respawns
 
-            second = crew._members[1].worker._actor.__ray_call__
+            second = pool._members[1].worker._actor.__ray_call__
             ray.get(second.remote(kill_while_it_measures))
-            os.kill(process_of(crew), signal.SIGKILL)  # the first of the judges
+            os.kill(process_of(pool), signal.SIGKILL)  # the first of the backends
             evaluations = [future.result(300) for future in running]
             respawned = ray.get(second.remote(respawns))
         assert {e.verdict for e in evaluations} == {Verdict.OK}
         assert not any(e.estimated for e in evaluations)
         assert respawned == 1, "the killed runner"
         assert max(score(e).speedup for e in evaluations) > 1
-        await_members(crew, 2)
+        await_members(pool, 2)
     assert not ray.is_initialized()
 
 
@@ -201,7 +201,7 @@ def nodes() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def evaluator(nodes) -> Iterator[ClusterEvaluator]:
-    """One recorder and one judge on each node, prepared."""
+    """One front end and one backend on each node, prepared."""
     with ClusterEvaluator(Cluster("auto"), load_task(TASK), TARGET, gpus=0, versions=versions) as evaluator:
         evaluator.prepare()
         yield evaluator
@@ -221,15 +221,15 @@ def submit(evaluator) -> Iterator[Callable[[int], Future[Evaluation]]]:
         yield lambda block: threads.submit(evaluate, block)
 
 
-def process_of(crew: WorkerPool) -> int:
+def process_of(pool: WorkerPool) -> int:
     """The process of one of its workers."""
-    return ray.get(crew._members[0].worker._actor.__ray_call__.remote(lambda actor: os.getpid()))
+    return ray.get(pool._members[0].worker._actor.__ray_call__.remote(lambda actor: os.getpid()))
 
 
-def await_members(crew: WorkerPool, count: int) -> None:
+def await_members(pool: WorkerPool, count: int) -> None:
     until = time.monotonic() + 120
-    while len(crew._members) != count:
-        assert time.monotonic() < until, f"expected {count} workers, got {len(crew._members)}"
+    while len(pool._members) != count:
+        assert time.monotonic() < until, f"expected {count} workers, got {len(pool._members)}"
         time.sleep(0.1)
 
 
@@ -246,38 +246,38 @@ def test_verdicts_are_those_of_one_process(evaluator, evaluators):
     assert dict(evaluator.environment) == dict(alone.environment)
 
 
-@pytest.mark.parametrize("crew_of", ["_recorder", "_judge"])
-def test_what_a_killed_worker_held_is_done_by_another(evaluator, submit, crew_of):
-    crew = getattr(evaluator, crew_of).staff.crew
-    process, first = process_of(crew), 1 << (5 if crew_of == "_recorder" else 8)
+@pytest.mark.parametrize("part", ["_front_end", "_backend"])
+def test_what_a_killed_worker_held_is_done_by_another(evaluator, submit, part):
+    pool = getattr(evaluator, part).workers.pool
+    process, first = process_of(pool), 1 << (5 if part == "_front_end" else 8)
     os.kill(process, signal.SIGSTOP)  # it takes calls and answers none
     running = [submit(first << i) for i in range(2)]  # one with each of the two
     done, held = wait(running, return_when=FIRST_COMPLETED)
     assert (len(done), len(held)) == (1, 1)
     os.kill(process, signal.SIGKILL)
     assert [future.result(120).verdict for future in running] == [Verdict.OK] * 2
-    await_members(crew, 2)
+    await_members(pool, 2)
 
 
-def tasks_known(crew: WorkerPool) -> list[int]:
+def tasks_known(pool: WorkerPool) -> list[int]:
     """To each of its workers."""
     return [
         len(ray.get(member.worker._actor.__ray_call__.remote(lambda actor: list(actor._tasks))))
-        for member in crew._members
+        for member in pool._members
     ]
 
 
-def test_tasks_share_the_workers_and_one_that_is_hired_knows_them_all(evaluator, evaluators):
-    crews = [hand.staff.crew for hand in (evaluator._recorder, evaluator._judge)]
-    judges = crews[1]
-    before = [[member.worker for member in crew._members] for crew in crews]
+def test_tasks_share_the_workers_and_one_that_starts_knows_them_all(evaluator, evaluators):
+    pools = [part.workers.pool for part in (evaluator._front_end, evaluator._backend)]
+    backends = pools[1]
+    before = [[member.worker for member in pool._members] for pool in pools]
     sources = {name: load_task(name).seed_source for name in (TASK, OTHER)}
-    with closing(evaluator.workshop.open(load_task(OTHER))) as other:
+    with closing(evaluator.factory.open(load_task(OTHER))) as other:
         first = other.prepare()
         assert first.timings == evaluators(OTHER).evaluate(Candidate(sources[OTHER]), seed=0, known={}).timings
-        assert [[member.worker for member in crew._members] for crew in crews] == before, "no worker is added"
-        assert [tasks_known(crew) for crew in crews] == [[2, 2], [2, 2]]
-        process = process_of(judges)
+        assert [[member.worker for member in pool._members] for pool in pools] == before, "no worker is added"
+        assert [tasks_known(pool) for pool in pools] == [[2, 2], [2, 2]]
+        process = process_of(backends)
         os.kill(process, signal.SIGSTOP)  # what it takes waits
         with ThreadPoolExecutor(4) as threads:
             running = [
@@ -288,21 +288,21 @@ def test_tasks_share_the_workers_and_one_that_is_hired_knows_them_all(evaluator,
             wait(running, return_when=FIRST_COMPLETED)
             os.kill(process, signal.SIGKILL)
             assert {future.result(120).verdict for future in running} == {Verdict.OK}
-        await_members(judges, 2)
-        assert tasks_known(judges) == [2, 2]
-    assert [tasks_known(crew) for crew in crews] == [[1, 1], [1, 1]]
+        await_members(backends, 2)
+        assert tasks_known(backends) == [2, 2]
+    assert [tasks_known(pool) for pool in pools] == [[1, 1], [1, 1]]
     with pytest.raises(EvoError, match="the evaluator was closed"):
-        other._judge.certify(sources[OTHER], "0")
+        other._backend.certify(sources[OTHER], "0")
     assert evaluator.evaluate(Candidate(sources[TASK] + "VERSION = 3\n"), seed=3, known={}).verdict is Verdict.OK
 
 
 def test_a_task_whose_seed_is_wrong_leaves_the_others_their_workers(evaluator, tmp_path):
     folder = shutil.copytree(load_task(TASK).folder, tmp_path / TASK)
     (folder / "kernel.py").write_text((folder / "kernel.py").read_text().replace("tl.sin(x)", "tl.cos(x)"))
-    with closing(evaluator.workshop.open(load_task(folder))) as wrong, pytest.raises(TaskError, match="found wrong"):
+    with closing(evaluator.factory.open(load_task(folder))) as wrong, pytest.raises(TaskError, match="found wrong"):
         wrong.prepare()
-    crews = [evaluator._recorder.staff.crew, evaluator._judge.staff.crew]
-    assert [tasks_known(crew) for crew in crews] == [[1, 1], [1, 1]]
+    pools = [evaluator._front_end.workers.pool, evaluator._backend.workers.pool]
+    assert [tasks_known(pool) for pool in pools] == [[1, 1], [1, 1]]
     again = Candidate(evaluator.task.seed_source + "VERSION = 4\n")
     assert evaluator.evaluate(again, seed=4, known={}).verdict is Verdict.OK
 
@@ -333,8 +333,8 @@ def test_a_run_goes_on_where_a_node_is_lost(nodes, evaluator, tmp_path):
         assert (outcome.reason, outcome.spent, len(trials)) == ("budget spent", 16, 17)
         assert not store.pending()
     assert Verdict.INFRASTRUCTURE not in {trial.evaluation.verdict for trial in trials}
-    for hands, attribute in ((evaluator._recorder, "layers"), (evaluator._judge, "environment")):
-        crew, assignment = hands.staff.crew, hands._task
+    for part, attribute in ((evaluator._front_end, "layers"), (evaluator._backend, "environment")):
+        pool, assignment = part.workers.pool, part._task
         # Whoever was idle when the node was lost is missed when it is asked.
-        crew.everyone(lambda worker, name=attribute, task=assignment: worker.ask(name, task))
-        await_members(crew, 1)
+        pool.everyone(lambda worker, name=attribute, task=assignment: worker.ask(name, task))
+        await_members(pool, 1)

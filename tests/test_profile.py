@@ -198,7 +198,7 @@ def measured(evaluation: Evaluation) -> Evaluation:
 
 def test_without_counters_a_measured_run_goes_on_with_times(gemv, monkeypatch):
     evaluator, candidate, evaluation = gemv
-    monkeypatch.setattr(type(evaluator._judge), "environment", GPU)
+    monkeypatch.setattr(type(evaluator._backend), "environment", GPU)
     profile = evaluator.profile(candidate, measured(evaluation))
     assert profile.tier == "counters-free" and profile.bottleneck in ("memory", "latency")
     assert "counters" in profile.fallback

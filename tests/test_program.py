@@ -130,7 +130,7 @@ def test_written_arguments_are_restored_on_every_copy(monkeypatch, strides):
     assert not torch.equal(program.fingerprints_on([given[1]]), before)
 
 
-def late(copy: int, right: float) -> SwappedInputs:
+def swap(copy: int, right: float) -> SwappedInputs:
     """Its argument becomes 7, 8, 9, 10 and its output should be as many times that as `right` says."""
     changed = torch.arange(7.0, 11.0)
     outputs = torch.zeros((1, 1), dtype=torch.int64)
@@ -141,28 +141,28 @@ def late(copy: int, right: float) -> SwappedInputs:
 def executed_late(program: Program, given: SwappedInputs) -> bool:
     """Whether its output was right."""
     program.reset()
-    program.execute_late([given])
-    return not program.differing_late()
+    program.execute_swapped([given])
+    return not program.differing_swapped()
 
 
 @pytest.mark.parametrize("copy", range(COPIES))
 def test_a_copy_may_be_given_its_arguments_when_its_turn_comes(program, copy):
-    assert executed_late(program, late(copy, 2.0))
+    assert executed_late(program, swap(copy, 2.0))
     assert program.differing_inputs() == program.broken_guards() == []
     replayed(program)
     assert not program.differing_outputs()
-    assert not executed_late(program, late(copy, 3.0))
+    assert not executed_late(program, swap(copy, 3.0))
     program.remember_inputs()
-    assert not program.differing_late()
+    assert not program.differing_swapped()
 
 
 def test_several_copies_may(program):
-    right, wrong = [late(copy, 2.0) for copy in range(COPIES)], late(1, 3.0)
+    right, wrong = [swap(copy, 2.0) for copy in range(COPIES)], swap(1, 3.0)
     program.reset()
-    program.execute_late(right)
-    assert not program.differing_late()
-    program.execute_late([right[0], wrong, right[2]])
-    assert program.differing_late()
+    program.execute_swapped(right)
+    assert not program.differing_swapped()
+    program.execute_swapped([right[0], wrong, right[2]])
+    assert program.differing_swapped()
 
 
 @pytest.mark.parametrize("does_all", [0, COPIES - 1])
@@ -174,22 +174,22 @@ def test_outputs_that_another_launch_makes_are_not_those_of_late_arguments(progr
     program._step = work
     replayed(program)
     assert not program.differing_outputs()
-    assert executed_late(program, late(does_all, 2.0))
-    assert not executed_late(program, late(1, 2.0))
+    assert executed_late(program, swap(does_all, 2.0))
+    assert not executed_late(program, swap(1, 2.0))
 
 
 def test_outputs_of_late_arguments_are_kept_where_they_may_differ(program):
-    given = dataclasses.replace(late(1, 2.0), right=None)
+    given = dataclasses.replace(swap(1, 2.0), right=None)
     assert executed_late(program, given)
-    ((output,),) = program.kept_late(given)
-    assert output.tolist() == [14, 16, 18, 20] and not program.kept_late(late(1, 2.0))
+    ((output,),) = program.kept_swapped(given)
+    assert output.tolist() == [14, 16, 18, 20] and not program.kept_swapped(swap(1, 2.0))
     program.drop_outputs(program.times_kept)
     assert program.times_kept == (0, 1)
     program.drop_outputs()
-    assert not program.kept_late(given)
+    assert not program.kept_swapped(given)
     assert executed_late(program, given)
     program.remember_inputs()
-    assert not program.kept_late(given)
+    assert not program.kept_swapped(given)
 
 
 def test_what_is_left_beside_a_copy_for_a_later_one_is_seen_meanwhile(program):
@@ -203,7 +203,7 @@ def test_what_is_left_beside_a_copy_for_a_later_one_is_seen_meanwhile(program):
             zone.bitwise_xor_(1)
 
     program._step = meddling
-    assert executed_late(program, late(1, 2.0))
+    assert executed_late(program, swap(1, 2.0))
     assert program.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
 
 
@@ -224,7 +224,7 @@ def test_written_arguments_may_come_late(monkeypatch, does_all):
     program.write_all(arguments(copy) for copy in range(COPIES))
     program.build()
     program.remember_inputs()
-    assert executed_late(program, late(1, 2.0)) is (does_all is None)
+    assert executed_late(program, swap(1, 2.0)) is (does_all is None)
     program.reset()
     assert program.outputs(1)[0].tolist() == arguments(1)[0].tolist()
 

@@ -144,7 +144,7 @@ def test_messages_say_where(evaluator: CpuEvaluator) -> None:
 def test_which_programs_are_executed_depends_on_the_candidate_and_a_secret(
     evaluator: CpuEvaluator, monkeypatch
 ) -> None:
-    sampled, seen = evaluator._judge._sampled, []  # type: ignore[attr-defined]
+    sampled, seen = evaluator._backend._sampled, []  # type: ignore[attr-defined]
     execute = sampled._execute
 
     def noted(samples, *args) -> None:
@@ -163,7 +163,7 @@ def test_which_programs_are_executed_depends_on_the_candidate_and_a_secret(
 
 @pytest.mark.parametrize("name", task_names())
 def test_all_cases_of_the_built_in_tasks_are_sampled(evaluators, name: str) -> None:
-    assert evaluators(name)._judge._sampled.left_out == {}
+    assert evaluators(name)._backend._sampled.left_out == {}
 
 
 def test_cases_at_which_the_seed_fails_are_left_out_and_say_why(tmp_path: Path) -> None:
@@ -171,6 +171,6 @@ def test_cases_at_which_the_seed_fails_are_left_out_and_say_why(tmp_path: Path) 
     (tmp_path / "kernel.py").write_text(WRONG["a branch for many rows"])
     with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
         assert evaluator.prepare().verdict is Verdict.OK
-        left_out = evaluator._judge._sampled.left_out  # type: ignore[attr-defined]
+        left_out = evaluator._backend._sampled.left_out  # type: ignore[attr-defined]
         assert list(left_out) == ["0-normal"] and "is wrong at" in left_out["0-normal"]
         assert judged(evaluator, WRONG["a branch for many rows"] + "\n# changed\nC = 1\n").verdict is not Verdict.WRONG

@@ -25,15 +25,15 @@ from tests.test_roofline import plan
 H200 = get_target("sm_90")
 
 
-def said(name: str, multiprocessors: int = 132, **facts: Any) -> dict[str, Any]:
-    """As `fitness.cuda.device.said_facts`; the figures are those of no GPU, so that it shows where they come from."""
+def said(name: str, multiprocessors: int = 132, **compiled: Any) -> dict[str, Any]:
+    """Replaces `fitness.cuda.device.reported_facts`; no GPU has these figures, so their origin shows."""
     return {
         "name": name,
         "multiprocessors": multiprocessors,
         "l2_bytes": 60 << 20,
         "max_clock_hz": 1.0e9,
         "dram_bytes_per_s": 1.0e12,
-        **facts,
+        **compiled,
     }
 
 
@@ -119,18 +119,18 @@ def vector_sin(x):
 
 @contextmanager
 def opened(target: Target) -> Iterator[FrontEnd]:
-    recorder = FrontEnd(load_task("vector_sin"), target, measured=True)
+    front_end = FrontEnd(load_task("vector_sin"), target, measured=True)
     try:
-        yield recorder
+        yield front_end
     finally:
-        recorder.close()
+        front_end.close()
 
 
 @pytest.mark.parametrize(("target", "programs"), [(H200, 132), (machine(H200, said("NVIDIA H100 PCIe", 114)), 114)])
 def test_host_code_sees_the_machine_that_measures(target: Target, programs: int) -> None:
-    with opened(target) as recorder:
-        facts = recorder.collect(PERSISTENT)
-    (launch,) = facts.plans["4M"].launches
+    with opened(target) as front_end:
+        compiled = front_end.collect(PERSISTENT)
+    (launch,) = compiled.plans["4M"].launches
     assert launch.configs[0].grid == (programs, 1, 1)
 
 
@@ -142,14 +142,14 @@ def test_what_measures_decides_the_facts(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(index)
         return said("NVIDIA H100 80GB HBM3")
 
-    monkeypatch.setattr(device, "said_facts", said_by)
+    monkeypatch.setattr(device, "reported_facts", said_by)
     for module in (gpus, gpu_evaluator):
         monkeypatch.setattr(module, "find_gpus", lambda target: gpus.Gpus(3, "NVIDIA H100 80GB HBM3", ""))
     assert gpus.measuring(H200, 1).dram_bytes_per_s == 3.35e12
     evaluator = GpuEvaluator(load_task("vector_sin"), H200, device=2)
     try:
         assert asked == [1, 2]
-        for target in (evaluator.target, evaluator._recorder.target):
+        for target in (evaluator.target, evaluator._front_end.target):
             assert (target.name, target.device_name) == ("sm_90", "NVIDIA H100 80GB HBM3")
         environment = evaluator.environment
     finally:

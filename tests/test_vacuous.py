@@ -145,12 +145,12 @@ def test_what_could_not_be_executed_is_named_and_no_fault_of_the_task():
     plan = LaunchPlan((Buffer(400, 0), Buffer(400)), (x,), (y,), "tensor", (step,))
     slow = Stop("verify", Verdict.TIMEOUT, "too slow")
 
-    def judge(idle, elsewhere):
+    def evaluate(idle, elsewhere):
         if idle.kind == "does nothing":
             return {"case": slow}
         return {"case": slow if elsewhere else Check(1, "case", 0.5, 1e-3)}
 
-    found = findings(HEAD, {"case": plan}, (), judge)
+    found = findings(HEAD, {"case": plan}, (), evaluate)
     assert [f.what for f in found] == [UNTRIED, VACUOUS, VACUOUS]
     assert "timeout: too slow" in str(found[0]) and "0.5 of the budget (rms budget 0.001)" in str(found[1])
 

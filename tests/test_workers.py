@@ -19,7 +19,7 @@ class Hand:
 
     def __init__(self, place: str, lanes: int = 1) -> None:
         self.place, self.lanes = place, lanes
-        self.fired = threading.Event()
+        self.stopped = threading.Event()
 
     def ask(self, method, *arguments):
         if method == "die" and (not arguments or self.place == arguments[0]):
@@ -29,51 +29,51 @@ class Hand:
         if method == "wait":
             arguments[0].wait(60)
         if method == "hold":
-            self.fired.wait(60)
+            self.stopped.wait(60)
             raise Lost("fired")
         return self.place
 
-    def fire(self):
-        self.fired.set()
+    def stop(self):
+        self.stopped.set()
 
 
-def crew(*places: str, lanes: int = 1) -> WorkerPool:
+def pool_of(*places: str, lanes: int = 1) -> WorkerPool:
     return WorkerPool("record", {place: partial(Hand, place, lanes) for place in places})
 
 
 def test_calls_spread_over_the_workers_and_answers_come_back():
     with ThreadPoolExecutor(4) as callers:
-        workers, gate = crew("a", "b", lanes=2), threading.Barrier(4)
+        workers, gate = pool_of("a", "b", lanes=2), threading.Barrier(4)
         answers = [callers.submit(workers.call, "wait", gate) for _ in range(4)]  # the barrier opens for four at once
         assert sorted(a.result(60) for a in answers) == ["a", "a", "b", "b"]
 
 
 def test_a_verdict_goes_to_the_caller():
     with pytest.raises(Stop) as stop:
-        crew("a").call("stop")
+        pool_of("a").call("stop")
     assert stop.value.verdict is Verdict.WRONG
 
 
 def test_a_lost_call_is_answered_elsewhere_and_the_place_is_filled_again():
-    hired: list[Hand] = []
+    started: list[Hand] = []
     again = threading.Event()
 
-    def hire(place: str) -> Hand:
-        hired.append(Hand(place))
-        if len(hired) == 3:
+    def start(place: str) -> Hand:
+        started.append(Hand(place))
+        if len(started) == 3:
             again.set()
-        return hired[-1]
+        return started[-1]
 
-    workers = WorkerPool("record", {place: partial(hire, place) for place in "ab"})
+    workers = WorkerPool("record", {place: partial(start, place) for place in "ab"})
     lost, other = "a", "b"
     assert {workers.call("die", lost) for _ in range(2)} == {other}
     assert again.wait(60)
-    assert [hand.place for hand in hired].count(lost) == 2
-    assert next(hand for hand in hired if hand.place == lost).fired.is_set()
+    assert [hand.place for hand in started].count(lost) == 2
+    assert next(hand for hand in started if hand.place == lost).stopped.is_set()
 
 
 def test_a_call_that_brings_workers_down_ends_after_some():
-    workers = crew("a", "b")
+    workers = pool_of("a", "b")
     with pytest.raises(Stop) as stop:
         workers.call("die")
     assert stop.value.verdict is Verdict.INFRASTRUCTURE
@@ -83,14 +83,14 @@ def test_a_call_that_brings_workers_down_ends_after_some():
 
 
 def test_where_nobody_is_left_and_nobody_comes_calls_say_so(caplog):
-    def hire() -> Hand:
-        if hired:
+    def start() -> Hand:
+        if started:
             raise Lost("the node is gone")
-        hired.append(Hand("a"))
-        return hired[0]
+        started.append(Hand("a"))
+        return started[0]
 
-    hired: list[Hand] = []
-    workers = WorkerPool("record", {"a": hire})
+    started: list[Hand] = []
+    workers = WorkerPool("record", {"a": start})
     with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: a: the node is gone"):
         workers.call("die")
     lost, given_up = caplog.messages
@@ -107,7 +107,7 @@ def test_all_places_must_be_filled_at_first(error):
 
     with pytest.raises(EvoError if isinstance(error, Lost) else type(error), match="no room"):
         WorkerPool("record", {"a": lambda: hand, "b": fails})
-    assert hand.fired.is_set()
+    assert hand.stopped.is_set()
 
 
 def test_closing_ends_the_workers_and_frees_those_that_wait():
@@ -121,42 +121,42 @@ def test_closing_ends_the_workers_and_frees_those_that_wait():
             holding.result(60)
         with pytest.raises(EvoError, match="closed"):
             waiting.result(60)
-    assert hand.fired.is_set()
+    assert hand.stopped.is_set()
     with pytest.raises(EvoError, match="closed"):
         workers.call("fine")
 
 
 def test_everyone_is_asked_at_once():
     gate = threading.Barrier(3)  # opens for three at once
-    answers = crew("a", "b", "c").everyone(lambda worker: (gate.wait(60), worker.ask("name"))[1])
+    answers = pool_of("a", "b", "c").everyone(lambda worker: (gate.wait(60), worker.ask("name"))[1])
     assert answers == {"a": "a", "b": "b", "c": "c"}
     with pytest.raises(Stop) as stop:
-        crew("a", "b").everyone(lambda worker: worker.ask("stop"))
+        pool_of("a", "b").everyone(lambda worker: worker.ask("stop"))
     assert stop.value.verdict is Verdict.WRONG
 
 
 def test_who_is_lost_among_everyone_is_left_out_and_replaced():
-    workers = crew("a", "b")
+    workers = pool_of("a", "b")
     assert workers.everyone(lambda worker: worker.ask("die", "a") and worker.place) == {"b": "b"}
     with workers._changed:
         assert workers._changed.wait_for(lambda: len(workers._members) == 2, 60)
     assert set(workers.everyone(lambda worker: worker.ask("name"))) == {"a", "b"}
 
 
-def test_everyone_waits_for_who_is_hired_and_says_where_nobody_is_left():
-    hired: list[Hand] = []
+def test_everyone_waits_for_a_worker_that_starts_and_says_if_none_is_left():
+    started: list[Hand] = []
 
-    def hire() -> Hand:
-        if len(hired) == 2:
+    def start() -> Hand:
+        if len(started) == 2:
             raise EvoError("no third")
-        hired.append(Hand("a"))
-        return hired[-1]
+        started.append(Hand("a"))
+        return started[-1]
 
-    workers = WorkerPool("record", {"a": hire})
-    assert workers.everyone(lambda w: w.ask("die") if w is hired[0] else w.ask("name")) == {"a": "a"}
+    workers = WorkerPool("record", {"a": start})
+    assert workers.everyone(lambda w: w.ask("die") if w is started[0] else w.ask("name")) == {"a": "a"}
     with pytest.raises(EvoError, match="no worker is left for stage record; the last was lost: no third"):
         workers.everyone(lambda worker: worker.ask("die"))
-    closed = crew("a")
+    closed = pool_of("a")
     closed.close()
     with pytest.raises(EvoError, match="the workers were closed"):
         closed.everyone(lambda worker: worker.ask("name"))

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.records import Verdict
-from fitness.gpu.launch_bundle import make_work
+from fitness.gpu.launch_bundle import make_bundle
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
@@ -130,7 +130,7 @@ class Lab:
 
     def work(self, source: str) -> LaunchBundle:
         with tempfile.TemporaryDirectory(dir=self.root) as scratch:
-            return make_work(
+            return make_bundle(
                 source, self.task, self._calls, zygote=self.zygote, target=TARGET, scratch=Path(scratch), limits=LIMITS
             )
 

@@ -69,7 +69,7 @@ def rates(
         per_s(evaluate, workers)
         begin()
         rate, done = per_s(evaluate, count)
-        recorded, _ = per_s(evaluator._recorder.collect, count)
+        recorded, _ = per_s(evaluator._front_end.collect, count)
     certified = [float(e.environment["certificate_s"]) for e in done if "certificate_s" in e.environment]
     return {
         "gpus": gpus,

@@ -1,1 +1,1 @@
-"""Certificates: a champion's real Python, run in a sandbox with the GPU, under sanitizers."""
+"""Certifies champions: runs their real Python in a sandbox with the GPU, and their plans under sanitizers."""

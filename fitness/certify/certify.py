@@ -1,12 +1,12 @@
-"""Certifies a candidate: its real Python, run eagerly on the GPU in a fresh sandboxed process, on inputs never seen.
+"""Certifies a candidate: runs its real Python eagerly on the GPU in a fresh sandboxed process, on fresh inputs.
 
-Recorded plans are what is verified and timed; a certificate shows that the Python they were recorded from does the
-same.  Inputs come from the runner (which is asked for nothing else meanwhile) as files, outputs go back as files, and
-the runner compares: within the oracle's budget, and to the bit with the plan where the task is deterministic.
+Recorded plans are verified and timed; a certificate shows that the Python they were recorded from does the same.
+Inputs come from the runner (which does nothing else meanwhile) as files, and outputs go back as files.  The runner
+compares them: within the oracle's budget, and to the bit with the plan if the task is deterministic.
 
 `quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls, and
-compute-sanitizer.  Every candidate is held against the seed: where the seed's own Python cannot be run like this, the
-machine or the task is at fault, and what the seed cannot do at another size is not asked of a candidate.
+compute-sanitizer.  Every candidate is compared with the seed.  If the seed's own Python cannot run like this, the
+machine or the task is at fault.  A size that the seed cannot handle is not asked of a candidate.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict
 from fitness.certify.sanitize import TOOLS, SanitizerFinding, sanitize
 from fitness.frontend.stages import Stop, expect_ok
 from fitness.frontend.target import get_target, machine, sm_name
-from fitness.gpu.eager_answers import MalformedAnswer, checked
 from fitness.gpu.eager_check import Match
-from fitness.gpu.launch_bundle import make_work
+from fitness.gpu.exchange import MalformedAnswer, checked_answer
+from fitness.gpu.launch_bundle import make_bundle
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
@@ -33,16 +33,16 @@ from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
 
-# Of the eager process: a CUDA context, a C compiler for Triton's launchers, the kernels, and gigabytes of tensors.
+# Limits of the eager process: a CUDA context, a C compiler for Triton's launchers, the kernels, gigabytes of tensors.
 LIMITS = Limits(wall_s=120.0, cpu_s=240, memory_bytes=32 << 30, file_bytes=16 << 30)
 DEVICE = "cuda"
-SAMPLES = 30  # eager calls whose time is taken
-MOST_UNSEEN = 4  # sizes that are derived from a task's own
-SHRINK = 7  # a derived size is smaller by one part in so many, and so rarely a multiple of anything
+SAMPLES = 30  # eager calls that are timed.
+MOST_UNSEEN = 4  # sizes that are derived from a task's own.
+SHRINK = 7  # a derived size is smaller by one part in SHRINK, and so rarely a multiple of anything.
 
 
 def unseen_cases(task: Task) -> list[Case]:
-    """Sizes that no candidate has seen: the task's `certify`, or its smallest case with one axis changed at a time."""
+    """Returns sizes that no candidate has seen: the task's `certify`, or its smallest case with one axis changed."""
     if task.certify:
         return list(task.certify)
     base = min(task.cases, key=lambda case: math.prod(case.axes.values()))
@@ -63,7 +63,7 @@ class Certifier:
     """Certifies candidates of one task on the GPU of one runner."""
 
     def __init__(self, task: Task, runner: Runner, zygote: Zygote | None = None) -> None:
-        """The runner is shared with others and not closed here; nor is a `zygote` (for job "eager") that is given."""
+        """Keeps both.  The runner and a given `zygote` (for job "eager") are shared with others and not closed here."""
         self._task, self._runner = task, runner
         facts = runner.facts
         self._compiled_for, self._gpu = sm_name(facts["capability"]), facts["uuid"]
@@ -73,7 +73,7 @@ class Certifier:
         self._calls = Calls(task, self._root)
         self._reference: Certificate | None = None  # the seed's
         self._unseen: tuple[list[Case], list[Evidence]] | None = None
-        self._lock = threading.Lock()  # the seed is tried once, whoever asks first
+        self._lock = threading.Lock()  # the seed is tried once
 
     def close(self) -> None:
         for zygote in (None if self._shared else self._zygote, self._recorder):
@@ -81,31 +81,34 @@ class Certifier:
                 zygote.close()
         remove(self._root)
 
-    def quick(self, source: str, work: LaunchBundle, *, seed: str) -> Certificate:
-        """On the task's cases.  work: of this very source, with `choices`.  The seed is tried only if this fails."""
-        certificate = self._eager(source, work, self._task.cases, seed, samples=0)
+    def quick(self, source: str, bundle: LaunchBundle, *, seed: str) -> Certificate:
+        """Certifies on the task's cases.
+
+        bundle: of this very source, with `choices`.  The seed is tried only if this fails.
+        """
+        certificate = self._eager(source, bundle, self._task.cases, seed, samples=0)
         if certificate.verdict is Verdict.OK or (problem := self._problem()) is None:
             return certificate
         return dataclasses.replace(problem, candidate=Candidate(source).id)
 
     def full(self, source: str, *, seed: str) -> Certificate:
-        """On the task's cases and on other sizes, with times, and under compute-sanitizer."""
+        """Certifies on the task's cases and on other sizes, with times, and under compute-sanitizer."""
         if (problem := self._problem()) is not None:
             return dataclasses.replace(problem, candidate=Candidate(source).id)
         allowed, left_out = self._allowed(seed)
         cases = [*self._task.cases, *allowed]
         small = [dataclasses.replace(case.on_cpu(), name=f"{case.name}, small") for case in cases]
         try:
-            work = self._work(source, [*cases, *small])
+            bundle = self._bundle(source, [*cases, *small])
         except Stop as stop:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
-        certificate = self._eager(source, work, cases, seed, samples=SAMPLES)
+        certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
         checks = [*certificate.checks, *left_out]
         if certificate.verdict is not Verdict.OK:
             return dataclasses.replace(certificate, checks=tuple(checks))
         with scratch_folder(self._root) as folder, self._runner.idle():
             for tool in TOOLS:
-                finding = sanitize(tool, self._task.folder, work, small, seed=seed, folder=folder, gpu=self._gpu)
+                finding = sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
                 checks.append(_sanitized(finding))
         bad = next((check for check in checks if check.outcome == "failed"), None)
         verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
@@ -114,7 +117,7 @@ class Certifier:
     # --- the seed ----------------------------------------------------------------------------------------------------
 
     def _problem(self) -> Certificate | None:
-        """Why nothing can be certified, found by trying the seed; None where it can."""
+        """Returns why nothing can be certified, found by trying the seed; None if the seed can be certified."""
         with self._lock:
             if self._reference is None:
                 self._reference = self._eager(self._task.seed_source, None, self._task.cases, "seed", samples=0)
@@ -129,9 +132,9 @@ class Certifier:
         )
 
     def _allowed(self, seed: str) -> tuple[list[Case], list[Evidence]]:
-        """The unseen sizes that the seed handles, and what there is to say about the others.
+        """Returns the unseen sizes that the seed handles, and the evidence for the others.
 
-        Found once: the sizes, and what the seed makes of them, do not depend on a candidate.
+        Found once: the sizes, and the seed's results on them, do not depend on a candidate.
         """
         if self._unseen is None:
             cases = unseen_cases(self._task)
@@ -149,23 +152,23 @@ class Certifier:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def _work(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
-        """What to replay.  The source has one configuration for each launch.  Raises Stop."""
+    def _bundle(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
+        """Returns the bundle to replay.  The source has one configuration for each launch.  Raises Stop."""
         self._recorder = self._recorder or Zygote(get_target(self._compiled_for).spec, ("record", "compile"))
         calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
         target = machine(get_target(self._compiled_for), self._runner.facts)
         with scratch_folder(self._root) as folder:
-            work = make_work(
+            bundle = make_bundle(
                 source, self._task, calls,
                 zygote=self._recorder, target=target.spec, scratch=folder, limits=LIMITS,
             )  # fmt: skip
-        choices = {name: [0] * len(plan.launches) for name, plan in work.plans.items()}
-        return dataclasses.replace(work, choices=choices)
+        choices = {name: [0] * len(plan.launches) for name, plan in bundle.plans.items()}
+        return dataclasses.replace(bundle, choices=choices)
 
     def _eager(
-        self, source: str, work: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int
+        self, source: str, bundle: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int
     ) -> Certificate:
-        """One process, every case on inputs of its own.  `work`: what to compare with to the bit."""
+        """Runs one process, every case on inputs of its own. bundle: what to compare with to the bit."""
         layers: tuple[str, ...] = ()
         answers: list[Mapping[str, Any]] = []
 
@@ -180,13 +183,13 @@ class Certifier:
             try:
                 self._zygote = self._zygote or Zygote(get_target(self._compiled_for).spec, ("eager",), self._gpu)
                 result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
-            except EvoError as error:  # no such process can be had here
+            except EvoError as error:  # no such process can be started here
                 raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error
             layers = result.layers
             answers.extend(_checked(expect_ok("certify", result), cases))
             return answers
 
-        exact = work if self._task.deterministic and not _delegates(work) else None
+        exact = bundle if self._task.deterministic and not _delegates(bundle) else None
         with scratch_folder(self._root) as folder:
             try:
                 matches = self._runner.compare(exact, cases, seed=seed, folder=folder, run=run)
@@ -196,7 +199,7 @@ class Certifier:
             message = f"the results could not be compared: {matches.message}"
             return self._failed(source, Verdict.INFRASTRUCTURE, message, seed=seed)
         checks = [_compared(c, m, a) for c, m, a in zip(cases, matches, answers, strict=True)]
-        # A case without a finite reference is none, as in verification; without any other there is no certificate.
+        # A case without a finite reference is skipped, as in verification; if all are, nothing is certified.
         failed = [m for m in matches if m.verdict not in (Verdict.OK, Verdict.INFRASTRUCTURE)]
         if not failed and all(m.verdict is Verdict.INFRASTRUCTURE for m in matches):
             failed = list(matches)
@@ -209,18 +212,18 @@ class Certifier:
 
 
 def not_run(source: str, why: str) -> Certificate:
-    """The certificate of a machine that cannot give any."""
+    """Returns the certificate of a machine that cannot certify."""
     checks = tuple(Evidence(what, "not run", why) for what in ("eager", *TOOLS))
     return Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, why, checks)
 
 
-def _delegates(work: LaunchBundle | None) -> bool:
-    """Whether libraries do part of the work: they may choose other algorithms in another process."""
-    return work is not None and any(plan.delegated for plan in work.plans.values())
+def _delegates(bundle: LaunchBundle | None) -> bool:
+    """Returns whether libraries do part of the work: they may choose other algorithms in another process."""
+    return bundle is not None and any(plan.delegated for plan in bundle.plans.values())
 
 
 def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[str, Any]]:
-    """The answers of an untrusted process, as many as there are cases.  Raises Stop where they are malformed."""
+    """Returns the answers of an untrusted process, one for each case.  Raises Stop if they are malformed."""
     calls = value.get("calls")
     if not isinstance(calls, list) or len(calls) != len(cases):
         message = f"the eager process did not answer for all {len(cases)} cases"
@@ -230,7 +233,7 @@ def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[st
 
 def _sound(call: Any, case: Case) -> Mapping[str, Any]:
     try:
-        return checked(call, timed=True)
+        return checked_answer(call, timed=True)
     except MalformedAnswer as error:
         message = f"{case.name}: the eager process gave a malformed answer: {error}"
         raise Stop("certify", Verdict.RUNTIME_ERROR, message) from error
@@ -253,8 +256,10 @@ def _compared(case: Case, match: Match, answer: Mapping[str, Any]) -> Evidence:
 
 
 def _sanitized(finding: SanitizerFinding) -> Evidence:
-    """Racecheck looks at shared memory, which the source of a Triton kernel does not mention: what it finds is the
-    compiler's (known of reductions), or its own mistake (of asynchronous copies), and is noted.
+    """Returns the evidence of a sanitizer.
+
+    Racecheck looks at shared memory, which the source of a Triton kernel does not mention.  Its findings are the
+    compiler's (known of reductions) or its own mistakes (of asynchronous copies), so they are only noted.
     """
     if finding.problem:
         return Evidence(finding.tool, "not run", finding.problem)

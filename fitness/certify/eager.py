@@ -1,8 +1,8 @@
-"""The eager job: the candidate's real Python on the GPU, on inputs from files, its results into files.
+"""Runs the eager job: the candidate's real Python on the GPU, on inputs from files, its results into files.
 
 Runs in a sandboxed child that sees the GPU (profile "gpu").  What is expected is never in this process.  Everything it
-returns was written by a process with untrusted code in it: results are judged elsewhere
-(`fitness/gpu/eager_check.py`), and the times are what this process says about itself.
+returns comes from a process with untrusted code in it.  So its results are compared elsewhere
+(`fitness/gpu/eager_check.py`), and its times are only what it says about itself.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import torch
 
 from evo.core.records import Verdict
 from fitness.frontend.module import compiled, earlier_modules, entry_of, returned, written_among
-from fitness.gpu.bits import same_bits
 from fitness.gpu.exchange import put, take
 from fitness.sandbox.jobs import JobError, line_of_error
+from fitness.verify.compare import same_bits
 
-WARM_UP = 3  # calls before those whose time is taken
+WARM_UP = 3  # calls before those that are timed
 POISON_BYTES = 1 << 30  # of device memory that is not zero when a candidate allocates it
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Calls the entry once for each call on its own inputs.
 
-    payload: {"source", "entry", "device", "calls": [{"name", "args": descriptions of `fitness.gpu.exchange`,
-    "written": positions, "samples": calls to time}]}.  Returns {"calls": [{"structure", "outputs": descriptions of the
-    returned tensors and then of the written arguments, "modified": positions, "samples_us": [...]}]}; a call that
-    failed gives {"error": {"verdict", "message", "line"}} instead.
+    payload: {"source", "entry", "device", "calls": [{"name", "args": descriptions of `put`, "written": positions,
+    "samples": calls to time}]}.
 
-    Raises JobError where the candidate cannot be imported.
+    Returns {"calls": [{"structure", "outputs": descriptions of the returned tensors and then of the written arguments,
+    "modified": positions, "samples_us": [...]}]}; a failed call has {"error": {"verdict", "message", "line"}} instead.
+    Raises JobError if the candidate cannot be imported.
     """
     _full_precision()
     with torch.no_grad(), earlier_modules():
@@ -42,7 +42,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 def _full_precision() -> None:
-    """Matrix products as the runner has them."""
+    """Sets the precision of matrix products to that of the runner."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -70,7 +70,7 @@ def _results(function: Callable[..., Any], call: Mapping[str, Any], device: str,
 
 
 def _guarded(function: Callable[..., Any], arguments: Sequence[Any], device: str, name: str) -> Any:
-    """The entry's result, computed to its end."""
+    """Returns the entry's result after all its work on the device is done."""
     with _blamed(name):
         result = function(*arguments)
         _wait(device)
@@ -79,20 +79,20 @@ def _guarded(function: Callable[..., Any], arguments: Sequence[Any], device: str
 
 @contextlib.contextmanager
 def _blamed(name: str) -> Iterator[None]:
-    """Whatever goes wrong inside is the candidate's: a JobError with its line and the call's name."""
+    """Turns every error inside into a JobError with its line and the call's name: the candidate is at fault."""
     try:
         yield
     except (JobError, MemoryError):
         raise
     except torch.OutOfMemoryError as error:
         raise JobError(Verdict.OUT_OF_MEMORY, f"device memory (call {name!r})", line_of_error(error)) from error
-    except Exception as error:  # whatever the candidate raises is the candidate's
+    except Exception as error:  # any exception is the candidate's fault
         message = f"{type(error).__name__}: {error} (call {name!r})"
         raise JobError(Verdict.RUNTIME_ERROR, message, line_of_error(error)) from error
 
 
 def _timed(function: Callable[..., Any], arguments: Sequence[Any], device: str, name: str, samples: int) -> list[float]:
-    """Microseconds from the call to the end of its work on the device, the host's share included."""
+    """Returns microseconds from the call to the end of its work on the device, the host's share included."""
     times = []
     for number in range(WARM_UP + samples):
         begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""compute-sanitizer over a replay of plans: memory errors and hazards that equal outputs do not show.
+"""Runs compute-sanitizer over a replay of plans: finds memory errors and hazards that equal outputs do not show.
 
-The process it watches is trusted (`fitness/certify/sanitize_process.py`): machine code and plans, no Python of
-the candidate.
+The process it watches is trusted (`fitness/certify/sanitize_process.py`): machine code and plans, no Python of the
+candidate.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from evo.core.records import Case
 from fitness.cuda.nvidia import find_tool
 from fitness.gpu.runner import LaunchBundle
 
-# With their options.  Errors of API calls are not asked for: torch makes some as it looks for what the driver offers.
+# With their options.  Errors of API calls are left out: torch causes some when it looks for features of the driver.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 PROGRAM = "compute-sanitizer"
 WALL_S = 240.0  # of one tool: starting torch under it takes 10 to 20 s
-FINISHED = "finished:"  # what the process says last; without it nothing was shown
+FINISHED = "finished:"  # the process prints it last; without it nothing was shown
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 _FIRST = re.compile(r"^=+ ((?:Invalid|Error|Warning|Misaligned|Race|Potential|Program hit|Target).*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class SanitizerFinding:
-    """What one tool said.  `problem`: why it could not be run, "" where it was; `errors`: what it counted."""
+    """The result of one tool.  `problem`: why it could not run, "" if it did; `errors`: how many it counted."""
 
     tool: str
     problem: str = ""
@@ -40,21 +40,24 @@ class SanitizerFinding:
 
 
 def sanitize(
-    tool: str, task: Path, work: LaunchBundle, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str
+    tool: str, task: Path, bundle: LaunchBundle, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str
 ) -> SanitizerFinding:
-    """`tool` over one replay of each case's plan.  task: folder; gpu: as in CUDA_VISIBLE_DEVICES; folder: for files."""
+    """Runs `tool` over one replay of each case's plan.
+
+    task: folder; gpu: in the form of CUDA_VISIBLE_DEVICES; folder: for files.
+    """
     program = find_tool(PROGRAM)
     if not program:
         return SanitizerFinding(tool, "compute-sanitizer is not installed")
     file = folder / "replay.pickle"
-    file.write_bytes(pickle.dumps((work, list(cases), seed)))
+    file.write_bytes(pickle.dumps((bundle, list(cases), seed)))
     command = [program, "--tool", tool, *TOOLS[tool], sys.executable, "-m", "fitness.certify.sanitize_process"]
     root = str(Path(__file__).resolve().parents[2])
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p),
         "CUDA_VISIBLE_DEVICES": gpu,
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # every buffer an allocation of its own, whose bounds are known
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # every buffer an allocation of its own, with known bounds
     }
     # A session of its own: the tool and the process that it watches are ended together.
     process = subprocess.Popen(
@@ -71,7 +74,7 @@ def sanitize(
 
 
 def read_output(tool: str, output: str) -> SanitizerFinding:
-    """What the tool's output says.  Errors count even where the process did not reach its end."""
+    """Returns the finding in the tool's output.  Errors count even if the process did not reach its end."""
     summary = _SUMMARY.search(output)
     errors = [int(n) for n in re.findall(r"\d+", summary[1])] if summary else []
     if errors and errors[0]:

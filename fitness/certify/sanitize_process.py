@@ -1,8 +1,8 @@
-"""`python -m fitness.certify.sanitize_process TASK FILE`: replays plans once, for a tool that watches
-(`fitness/certify/sanitize.py`).
+"""Replays plans once, for a tool that watches: `python -m fitness.certify.sanitize_process TASK FILE`.
 
-FILE holds (work, cases, seed), pickled by the process that started this one.  Unlike in the runner, each buffer of a
-plan is an allocation of its own and no guard zones surround it: a read beyond its end is outside of any allocation.
+FILE holds (bundle, cases, seed), pickled by the process that started this one (`fitness/certify/sanitize.py`).  Unlike
+in the runner, each buffer of a plan is an allocation of its own without guard zones.  So a read beyond its end is
+outside of any allocation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fitness.verify import oracle
 
 
 class Apart(DeviceMemory):
-    """The buffers of a plan, each for itself, once."""
+    """The buffers of a plan, each an allocation of its own, one copy."""
 
     def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
         Layout.__init__(self, plan)
@@ -46,14 +46,14 @@ class Apart(DeviceMemory):
 
 def main(arguments: list[str]) -> None:
     task = load_task(arguments[0], tried=True)
-    work, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
+    bundle, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
     device = torch.device("cuda")
     torch.empty(0, device=device)  # makes the context: kernels are loaded before anything is written
-    loaded = Loaded(work)
+    loaded = Loaded(bundle)
     launches = 0
     with torch.no_grad():
         for case in cases:
-            plan = work.plans[case.name]
+            plan = bundle.plans[case.name]
             program = Program(
                 plan, loaded.choices[case.name], loaded.kernels(case.name),
                 device=device, written=task.written, memory=Apart,

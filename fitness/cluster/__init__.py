@@ -1,1 +1,1 @@
-"""Recorders and runners by the dozen: processes and Ray actors that can be lost."""
+"""Runs front ends and backends on many machines: processes and Ray actors that can be lost."""

@@ -1,4 +1,4 @@
-"""What is sent to the machines of a cluster: the terms of all work there, and tasks."""
+"""Packs what is sent to the machines of a cluster: the settings of all workers, and tasks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FILES_BYTES = 64 << 20  # of a task's folder, sent to every actor
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What is the same for all tasks."""
+    """Settings that are the same for all tasks."""
 
     target: Target
     measured: bool
     limits: Limits
-    versions: Callable[[], Mapping[str, str]]  # of what decides results, on the machine that calls it
+    versions: Callable[[], Mapping[str, str]]  # versions that decide results, on the machine that calls it
     expected: Mapping[str, str]  # the driver's
 
     def check_versions(self) -> None:
-        """Raises ConfigError where this machine would find other results than the driver's."""
+        """Raises ConfigError if this machine would find other results than the driver's."""
         here = self.versions()
         differ = [
             f"{name} {found} instead of {self.expected.get(name)}"
@@ -38,13 +38,16 @@ class WorkerSettings:
 
 
 def _public(version: str) -> str:
-    """Without the local part: nodes with and without a GPU have builds of torch of their own ("2.11.0+cpu")."""
+    """Returns the version without its local part.
+
+    Nodes with and without a GPU have other builds of torch ("2.11.0+cpu").
+    """
     return version.partition("+")[0]
 
 
 @dataclass(frozen=True)
 class TaskBundle:
-    """A task on its way."""
+    """A task in the form in which it is sent to other machines."""
 
     name: str
     files: Mapping[str, bytes]  # its folder, without folders in it
@@ -52,7 +55,7 @@ class TaskBundle:
 
     @classmethod
     def of(cls, task: Task) -> TaskBundle:
-        """Raises ConfigError where the task is too large to be sent around."""
+        """Packs a task.  Raises ConfigError if it is too large to be sent around."""
         paths = [path for path in task.folder.iterdir() if path.is_file() and not path.name.startswith(".")]
         size = sum(path.stat().st_size for path in paths)
         if size > FILES_BYTES:
@@ -63,7 +66,7 @@ class TaskBundle:
         return cls(task.name, {path.name: path.read_bytes() for path in paths}, task.hash)
 
     def load(self, folder: Path) -> Task:
-        """The task, from files written to `folder`.  Raises TaskError where it is not the driver's."""
+        """Returns the task, from files written to `folder`.  Raises TaskError if it is not the driver's."""
         home = folder / self.name
         home.mkdir(parents=True)
         for name, data in self.files.items():

@@ -1,12 +1,12 @@
-"""Recorders and judges on the machines of a Ray cluster, or on the GPUs of one.  The only module that imports Ray.
+"""Runs front ends and backends on the machines of a Ray cluster, or on several GPUs.  Only this module imports Ray.
 
-    cluster = Cluster("local")                                  # or HOST:PORT of one that runs
-    workshop = ClusterWorkshop(cluster, target, gpus=2, ...)    # 0: verified by interpreters, times estimated
-    evaluators = [workshop.open(task) for task in tasks]        # at the same time, on the same workers
+    cluster = Cluster("local")                                        # or HOST:PORT of one that runs
+    factory = ClusterEvaluatorFactory(cluster, target, gpus=2, ...)   # 0: interpreters verify, times are estimated
+    evaluators = [factory.open(task) for task in tasks]               # at the same time, on the same workers
 
-Actors do what `fitness/candidate.py`, `fitness/cpu_backend.py` and `fitness/gpu_backend.py` do in one process, for as
-many tasks as are open; this module says where they live (`posts`), gets tasks to them and keeps two crews
-(`fitness/cluster/workers.py`), one that compiles and one that judges.  Nothing is stored here: whoever calls an
+Actors do what `fitness/candidate.py`, `fitness/cpu_backend.py` and `fitness/gpu_backend.py` do in one process, for all
+open tasks.  This module chooses their machines (`posts`) and sends tasks to them.  It keeps two worker pools
+(`fitness/cluster/workers.py`): one compiles, one verifies and times.  Nothing is stored here: the caller of an
 evaluator does that.
 """
 
@@ -36,8 +36,7 @@ from fitness.evaluator import BackendResult, Evaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
-from fitness.gpu.sharing import SharedGpu
-from fitness.gpu_backend import GpuBackend
+from fitness.gpu_backend import GpuBackend, SharedGpu
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_root
@@ -52,18 +51,19 @@ except ImportError as error:
     raise ConfigError(f"several GPUs and --ray-address need Ray, which is not installed; {how_to_install()}") from error
 
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work
-CALL_S = 900.0  # a judge may replace its GPU process twice within one call; a node that is silent for longer is lost
+CALL_S = 900.0  # a backend may replace its GPU process twice within one call; a node that is silent for longer is lost
 CLOSE_S = 5.0
 STEP_S = 0.5
 KNOCK_S = 10.0
-RECORDER_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (docs/gpu.md)
-JUDGE_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
+FRONT_END_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (docs/gpu.md)
+BACKEND_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
 # One candidate is measured, the next waits at the GPU, so that the driver's round trip costs the GPU no time.
-JUDGE_LANES = 2
-STORE_BYTES = 256 << 20  # Ray's memory for objects in flight on a machine of its own; facts are about 1 MB each
+BACKEND_LANES = 2
+# Ray's memory for objects in flight on a machine of its own; compiled candidates are about 1 MB each
+STORE_BYTES = 256 << 20
 
 
-# --- where ---------------------------------------------------------------------------------------------------------
+# --- machines ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -87,43 +87,45 @@ class Post:
 
 
 def posts(nodes: Sequence[Node], gpus: int) -> tuple[list[Post], list[Post]]:
-    """(recorders, judges) for measuring on that many GPUs, the first ones there are; 0: for estimating.
+    """Returns (posts of front ends, posts of backends) for measuring on the first `gpus` GPUs; 0: for estimating.
 
-    Raises ConfigError where there are not as many, or no CPU beside them to record on.
+    Raises ConfigError if the cluster has fewer, or no CPU beside them to record on.
     """
-    recorders, judges = [], []
+    front_ends, backends = [], []
     wanted = gpus
     for node in nodes:
         here = min(wanted, node.gpus)
         wanted -= here
         if gpus:
-            share = min(JUDGE_CPUS, (node.cpus - 1) / here) if here and node.cpus else 0
-            judges += [Post(node, JUDGE_LANES, max(0, int(share)), 1) for _ in range(here)]
-            recorders += _split(node, int(node.cpus - here * max(0, int(share))), 1.0)
+            share = min(BACKEND_CPUS, (node.cpus - 1) / here) if here and node.cpus else 0
+            backends += [Post(node, BACKEND_LANES, max(0, int(share)), 1) for _ in range(here)]
+            front_ends += _split(node, int(node.cpus - here * max(0, int(share))), 1.0)
         else:  # most evaluations wait for one of the two: each may have all CPUs, and pays for half
-            judges += _split(node, node.cpus, 0.5)
-            recorders += _split(node, node.cpus, 0.5)
+            backends += _split(node, node.cpus, 0.5)
+            front_ends += _split(node, node.cpus, 0.5)
     if wanted:
         raise ConfigError(f"--gpus {gpus}: the cluster has {gpus - wanted}; set --gpus all or a number up to that")
-    if not recorders:
+    if not front_ends:
         raise ConfigError("the cluster has no CPUs to record and compile on; start its nodes with --num-cpus")
-    return recorders, judges
+    return front_ends, backends
 
 
 def _split(node: Node, lanes: int, price: float) -> list[Post]:
-    """Posts with that many lanes in all, evenly; a lane costs `price` CPUs."""
-    count = -(-lanes // RECORDER_LANES)
+    """Returns posts with that many lanes in all, evenly; a lane costs `price` CPUs."""
+    count = -(-lanes // FRONT_END_LANES)
     sizes = [lanes // count + (i < lanes % count) for i in range(count)]
     return [Post(node, size, size * price) for size in sizes]
 
 
 class Cluster:
-    """The connection of this process to Ray, of which there is one; a connection that exists is used and kept."""
+    """The connection of this process to Ray; there is one, and an existing connection is used and kept."""
 
     def __init__(self, address: str) -> None:
-        """`address`: HOST:PORT, "auto" (the cluster on this machine) or "local" (start one here, ended by `close`).
+        """Connects.
 
-        Raises ConfigError where there is none.
+        address: HOST:PORT, "auto" (the cluster on this machine) or "local" (start one here, ended by `close`).
+
+        Raises ConfigError if the connection fails.
         """
         self._mine = not ray.is_initialized()
         if self._mine:
@@ -131,7 +133,7 @@ class Cluster:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The machines that are alive, this one first."""
+        """Returns the machines that are alive, this one first."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         here = ray.get_runtime_context().get_node_id()
         alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerHostname"], node["NodeID"]))
@@ -150,7 +152,7 @@ class Cluster:
         return f"{cpus} CPUs and {gpus} GPUs of {len(self.nodes)} node{'s' if len(self.nodes) > 1 else ''}"
 
     def find_gpus(self, target: Target) -> Gpus:
-        """The GPUs of all machines, one of them looked at where it is."""
+        """Returns the GPUs of all machines; one of them is inspected on its own machine."""
         count = sum(node.gpus for node in self.nodes)
         if not count:
             return Gpus(0, "", "no node of the Ray cluster has a GPU")
@@ -162,7 +164,10 @@ class Cluster:
         return Gpus(count, found.name, found.problem)
 
     def measuring(self, target: Target) -> Target:
-        """`target` with the facts of the GPUs, one of them looked at where it is: all of a run are of one model."""
+        """Returns `target` with the properties of one GPU, inspected on its machine.
+
+        All GPUs of a run are of one model.
+        """
         look = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measuring)
         try:
             found: Target = ray.get(look.remote(target), timeout=START_S)
@@ -171,10 +176,10 @@ class Cluster:
         return found
 
     def workers(self, gpus: int) -> int:
-        """Evaluations at once that keep all lanes busy."""
-        recorders, judges = posts(self.nodes, gpus)
-        compiling = sum(post.lanes for post in recorders)
-        return compiling + sum(post.lanes for post in judges) if gpus else compiling
+        """Returns how many evaluations at once keep all lanes busy."""
+        front_ends, backends = posts(self.nodes, gpus)
+        compiling = sum(post.lanes for post in front_ends)
+        return compiling + sum(post.lanes for post in backends) if gpus else compiling
 
     def close(self) -> None:
         if self._mine:
@@ -182,7 +187,7 @@ class Cluster:
 
 
 def _join(address: str) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked whether Ray may report home
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray must not report home without the user's consent
     own: dict[str, Any] = {"object_store_memory": STORE_BYTES, "include_dashboard": False} if address == "local" else {}
     try:
         if address not in ("auto", "local"):
@@ -197,7 +202,7 @@ def _join(address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError where nobody answers at HOST:PORT; Ray itself would go on trying for minutes."""
+    """Raises OSError if nothing answers at HOST:PORT; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
@@ -206,43 +211,45 @@ def _knock(address: str) -> None:
 
 
 class Actor:
-    """The process of a worker: a Recorder or a judge for each open task.
+    """The process of a worker: a front end or a backend for each open task.
 
-    Whatever ends an evaluation is an answer, not an exception.  On a GPU the judges take turns: it times one candidate
-    at a time, whatever its task.
+    Whatever ends an evaluation is an answer, not an exception.  On a GPU the backends share the GPU lock: one candidate
+    is timed at a time, whatever its task.
     """
 
-    def start(self, role: str, terms: WorkerSettings) -> Exception | None:
-        """Makes what the tasks share."""
+    def start(self, role: str, settings: WorkerSettings) -> Exception | None:
+        """Makes what the tasks share.  Returns the error if that fails."""
         try:
-            terms.check_versions()
-            self._role, self._terms, self._folder = role, terms, scratch_root()
-            self._gpu = SharedGpu()  # Ray shows it the one that is its own
+            settings.check_versions()
+            self._role, self._settings, self._folder = role, settings, scratch_root()
+            self._gpu = SharedGpu()  # Ray shows it only its own
             self._tasks: dict[int, FrontEnd | CpuBackend | GpuBackend] = {}
-            jobs = ("record", "compile", "trace") if role == "recorder" else () if terms.measured else ("interpret",)
-            self._zygote = Zygote(terms.target.spec, jobs) if jobs else None
+            jobs = (
+                ("record", "compile", "trace") if role == "front end" else () if settings.measured else ("interpret",)
+            )
+            self._zygote = Zygote(settings.target.spec, jobs) if jobs else None
         except (Stop, EvoError) as error:
             return error
         return None
 
-    def open(self, key: int, parcel: TaskBundle) -> Exception | None:
-        """Makes the object whose methods `call` calls under that key."""
+    def open(self, key: int, bundle: TaskBundle) -> Exception | None:
+        """Makes the object whose methods `call` calls under that key.  Returns the error if that fails."""
         try:
-            self._tasks[key] = self._make(parcel.load(self._folder / str(key)))
+            self._tasks[key] = self._make(bundle.load(self._folder / str(key)))
         except (Stop, EvoError) as error:
             return error
         return None
 
     def _make(self, task: Task) -> FrontEnd | CpuBackend | GpuBackend:
-        target, limits = self._terms.target, self._terms.limits
-        if self._role == "recorder":
-            return FrontEnd(task, target, measured=self._terms.measured, limits=limits, zygote=self._zygote)
-        if self._terms.measured:
+        target, limits = self._settings.target, self._settings.limits
+        if self._role == "front end":
+            return FrontEnd(task, target, measured=self._settings.measured, limits=limits, zygote=self._zygote)
+        if self._settings.measured:
             return GpuBackend(task, limits=limits, gpu=self._gpu)
         return CpuBackend(task, target, limits=limits, zygote=self._zygote)
 
     def call(self, key: int, method: str, *arguments: Any) -> Any:
-        """What the method answers, or the attribute of that name."""
+        """Returns what the method answers, or the attribute of that name."""
         if key not in self._tasks:
             return EvoError("the task was closed")
         try:
@@ -267,7 +274,7 @@ class Actor:
 
 
 class Closed(EvoError):
-    """The task of a call is not worked on any more."""
+    """The evaluator of a call was closed."""
 
 
 _KEYS = itertools.count()
@@ -276,16 +283,16 @@ _KEYS = itertools.count()
 class Assignment:
     """A task, and how a worker begins with it: `calls` are its first ones, each a method and its arguments."""
 
-    def __init__(self, parcel: TaskBundle, *calls: tuple[Any, ...]) -> None:
-        self.key, self.parcel, self.calls = next(_KEYS), parcel, calls
+    def __init__(self, bundle: TaskBundle, *calls: tuple[Any, ...]) -> None:
+        self.key, self.bundle, self.calls = next(_KEYS), bundle, calls
         self.over = threading.Event()
 
 
 class Remote:
-    """An actor as a worker of a crew, whose calls begin with their Assignment."""
+    """An actor as a worker of a WorkerPool; its calls begin with their Assignment."""
 
-    def __init__(self, post: Post, role: str, terms: WorkerSettings, closing: threading.Event) -> None:
-        """Raises Lost where it does not start, and from all that is waited for once `closing` is set."""
+    def __init__(self, post: Post, role: str, settings: WorkerSettings, closing: threading.Event) -> None:
+        """Starts the actor.  Raises Lost if it does not start, and while it waits once `closing` is set."""
         self._closing = closing
         self._begun: dict[int, list[Any]] = {}  # by key: answers of the first calls
         self._beginning = threading.Lock()
@@ -298,19 +305,22 @@ class Remote:
             scheduling_strategy=NodeAffinitySchedulingStrategy(post.node.id, soft=False),
         ).remote()
         try:
-            self._get(self._actor.start.remote(role, terms), START_S)
+            self._get(self._actor.start.remote(role, settings), START_S)
         except Exception:
-            self.fire()
+            self.stop()
             raise
 
     def begin(self, assignment: Assignment) -> list[Any]:
-        """The answers of the assignment's first calls, which are made once.  Raises what they raise, and Closed."""
+        """Returns the answers of the assignment's first calls, which are made once.
+
+        Raises what they raise, and Closed.
+        """
         if assignment.over.is_set():
             raise Closed("the evaluator was closed")
         if assignment.key not in self._begun:
             with self._beginning:
                 if assignment.key not in self._begun:
-                    opened = self._actor.open.remote(assignment.key, assignment.parcel)
+                    opened = self._actor.open.remote(assignment.key, assignment.bundle)
                     self._get(opened, START_S, assignment.over)
                     self._begun[assignment.key] = [self._call(assignment, *call) for call in assignment.calls]
         return self._begun[assignment.key]
@@ -322,7 +332,7 @@ class Remote:
         except Closed:
             raise
         except (Stop, EvoError) as error:  # not the call's fault: others could begin with this task
-            raise Lost(f"it cannot begin with task {assignment.parcel.name!r}: {error}") from error
+            raise Lost(f"it cannot begin with task {assignment.bundle.name!r}: {error}") from error
         return self._call(assignment, method, *arguments[1:])
 
     def forget(self, assignment: Assignment) -> None:
@@ -330,7 +340,7 @@ class Remote:
         with suppress(RayError):
             ray.get(self._actor.forget.remote(assignment.key), timeout=CLOSE_S)
 
-    def fire(self) -> None:
+    def stop(self) -> None:
         with suppress(RayError):
             ray.get(self._actor.close.remote(), timeout=CLOSE_S)
         ray.kill(self._actor)
@@ -340,7 +350,7 @@ class Remote:
         return self._get(answer, CALL_S, assignment.over)
 
     def _get(self, reference: Any, wait_s: float, over: threading.Event | None = None) -> Any:
-        """Raises Closed where `over` is set meanwhile."""
+        """Waits for an answer.  Raises Closed if `over` is set meanwhile."""
         try:
             until = time.monotonic() + wait_s
             # In steps: Ray must not be left while a thread waits for an answer that may never come.
@@ -358,7 +368,7 @@ class Remote:
             raise Lost(f"{type(error).__name__}: {_first_line(error)}") from error
         if isinstance(answer, ConfigError | TaskError | Stop | NoCounters):
             raise answer
-        if isinstance(answer, EvoError):  # of no use any more: its zygote or its GPU does not start
+        if isinstance(answer, EvoError):  # it is useless from now on: its zygote or its GPU does not start
             if over is not None and over.is_set():
                 raise Closed("the evaluator was closed") from answer
             raise Lost(str(answer)) from answer
@@ -369,130 +379,131 @@ def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-# --- as recorder and judge of an evaluator -------------------------------------------------------------------------
+# --- as front end and backend of an evaluator ----------------------------------------------------------------------
 
 
 class ActorFactory:
     """The workers of one role, for all tasks."""
 
-    def __init__(self, role: str, stage: str, places: Sequence[Post], terms: WorkerSettings) -> None:
-        """`stage`: that their calls are part of.  Raises as Crew does."""
-        self._role, self._terms = role, terms
+    def __init__(self, role: str, stage: str, places: Sequence[Post], settings: WorkerSettings) -> None:
+        """Starts one worker per post. stage: that their calls are part of.  Raises like WorkerPool."""
+        self._role, self._settings = role, settings
         self._closing = threading.Event()
         self._open: dict[int, Assignment] = {}
-        self.crew = WorkerPool(stage, {_name(i, post): partial(self._hire, post) for i, post in enumerate(places)})
+        self.pool = WorkerPool(stage, {_name(i, post): partial(self._start, post) for i, post in enumerate(places)})
 
-    def _hire(self, post: Post) -> Remote:
-        """A worker that has begun with all that is open, so that one that cannot is not hired."""
-        worker = Remote(post, self._role, self._terms, self._closing)
+    def _start(self, post: Post) -> Remote:
+        """Starts a worker that begins with all open tasks; raises if it cannot, so that it is not used."""
+        worker = Remote(post, self._role, self._settings, self._closing)
         try:
             for assignment in list(self._open.values()):
                 with suppress(Closed):
                     worker.begin(assignment)
         except Exception:
-            worker.fire()
+            worker.stop()
             raise
         return worker
 
     def open(self, assignment: Assignment) -> dict[str, list[Any]]:
-        """Has all workers begin with a task at once; the answers of its first calls, by place.
+        """Has all workers begin with a task at once; returns the answers of its first calls, by place.
 
-        Raises what those raise, EvoError where no worker is left.  One that is hired meanwhile begins when it is asked.
+        Raises what those raise, EvoError if no worker is left.  A worker that starts meanwhile begins with its first
+        call.
         """
-        begun = self.crew.everyone(lambda worker: cast(Remote, worker).begin(assignment))
+        begun = self.pool.everyone(lambda worker: cast(Remote, worker).begin(assignment))
         self._open[assignment.key] = assignment
         return begun
 
     def close_task(self, assignment: Assignment) -> None:
-        """Calls of it that are under way raise EvoError."""
+        """Ends work on a task: its calls under way raise EvoError."""
         assignment.over.set()
         self._open.pop(assignment.key, None)
         if not self._closing.is_set():
-            with suppress(EvoError):  # nobody is left who could remember it
-                self.crew.everyone(lambda worker: cast(Remote, worker).forget(assignment))
+            with suppress(EvoError):  # no worker is left that could remember it
+                self.pool.everyone(lambda worker: cast(Remote, worker).forget(assignment))
 
     def close(self) -> None:
         self._closing.set()
-        self.crew.close()
+        self.pool.close()
 
 
 class FrontEnds:
-    """A recorder (`fitness.evaluator.CandidateBuilder`) that is many."""
+    """A front end (`fitness.evaluator.CandidateBuilder`) made of many workers."""
 
-    def __init__(self, staff: ActorFactory, parcel: TaskBundle) -> None:
-        self.staff, self._task = staff, Assignment(parcel)
-        staff.open(self._task)
+    def __init__(self, workers: ActorFactory, bundle: TaskBundle) -> None:
+        self.workers, self._task = workers, Assignment(bundle)
+        workers.open(self._task)
 
     @property
     def layers(self) -> Mapping[str, str]:
-        """As of every recorder; of one of the nodes, each evaluation tells its own."""
-        return cast("Mapping[str, str]", self.staff.crew.call("layers", self._task))
+        """Returns the sandbox layers of one of the nodes; each evaluation stores its own."""
+        return cast("Mapping[str, str]", self.workers.pool.call("layers", self._task))
 
     def collect(self, source: str) -> CompiledCandidate:
-        """As of every recorder."""
-        return cast(CompiledCandidate, self.staff.crew.call("collect", self._task, source))
+        """Compiles a source on any worker.  Raises Stop with the verdict."""
+        return cast(CompiledCandidate, self.workers.pool.call("collect", self._task, source))
 
-    def complete(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
-        """As of every recorder."""
-        return cast(CompiledCandidate, self.staff.crew.call("complete", self._task, source, facts))
+    def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
+        """Adds the remaining builds on any worker.  Raises Stop."""
+        return cast(CompiledCandidate, self.workers.pool.call("complete", self._task, source, compiled))
 
-    def estimates(self, source: str, facts: CompiledCandidate) -> Estimates:
-        """As of every recorder."""
-        return cast("Estimates", self.staff.crew.call("estimates", self._task, source, facts))
+    def estimates(self, source: str, compiled: CompiledCandidate) -> Estimates:
+        """Returns the estimate of each tune case, from any worker.  Raises Stop."""
+        return cast("Estimates", self.workers.pool.call("estimates", self._task, source, compiled))
 
     def close(self) -> None:
-        self.staff.close_task(self._task)
+        self.workers.close_task(self._task)
 
 
 class Backends:
-    """A judge (`fitness.evaluator.Backend`) that is many; each compares with the seed on its own GPU."""
+    """A backend (`fitness.evaluator.Backend`) made of many workers; each compares with the seed on its own GPU."""
 
-    def __init__(self, staff: ActorFactory, stage: str, parcel: TaskBundle) -> None:
-        self.staff, self.stage, self._parcel = staff, stage, parcel
+    def __init__(self, workers: ActorFactory, stage: str, bundle: TaskBundle) -> None:
+        self.workers, self.stage, self._bundle = workers, stage, bundle
         self.environment: Mapping[str, Any] = {}
         self._task: Assignment | None = None
 
-    def prepare(self, seed: str, facts: CompiledCandidate) -> BackendResult:
-        """As of every judge: on all of them.  Raises ConfigError where their GPUs differ."""
+    def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
+        """Prepares all workers with the seed.  Raises ConfigError if their GPUs differ."""
         self.close()
-        self._task = Assignment(self._parcel, ("prepare", seed, facts), ("environment",))
-        judged, self.environment = _as_one(self.staff.open(self._task))
-        return judged
+        self._task = Assignment(self._bundle, ("prepare", seed, compiled), ("environment",))
+        result, self.environment = _as_one(self.workers.open(self._task))
+        return result
 
-    def judge(self, source: str, facts: CompiledCandidate, key: str) -> BackendResult:
-        """As of every judge."""
-        return cast(BackendResult, self._call("judge", source, facts, key))
+    def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
+        """Verifies and times on any worker.  Raises Stop with the verdict."""
+        return cast(BackendResult, self._call("evaluate", source, compiled, key))
 
     def certify(self, source: str, key: str) -> Certificate:
-        """As of every judge."""
+        """Returns the certificate of a source, from any worker."""
         return cast(Certificate, self._call("certify", source, key))
 
-    def counters(self, work: LaunchBundle, case: str) -> Counters:
-        """As of every judge."""
-        return cast(Counters, self._call("counters", work, case))
+    def counters(self, bundle: LaunchBundle, case: str) -> Counters:
+        """Returns hardware counters of one case, from any worker.  Raises NoCounters."""
+        return cast(Counters, self._call("counters", bundle, case))
 
     def _call(self, method: str, *arguments: Any) -> Any:
         if self._task is None:
-            raise EvoError("the judges do not work yet: call prepare() first")
-        return self.staff.crew.call(method, self._task, *arguments)
+            raise EvoError("the backends are not ready: call prepare() first")
+        return self.workers.pool.call(method, self._task, *arguments)
 
     def close(self) -> None:
         if self._task is not None:
-            self.staff.close_task(self._task)
+            self.workers.close_task(self._task)
 
 
 def _as_one(prepared: Mapping[str, Sequence[Any]]) -> tuple[BackendResult, Mapping[str, Any]]:
-    """What the first of all judges found, and the GPUs of all.  Raises ConfigError unless they are of one model.
+    """Returns the first worker's result for the seed, and the GPUs of all.  Raises ConfigError unless of one model.
 
-    prepared: by place, what a judge found of the seed and its environment.
+    prepared: by place, what a worker found of the seed and its environment.
     """
-    judged, environment = next(iter(prepared.values()))
+    result, environment = next(iter(prepared.values()))
     models = {found["gpu"]: place for place, (_, found) in prepared.items() if found}
     if len(models) > 1:
         found = ", ".join(f"{model} ({place})" for model, place in models.items())
         raise ConfigError(f"expected GPUs of one model, since a run compares their times, got {found}; leave some out")
     uuids = {place: found["uuid"] for place, (_, found) in prepared.items() if found}
-    return judged, {**environment, "gpus": uuids} if uuids else environment
+    return result, {**environment, "gpus": uuids} if uuids else environment
 
 
 def _name(index: int, post: Post) -> str:
@@ -502,8 +513,8 @@ def _name(index: int, post: Post) -> str:
 class ClusterEvaluatorFactory:
     """Opens evaluators of several tasks that share the workers of a cluster.
 
-    They evaluate as `GpuEvaluator` does on `gpus` GPUs, or, with none, as `CpuEvaluator` on CPUs.  Every worker takes
-    calls of all tasks, and begins with each once: a GPU's baseline of a task is measured once.
+    They evaluate like `GpuEvaluator` on `gpus` GPUs, or, without GPUs, like `CpuEvaluator` on CPUs.  Every worker takes
+    calls of all tasks, and begins with each once: a GPU measures the baseline of a task once.
     """
 
     def __init__(
@@ -515,40 +526,46 @@ class ClusterEvaluatorFactory:
         versions: Callable[[], Mapping[str, str]],
         limits: Limits | None = None,
     ) -> None:
-        """`versions`: of what decides results, to be the same on all nodes; `cluster` is closed with the workshop."""
+        """Starts all workers.
+
+        versions: those that decide results, the same on all nodes; `cluster` is closed with it.
+        """
         self._cluster, self.target = cluster, cluster.measuring(target) if gpus else target
-        terms = WorkerSettings(self.target, gpus > 0, limits or Limits(), versions, versions())
-        recorders, judges = posts(cluster.nodes, gpus)
+        settings = WorkerSettings(self.target, gpus > 0, limits or Limits(), versions, versions())
+        front_ends, backends = posts(cluster.nodes, gpus)
         self._stage = (GpuBackend if gpus else CpuBackend).stage
-        self._recorders = ActorFactory("recorder", "record", recorders, terms)
+        self._front_ends = ActorFactory("front end", "record", front_ends, settings)
         try:
-            self._judges = ActorFactory("judge", self._stage, judges, terms)
+            self._backends = ActorFactory("backend", self._stage, backends, settings)
         except Exception:
-            self._recorders.close()
+            self._front_ends.close()
             raise
 
     def open(self, task: Task) -> Evaluator:
-        return Evaluator(task, self.target, *self.hands(task))
+        return Evaluator(task, self.target, *self.connect(task))
 
-    def hands(self, task: Task) -> tuple[FrontEnds, Backends]:
-        """For an evaluator of that task.  Raises ConfigError where the task cannot be sent to the nodes."""
-        parcel = TaskBundle.of(task)
-        return FrontEnds(self._recorders, parcel), Backends(self._judges, self._stage, parcel)
+    def connect(self, task: Task) -> tuple[FrontEnds, Backends]:
+        """Returns front end and backend for an evaluator of that task.
+
+        Raises ConfigError if the task cannot be sent.
+        """
+        bundle = TaskBundle.of(task)
+        return FrontEnds(self._front_ends, bundle), Backends(self._backends, self._stage, bundle)
 
     def close(self) -> None:
         """Ends all workers, whatever they are doing."""
-        self._judges.close()
-        self._recorders.close()
+        self._backends.close()
+        self._front_ends.close()
         self._cluster.close()
 
 
 class ClusterEvaluator(Evaluator):
-    """The evaluator of one task in a workshop of its own."""
+    """The evaluator of one task with a ClusterEvaluatorFactory of its own."""
 
-    def __init__(self, cluster: Cluster, task: Task, target: Target, **terms: Any) -> None:
-        """As of ClusterWorkshop."""
-        self.workshop = ClusterEvaluatorFactory(cluster, target, **terms)
-        super().__init__(task, self.workshop.target, *self.workshop.hands(task))
+    def __init__(self, cluster: Cluster, task: Task, target: Target, **settings: Any) -> None:
+        """Takes the options of ClusterEvaluatorFactory."""
+        self.factory = ClusterEvaluatorFactory(cluster, target, **settings)
+        super().__init__(task, self.factory.target, *self.factory.connect(task))
 
     def close(self) -> None:
-        self.workshop.close()
+        self.factory.close()

@@ -1,4 +1,4 @@
-"""Workers of one kind that can be lost: who is free, what happens to the calls a lost one held, who takes its place."""
+"""Hands calls to workers of one kind that can be lost, retries the calls of a lost one, and replaces it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.stages import Stop
 
-_LOG = logging.getLogger(__name__)  # whoever started the run should know what it lost
-ATTEMPTS = 3  # of a call whose workers are lost: one that brings them down must not bring all down
-CLOSE_S = 20.0  # for callers to notice that their workers have ended
+_LOG = logging.getLogger(__name__)  # whoever started the run should know what it lost.
+ATTEMPTS = 3  # of a call whose workers are lost: a call that ends its workers must not end all.
+CLOSE_S = 20.0  # for callers to notice that their workers have ended.
 
 
 class Lost(Exception):
-    """A worker is gone, or of no use any more, and with it the calls that it held."""
+    """A worker is gone, or useless, and the calls that it held are lost."""
 
 
 class Worker(Protocol):
@@ -28,28 +28,28 @@ class Worker(Protocol):
     @property
     def lanes(self) -> int: ...
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The answer.  Raises Stop with a verdict, Lost where there is none."""
+        """Returns the answer.  Raises Stop with a verdict, Lost if the worker gives no answer."""
         ...
 
-    def fire(self) -> None:
+    def stop(self) -> None:
         """Ends it, whatever it is doing."""
         ...
 
 
-Hire = Callable[[], Worker]  # returns when the worker is ready; raises Lost, Stop or EvoError
+Start = Callable[[], Worker]  # returns when the worker is ready; raises Lost, Stop or EvoError
 
 
 class WorkerPool:
-    """Hands calls to whichever worker has room; callers wait where none has.  Thread-safe.
+    """Hands calls to any worker with room; callers wait if none has room.  Thread-safe.
 
-    A call whose worker is lost goes to another, ATTEMPTS times at most.  Meanwhile the lost worker's place is filled
-    again, or given up where that fails.
+    A call whose worker is lost goes to another, ATTEMPTS times at most.  Meanwhile another worker is started in the
+    lost one's place; the place is given up if that fails.
     """
 
-    def __init__(self, stage: str, hires: Mapping[str, Hire]) -> None:
-        """`hires`: how to fill each place, by its name; all are filled at once.  `stage`: that calls are part of.
+    def __init__(self, stage: str, starts: Mapping[str, Start]) -> None:
+        """Starts all workers at once. starts: how to start the worker of each place, by its name; stage: of its calls.
 
-        Raises EvoError where a place cannot be filled, Stop where hiring does.
+        Raises EvoError if a worker cannot be started, Stop if starting it raises that.
         """
         self._stage = stage
         self._changed = threading.Condition()
@@ -58,8 +58,8 @@ class WorkerPool:
         self._coming = 0  # places that are being filled again
         self._closed = False
         self._last_loss = ""
-        with ThreadPoolExecutor(len(hires)) as starting:
-            started = [starting.submit(_Member, place, hire) for place, hire in hires.items()]
+        with ThreadPoolExecutor(len(starts)) as starting:
+            started = [starting.submit(_Member, place, start) for place, start in starts.items()]
         self._members = [future.result() for future in started if future.exception() is None]
         failed = next((error for future in started if (error := future.exception())), None)
         if failed is not None:
@@ -67,9 +67,9 @@ class WorkerPool:
             raise EvoError(str(failed)) if isinstance(failed, Lost) else failed
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a worker.  Raises Stop with its verdict, or INFRASTRUCTURE where all attempts were lost.
+        """Returns the answer of a worker.  Raises Stop with its verdict, or INFRASTRUCTURE if all attempts were lost.
 
-        Raises EvoError where no worker is left.
+        Raises EvoError if no worker is left.
         """
         losses: list[str] = []
         while len(losses) < ATTEMPTS:
@@ -85,9 +85,9 @@ class WorkerPool:
         raise Stop(self._stage, Verdict.INFRASTRUCTURE, message)
 
     def everyone(self, do: Callable[[Any], Any]) -> dict[str, Any]:
-        """What `do` makes of each worker, all at once, by the worker's place; one that is lost by it is left out.
+        """Calls `do` with each worker, all at once; returns the results by the worker's place, without lost workers.
 
-        Raises what `do` raises, EvoError where no worker is left.
+        Raises what `do` raises, EvoError if no worker is left.
         """
         while True:
             with self._changed:
@@ -101,7 +101,7 @@ class WorkerPool:
                 return answers
 
     def _done_by(self, do: Callable[[Any], Any], member: _Member) -> tuple[str, Any]:
-        """Its place with the answer; "" where it is lost."""
+        """Returns its place with the answer; "" if it is lost."""
         try:
             return member.place, do(member.worker)
         except Lost as loss:
@@ -109,28 +109,28 @@ class WorkerPool:
             return "", None
 
     def _check_there(self) -> None:
-        """Raises EvoError where there will be no worker any more."""
+        """Raises EvoError if all workers are gone and none will be started."""
         if self._closed:
             raise EvoError("the workers were closed")
         if not self._members and not self._coming:
             raise EvoError(f"no worker is left for stage {self._stage}; the last was lost: {self._last_loss}")
 
     def close(self) -> None:
-        """Ends all workers; calls under way raise EvoError, and are waited for, CLOSE_S at most."""
+        """Ends all workers.  Calls under way raise EvoError; waits for them, CLOSE_S at most."""
         with self._changed:
             self._closed = True
             members, self._members = self._members, []
             self._changed.notify_all()
         if members:
             with ThreadPoolExecutor(len(members)) as ending:
-                list(ending.map(lambda member: member.worker.fire(), members))
+                list(ending.map(lambda member: member.worker.stop(), members))
         with self._changed:
             self._changed.wait_for(lambda: not self._held and not self._coming, CLOSE_S)
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
     def _take(self) -> _Member:
-        """A worker with room, waited for.  The one with the largest share of its lanes free."""
+        """Waits for a worker with room; returns the one with the largest share of its lanes free."""
         with self._changed:
             while True:
                 self._check_there()
@@ -149,7 +149,7 @@ class WorkerPool:
             self._changed.notify_all() if self._closed else self._changed.notify()
 
     def _lose(self, member: _Member, why: str) -> None:
-        """Lets go of a worker and fills its place again; once, however many of its calls were lost."""
+        """Removes a worker and starts another in its place; once, however many of its calls were lost."""
         with self._changed:
             if member not in self._members:
                 return
@@ -157,19 +157,19 @@ class WorkerPool:
             self._coming += 1
             self._last_loss = why
         _LOG.warning("stage %s lost a worker, %s; what it held is done again", self._stage, why)
-        threading.Thread(target=self._replace, args=(member,), name="hire", daemon=True).start()
+        threading.Thread(target=self._replace, args=(member,), name="replace", daemon=True).start()
 
     def _replace(self, lost: _Member) -> None:
         why = ""
         try:
-            lost.worker.fire()
-            member = _Member(lost.place, lost.hire)
+            lost.worker.stop()
+            member = _Member(lost.place, lost.start)
             with self._changed:
                 too_late = self._closed
                 if not too_late:
                     self._members.append(member)
             if too_late:
-                member.worker.fire()
+                member.worker.stop()
         except (Lost, Stop, EvoError) as error:
             why = str(error)
             if not self._closed:
@@ -182,12 +182,12 @@ class WorkerPool:
 
 
 class _Member:
-    """A worker, where it is, and how many more calls it can take."""
+    """A worker, its place, and how many more calls it can take."""
 
-    def __init__(self, place: str, hire: Hire) -> None:
-        self.place, self.hire = place, hire
+    def __init__(self, place: str, start: Start) -> None:
+        self.place, self.start = place, start
         try:
-            self.worker = hire()
+            self.worker = start()
         except Lost as loss:
             raise Lost(f"{place}: {loss}") from loss
         self.free = self.worker.lanes

@@ -1,1 +1,1 @@
-"""The CUDA driver: which GPUs there are, and how kernels are loaded and launched on them."""
+"""Reaches the CUDA driver: which GPUs there are, and how kernels are loaded and launched on them."""

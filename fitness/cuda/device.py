@@ -1,4 +1,4 @@
-"""Facts of the GPU at hand: what it is, what it reaches, and whether its clocks stayed the same."""
+"""Reads what the GPU is, what it reaches, and whether its clocks stayed the same."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pynvml
 import torch
 
-COPY_BYTES = 2 << 30  # far beyond any L2
+COPY_BYTES = 2 << 30  # far beyond any L2.
 MATMUL_SIZE = 8192
 REPEATS = 10
-CLOCK_CHANGE = 0.02  # relative change of the multiprocessor clock that disturbs a comparison
+CLOCK_CHANGE = 0.02  # relative change of the multiprocessor clock that disturbs a comparison.
 
 # Reasons for which a GPU runs slower than asked that come and go with temperature, power supply or other users.  The
-# software power cap is not among them: it is the normal state of a GPU at work on matrix products.
+# software power cap is not among them: a GPU that multiplies matrices always reaches it.
 _DISTURBING = {
     "hardware slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
     "software thermal slowdown": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
@@ -28,7 +28,7 @@ _DISTURBING = {
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One GPU.  Rates are of the whole device; `copy_bytes_per_s` counts bytes read and bytes written."""
+    """One GPU. Rates are of the whole device; `copy_bytes_per_s` counts bytes read and bytes written."""
 
     name: str
     uuid: str
@@ -73,7 +73,7 @@ class Watch:
 
 
 def disturbance(before: Clocks, after: Clocks) -> str | None:
-    """Why times taken between the two moments are not comparable with others, or None."""
+    """Returns why times taken between the two moments are not comparable with others, or None."""
     appeared = sorted(before.reasons | after.reasons)
     if appeared:
         return f"the GPU is throttled: {', '.join(appeared)}"
@@ -85,21 +85,21 @@ def disturbance(before: Clocks, after: Clocks) -> str | None:
     return None
 
 
-def known_facts(index: int, told: Mapping[str, Any]) -> DeviceFacts | None:
-    """What another process measured, None unless it was of this very GPU."""
-    if told.get("uuid") != Watch(index).uuid:
+def facts_if_same(index: int, measured: Mapping[str, Any]) -> DeviceFacts | None:
+    """Returns what another process measured, None unless it was of this very GPU."""
+    if measured.get("uuid") != Watch(index).uuid:
         return None
-    return DeviceFacts(**{**told, "capability": tuple(told["capability"])})
+    return DeviceFacts(**{**measured, "capability": tuple(measured["capability"])})
 
 
 def device_facts(index: int = 0) -> DeviceFacts:
-    """Facts of CUDA device `index`, its two ceilings measured (takes about a second and 6 GB of its memory)."""
+    """Returns the properties of CUDA device `index`; measures its two ceilings (a second and 6 GB of its memory)."""
     device = torch.device("cuda", index)
-    return DeviceFacts(**said_facts(index), copy_bytes_per_s=_copy_rate(device), matmul_flops=_matmul_rate(device))
+    return DeviceFacts(**reported_facts(index), copy_bytes_per_s=_copy_rate(device), matmul_flops=_matmul_rate(device))
 
 
-def said_facts(index: int = 0) -> dict[str, Any]:
-    """What CUDA device `index` says of itself: all fields of DeviceFacts that are not measured."""
+def reported_facts(index: int = 0) -> dict[str, Any]:
+    """Returns what CUDA device `index` says of itself: all fields of DeviceFacts that are not measured."""
     properties, watch = torch.cuda.get_device_properties(index), Watch(index)
     bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(watch.handle)
     memory_hz = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_MEM)
@@ -129,7 +129,7 @@ def _matmul_rate(device: torch.device) -> float:
 
 
 def _seconds(work: Any) -> float:
-    """Median time of `work` on the device, after warming up."""
+    """Returns the median time of `work` on the device, after warming up."""
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
     warm_until = time.perf_counter() + 0.2
     while time.perf_counter() < warm_until:

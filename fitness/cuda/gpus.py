@@ -1,4 +1,4 @@
-"""Which GPUs of this machine can measure for a target."""
+"""Finds which GPUs of this machine can measure for a target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = {"pynvml": "nvidia-ml-py", "cuda": "cuda-bindings"}  # module: what 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What torch sees.  `problem` says why the first GPU cannot be used; "" where it can."""
+    """What torch sees.  `problem` says why the first GPU cannot be used; "" if it can."""
 
     count: int
     name: str
@@ -21,7 +21,7 @@ class Gpus:
 
 
 def find_gpus(target: Target) -> Gpus:
-    """The GPUs of this machine, the first one looked at."""
+    """Returns the GPUs of this machine; it inspects the first one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -37,11 +37,14 @@ def find_gpus(target: Target) -> Gpus:
 
 
 def measuring(target: Target, index: int = 0) -> Target:
-    """`target` with the facts of CUDA device `index`, which is to measure.  Raises EvoError where no GPU can."""
+    """Returns `target` with the properties of CUDA device `index`, which will measure.
+
+    Raises EvoError if no GPU can.
+    """
     if problem := find_gpus(target).problem:
         raise EvoError(
             f"expected a GPU that measures for {target.name}, but {problem}; --gpus none estimates without one"
         )
-    from fitness.cuda.device import said_facts
+    from fitness.cuda.device import reported_facts
 
-    return machine(target, said_facts(index))
+    return machine(target, reported_facts(index))

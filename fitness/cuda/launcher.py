@@ -1,8 +1,8 @@
 """Loads cubins and launches them through the CUDA driver, without Triton.
 
 Triton's own launcher needs Python objects of the kernel and, in some versions, a C compiler.  A launch is little: the
-function, the grid, and the values of the parameters in the layout of the signature.  Whoever launches has made a CUDA
-context current (PyTorch does with its first tensor).
+function, the grid, and the values of the parameters in the layout of the signature.  The caller must have a current
+CUDA context (PyTorch makes one with its first tensor).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceError(Exception):
 
 
 def check(result: tuple, doing: str) -> Any:
-    """What a driver call returned beside its status.  Raises DeviceError."""
+    """Returns what a driver call returned beside its status.  Raises DeviceError."""
     status, *values = result
     if status != cuda.CUresult.CUDA_SUCCESS:
         raise DeviceError(status.name, doing)
@@ -42,25 +42,25 @@ def check(result: tuple, doing: str) -> Any:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory a launch needs beside its arguments."""
+    """Memory that a launch needs beside its arguments."""
 
     nbytes: int
     alignment: int
 
 
 class LoadedKernel:
-    """One loaded cubin.  `build` is an item of "builds" as `fitness.frontend.compile.job` returns it."""
+    """One loaded cubin.  `build` is an item of "builds" that `fitness.frontend.compile.job` returns."""
 
     def __init__(self, cubin: bytes, build: Mapping[str, Any]) -> None:
-        facts = build["launch"]
+        launch = build["launch"]
         self._threads = WARP * build["num_warps"]
         self._shared = build["shared_bytes"]
-        self._num_ctas = facts["num_ctas"]
-        self._cooperative = facts["cooperative"]
-        self._scratch = [Scratch(*s) for s in facts["scratch"]]
-        self.signature: list[tuple[str, Any]] = [(name, kind) for name, kind in facts["signature"]]
-        self._name = facts["name"]
-        # Whether it can give lines of the cache a priority; assumed of a build that does not say.
+        self._num_ctas = launch["num_ctas"]
+        self._cooperative = launch["cooperative"]
+        self._scratch = [Scratch(*s) for s in launch["scratch"]]
+        self.signature: list[tuple[str, Any]] = [(name, kind) for name, kind in launch["signature"]]
+        self._name = launch["name"]
+        # Whether it can give cache lines a priority; if the build does not say, assume so.
         self.sets_priorities = bool(build.get("ptx_features", {}).get("priorities", True))
         self._module = check(cuda.cuModuleLoadData(cubin), f"loading {self._name}")
         self._function = check(cuda.cuModuleGetFunction(self._module, self._name.encode()), f"finding {self._name}")
@@ -80,15 +80,15 @@ class LoadedKernel:
             check(cuda.cuFuncSetAttribute(self._function, allowed, 1), f"asking for a large cluster for {self._name}")
 
     def scratch(self, grid: tuple[int, int, int]) -> list[Scratch]:
-        """Memory for the two pointers that Triton appends to the parameters; 0 bytes where it is not used."""
+        """Returns the memory for the two pointers that Triton appends to the parameters; 0 bytes if it is not used."""
         programs = grid[0] * grid[1] * grid[2] * self._num_ctas
         return [Scratch(s.nbytes * programs, s.alignment) for s in self._scratch]
 
     def launch(self, grid: tuple[int, int, int], args: Mapping[str, Any], scratch: Sequence[int], stream: int) -> None:
         """Enqueues one launch on `stream` (a handle).
 
-        `args` are the kernel's arguments by name, tensors as addresses; `scratch` the addresses of the memory that
-        `scratch(grid)` asks for.  An empty grid launches nothing, as in Triton.  Raises DeviceError.
+        args: the kernel's arguments by name, tensors as addresses; scratch: the addresses of the memory that
+        `scratch(grid)` asks for.  An empty grid launches nothing, like in Triton.  Raises DeviceError.
         """
         if 0 in grid:
             return
@@ -127,6 +127,6 @@ class LoadedKernel:
     def close(self) -> None:
         """Unloads the machine code; no graph that launches it may be replayed afterwards.
 
-        The status says nothing new: where the context is unusable, an earlier call has said so.
+        The status says nothing new: if the context is unusable, an earlier call has said so.
         """
         cuda.cuModuleUnload(self._module)

@@ -1,6 +1,7 @@
-"""How large a result is and how far another one lies from it, read in one pass on a GPU.
+"""Computes how large a result is and how far another one lies from it, in one pass on a GPU.
 
-Verification is mostly this: PyTorch needs six passes over outputs of hundreds of megabytes for what `norms` gives.
+Most of the time of verification goes here.  PyTorch needs six passes over outputs of hundreds of megabytes for what
+`norms` gives.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def norms(exact, other, out, n, BLOCK: tl.constexpr):
 
 @dataclass(frozen=True)
 class Norms:
-    """Root mean square and largest magnitude of exact values and of errors; not finite where an element is not."""
+    """Root mean square and largest magnitude of exact values and of errors; not finite if an element is not."""
 
     rms: float
     largest: float
@@ -60,7 +61,7 @@ class Norms:
 
 
 def norms(exact: torch.Tensor, other: torch.Tensor) -> Norms:
-    """Of `exact` (float64, not empty) and of `other - exact` in float64 (floating, same shape)."""
+    """Returns the norms of `exact` (float64, not empty) and of `other - exact` in float64 (floating, same shape)."""
     fused = _fused(exact, other)
     # Squares of very large and very small numbers leave the range of float64: those are scaled first, which takes time.
     if fused is not None and all(_squares_fit(size) for size in (fused.largest, fused.error_largest)):
@@ -75,13 +76,13 @@ def _squares_fit(largest: float) -> bool:
 
 
 def largest_magnitude(x: torch.Tensor) -> float:
-    """NaN or infinity where there is one."""
+    """Returns the largest magnitude; NaN or infinity if an element is."""
     x = x.float() if x.dtype.itemsize == 1 else x  # reductions do not know the 8-bit types
     return float(torch.linalg.vector_norm(x, torch.inf))
 
 
 def _size(x: torch.Tensor) -> tuple[float, float]:
-    """(root mean square, largest magnitude) of a float64 tensor; not finite where an element is not."""
+    """Returns (root mean square, largest magnitude) of a float64 tensor; not finite if an element is not."""
     largest = largest_magnitude(x)
     if not 0 < largest < math.inf:
         return largest, largest
@@ -94,7 +95,7 @@ def _size(x: torch.Tensor) -> tuple[float, float]:
 
 
 def _fused(exact: torch.Tensor, other: torch.Tensor) -> Norms | None:
-    """None where the kernel does not apply."""
+    """Returns the norms from the kernel, None if the kernel does not apply."""
     name = str(other.dtype).removeprefix("torch.")
     if not suits(exact, other) or exact.dtype != torch.float64 or name not in DTYPES:
         return None
@@ -104,7 +105,7 @@ def _fused(exact: torch.Tensor, other: torch.Tensor) -> Norms | None:
     args = {"exact": exact.data_ptr(), "other": other.data_ptr(), "n": exact.numel(), "BLOCK": BLOCK}
     found = launched(kernel, exact.device, args, 5)  # summed here, always in the same order
     if float(found[:, 4].sum()):
-        return None  # not finite, whose place is looked for by other means anyway
+        return None  # not finite: the caller finds the place by other means
     largest, error_largest = found[:, 0:4:2].amax(0).tolist()
     squares, error_squares = found[:, 1:4:2].sum(0).tolist()
     count = exact.numel()
@@ -112,13 +113,13 @@ def _fused(exact: torch.Tensor, other: torch.Tensor) -> Norms | None:
 
 
 def prepare(dtypes: Iterable[str], index: int) -> None:
-    """Loads the kernels for results of these dtypes on CUDA device `index`, which takes tenths of a second each."""
+    """Loads the kernels for results of these dtypes on CUDA device `index`; takes tenths of a second each."""
     for dtype in set(dtypes) & set(DTYPES):
         _kernel(dtype, index)
 
 
 @functools.cache
 def _kernel(dtype: str, index: int) -> Any:
-    """The loaded kernel for `other` of `dtype` on CUDA device `index`; None for a GPU that is no target."""
+    """Returns the loaded kernel for `other` of `dtype` on CUDA device `index`; None for an unsupported GPU."""
     double, other = (TensorRef(0, kind, (1,), (1,)) for kind in ("float64", dtype))
     return compiled(SOURCE, "norms", {"exact": double, "other": other, "out": double, "BLOCK": BLOCK}, index)

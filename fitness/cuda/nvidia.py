@@ -1,4 +1,4 @@
-"""NVIDIA's driver and tools on this machine, and whether the tools can be used: found by trying."""
+"""Finds NVIDIA's driver and tools on this machine, and tries whether the tools can be used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-# Where the packages of CUDA and Nsight put them without changing PATH.
+# Folders into which the packages of CUDA and Nsight install them, without changing PATH.
 _FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
-# Arguments with which a tool does its real work on one kernel, and what its output says where it could.
+# Arguments with which a tool does its real work on one kernel, and a text that its output has if it could.
 _TRIALS = {
     "ncu": (("--metrics", "sm__cycles_elapsed.max", "--launch-count", "1"), "sm__cycles_elapsed.max"),
     "compute-sanitizer": (("--tool", "memcheck"), "ERROR SUMMARY: 0 errors"),
@@ -24,7 +24,7 @@ _TRIAL_S = 180.0  # both tools slow down the import of torch and the start of CU
 
 
 def driver_version() -> str:
-    """E.g. "550.54.15"; "" where there is no driver."""
+    """Returns the version, e.g. "550.54.15"; "" without a driver."""
     with contextlib.suppress(ImportError):
         import pynvml
 
@@ -39,19 +39,19 @@ def driver_version() -> str:
 
 
 def find_tool(name: str) -> str:
-    """The path of one of TOOLS; "" where it is not installed."""
+    """Returns the path of one of TOOLS; "" if it is not installed."""
     folders = [folder for pattern in _FOLDERS for folder in sorted(glob.glob(pattern), reverse=True)]
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders)) or ""
 
 
 def tool_version(path: str) -> str:
-    """The version as the tool at `path` says it, e.g. "2025.1.0.0".  Raises OSError or SubprocessError."""
+    """Returns the version that the tool at `path` prints, e.g. "2025.1.0.0". Raises OSError or SubprocessError."""
     said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
     return next((word.strip(",()") for word in said.split() if word[0].isdigit() and "." in word), said.strip())
 
 
 def tool_problem(name: str, path: str) -> str:
-    """Why the tool at `path`, one of TOOLS, cannot do its work on GPU 0; "" where it can.  Takes many seconds."""
+    """Returns why the tool at `path`, one of TOOLS, cannot do its work on GPU 0; "" if it can.  Takes many seconds."""
     arguments, sign = _TRIALS[name]
     try:
         run = subprocess.run(

@@ -1,6 +1,6 @@
-"""Kernels of evo itself, for what PyTorch takes several passes over the memory for.
+"""Compiles and launches evo's own kernels, for operations that take PyTorch several passes over the memory.
 
-They are compiled and launched as those of candidates are, so the runner needs no C compiler for them.
+They use the same path as the kernels of candidates, so the runner needs no C compiler for them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ALIGNED = 16  # bytes
 
 
 def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> LoadedKernel | None:
-    """The kernel `name`, loaded on CUDA device `index`; None where that is no target.
+    """Returns the kernel `name`, loaded on CUDA device `index`; None for an unsupported GPU.
 
-    `args`: tensors (aligned to ALIGNED) as TensorRef, constants; a parameter `n` is added, which may be any count.
+    args: tensors (aligned to ALIGNED) as TensorRef, constants.  A parameter `n` is added, which may be any count.
     """
     from fitness.cuda.launcher import LoadedKernel
     from fitness.frontend import compile as compiler
@@ -31,7 +31,7 @@ def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Loa
     target = sm_name(torch.cuda.get_device_capability(index))
     if target not in TARGETS:
         return None
-    # A count beyond 32 bits that 16 does not divide: nothing is specialised for it.
+    # A count beyond 32 bits that 16 does not divide: the kernel is not specialised for it.
     launch = {"kernel": name, "args": {**args, "n": 2**40 + 1}, "options": {"num_warps": 4}}
     with tempfile.TemporaryDirectory() as folder:
         payload = {"source": source, "constants": {}, "target": target, "launches": [launch]}
@@ -40,23 +40,23 @@ def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Loa
 
 
 def suits(*tensors: torch.Tensor) -> bool:
-    """Whether the kernels apply: on a GPU, contiguous, aligned."""
+    """Returns whether the kernels apply: tensors on a GPU, contiguous, aligned."""
     return all(x.is_cuda and x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in tensors)
 
 
 def launched(kernel: LoadedKernel, device: torch.device, args: Mapping[str, Any], results: int) -> torch.Tensor:
-    """What `kernel` writes to its parameter `out`, `results` numbers a program: (programs, results), on the CPU."""
+    """Returns what `kernel` writes to its parameter `out`: (programs, results) numbers, on the CPU."""
     out = torch.empty((programs_of(device), results), dtype=torch.float64, device=device)
     enqueue(kernel, device, (len(out), 1, 1), {**args, "out": out.data_ptr()})
     return out.cpu()
 
 
 def programs_of(device: torch.device) -> int:
-    """As many as fill the device."""
+    """Returns how many programs fill the device."""
     return PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def enqueue(kernel: LoadedKernel, device: torch.device, grid: tuple[int, int, int], args: Mapping[str, Any]) -> None:
-    """One launch on the current stream."""
+    """Enqueues one launch on the current stream."""
     scratch = [0] * len(kernel.scratch((1, 1, 1)))
     kernel.launch(grid, args, scratch, torch.cuda.current_stream(device).cuda_stream)

@@ -1,1 +1,1 @@
-"""What a plan computes and how long it takes, on a GPU: the trusted runner."""
+"""Verifies and times plans on a GPU: the trusted runner, its process, and what runs there."""

@@ -1,4 +1,4 @@
-"""Autotuned kernels: all configurations race on the device, and the winner is what is verified and timed."""
+"""Selects the configuration of autotuned kernels by timing all of them; the fastest is verified and timed."""
 
 from __future__ import annotations
 
@@ -16,48 +16,52 @@ from fitness.tasks.task import Task
 SAMPLES = 5  # replays of each configuration
 
 
-def race(task: Task, programs: Programs, stopwatch: Timer, loaded: Loaded) -> dict[str, list[int]]:
-    """Chooses a configuration of every autotuned kernel by its time over the tune cases, one kernel after another; one
-    that no tune case launches by its time over the cases that do.
+def select(task: Task, programs: Programs, timer: Timer, loaded: Loaded) -> dict[str, list[int]]:
+    """Returns the configuration of each launch by case: for every autotuned kernel, the fastest one.
 
-    A kernel that is launched at several places, with as many configurations, is frozen to one setting.
+    Kernels are selected one after another, by their time over the tune cases.  A kernel that no tune case launches is
+    selected by its time over the cases that launch it.  A kernel that is launched at several places, with as many
+    configurations, is frozen to one setting.
     """
     chosen: dict[tuple[str, int], int] = {}
-    for plan in loaded.work.plans.values():
+    for plan in loaded.bundle.plans.values():
         chosen |= {(launch.kernel, len(launch.configs)): 0 for launch in plan.launches}
-    racers = [key for key in chosen if key[1] > 1]
-    for racer in racers:
-        track = [(c, programs.inputs(c, 0)) for c in _track(task, loaded, racer)]
-        scores = [_score(programs, stopwatch, loaded, {**chosen, racer: i}, track) for i in range(racer[1])]
-        chosen[racer] = min(range(racer[1]), key=lambda i: (scores[i], i))
-    return choices(loaded.work, chosen)
+    tuned = [key for key in chosen if key[1] > 1]
+    for kernel in tuned:
+        cases = [(c, programs.inputs(c, 0)) for c in _cases_of(task, loaded, kernel)]
+        scores = [_score(programs, timer, loaded, {**chosen, kernel: i}, cases) for i in range(kernel[1])]
+        chosen[kernel] = min(range(kernel[1]), key=lambda i: (scores[i], i))
+    return choices(loaded.bundle, chosen)
 
 
-def _track(task: Task, loaded: Loaded, racer: tuple[str, int]) -> list[Case]:
-    """The cases on which a kernel with that number of configurations races."""
-    plans = loaded.work.plans
-    launching = [c for c in task.cases if racer in {(s.kernel, len(s.configs)) for s in plans[c.name].launches}]
+def _cases_of(task: Task, loaded: Loaded, kernel: tuple[str, int]) -> list[Case]:
+    """Returns the cases on which a kernel with that number of configurations is timed."""
+    plans = loaded.bundle.plans
+    launching = [c for c in task.cases if kernel in {(s.kernel, len(s.configs)) for s in plans[c.name].launches}]
     return [c for c in launching if c.role == "tune"] or launching
 
 
 def _score(
     programs: Programs,
-    stopwatch: Timer,
+    timer: Timer,
     loaded: Loaded,
     chosen: Mapping[tuple[str, int], int],
-    track: Sequence[tuple[Case, Sequence[Any]]],
+    cases: Sequence[tuple[Case, Sequence[Any]]],
 ) -> float:
-    """Sum over cases with inputs of the logarithm of the time; infinite where the device cannot launch it."""
-    contender = Loaded(dataclasses.replace(loaded.work, choices=choices(loaded.work, chosen)))
+    """Returns the sum over cases of the logarithm of the time.
+
+    Infinite if the device cannot launch the configuration.
+    """
+    trial = Loaded(dataclasses.replace(loaded.bundle, choices=choices(loaded.bundle, chosen)))
     total = 0.0
     try:
-        for case, arguments in track:
-            program = programs.build(contender, case, [arguments])
-            total += math.log(stopwatch.least(program, SAMPLES))
+        for case, arguments in cases:
+            program = programs.build(trial, case, [arguments])
+            total += math.log(timer.least(program, SAMPLES))
     except DeviceError as error:
         if error.fatal:
             raise
         return math.inf
     finally:
-        contender.close()
+        trial.close()
     return total

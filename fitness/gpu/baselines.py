@@ -1,9 +1,9 @@
-"""PyTorch beside a kernel: the reference of a task called eagerly, and as `torch.compile` makes it.
+"""Times PyTorch beside a kernel: the reference of a task called eagerly, and compiled by `torch.compile`.
 
-Both are timed as kernels are (`fitness/gpu/timer.py`): captured as a CUDA graph that calls as often as the kernel's
-does, each time on memory of its own, replayed from cold caches in turns with the kernel's.  So what PyTorch spends on
-launching from Python is left out, and precision is that of the reference: no TensorFloat-32.  `torch.compile` has its
-default mode and static shapes.
+Both are timed like kernels (`fitness/gpu/timer.py`): a CUDA graph that calls as often as the kernel's does, each time
+on memory of its own.  It is replayed from cold caches in alternation with the kernel's.  So the time that PyTorch
+spends on launching from Python is left out.  The precision is that of the reference: no TensorFloat-32.
+`torch.compile` has its default mode and static shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fitness.tasks.task import Task
 
 EAGER, COMPILED = "eager", "torch.compile"
 NAMES = (EAGER, COMPILED)
-WARM_UP = 3  # calls before the capture: what is compiled or chosen at the first calls
+WARM_UP = 3  # calls before the capture: PyTorch compiles or chooses at the first calls
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Baseline:
 class Call:
     """The reference as a CUDA graph that calls it once on each copy of the arguments.
 
-    Raises whatever PyTorch raises where it cannot be compiled, called or captured.
+    Raises whatever PyTorch raises if it cannot be compiled, called or captured.
     """
 
     def __init__(self, task: Task, name: str, arguments: Sequence[Any], copies: int) -> None:
@@ -57,7 +57,7 @@ class Call:
         self._graph = captured(lambda: self._results.extend(function(*one) for one in given))
 
     def reset(self) -> None:
-        """Nothing is left by an earlier call but what its kernels asked to stay in the cache (`torch.compile`'s do)."""
+        """Enqueues: gives normal priority to all lines of the cache (`torch.compile`'s kernels ask some to stay)."""
         demote_all()
 
     def replay(self) -> None:
@@ -68,7 +68,7 @@ class Call:
 def _function(task: Task, arguments: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
     if task.baseline is not None:
         return task.baseline(*arguments)
-    assert task.reference is not None  # asked for tasks with one alone
+    assert task.reference is not None  # only tasks with a reference get here
     return task.reference, arguments
 
 

@@ -1,4 +1,4 @@
-"""The bench of a GPU: verifies plans, and times what was verified beside the seed kernel.
+"""Verifies plans on one GPU, and times what was verified beside the seed kernel.
 
 Lives in the runner process; no candidate Python here.
 """
@@ -16,76 +16,77 @@ import torch
 
 from evo.core.records import SIGNIFICANT, Case, Timing, Verdict
 from fitness.cuda.device import DeviceFacts, Watch
+from fitness.estimate import roofline
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
-from fitness.gpu import bits, ceilings, fingerprint
-from fitness.gpu.autotune import race
+from fitness.gpu import fingerprint
+from fitness.gpu.autotune import select
 from fitness.gpu.baselines import NAMES, Baseline, Call
-from fitness.gpu.eager_check import Match, Planned, draw, judge
-from fitness.gpu.paired_benchmark import PairedBenchmark
+from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
+from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
 from fitness.gpu.runner import LaunchBundle, Report
-from fitness.gpu.seed_times import SeedTimes
 from fitness.gpu.timer import PairedBlock, Timer
 from fitness.gpu.timing import Stopping, counts
-from fitness.gpu.verification import Verifier
-from fitness.gpu.verification_summary import FRESH, VerificationSummary
+from fitness.gpu.verification import FRESH, VerificationSummary, Verifier
 from fitness.interpreter.delegation import check_share
 from fitness.tasks import other_inputs
 from fitness.tasks.task import Task
-from fitness.verify import oracle
+from fitness.verify import compare, oracle
+
+MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
 
 
 class Benchmark:
-    """Measures plans of one task on one GPU.  Use it within `torch.cuda.stream(bench.stream)`."""
+    """Measures plans of one task on one GPU. Use it within `torch.cuda.stream(bench.stream)`."""
 
     def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
         device = torch.device("cuda", index)
-        for own in (bits, fingerprint):
-            own.prepare(index)  # what loads its kernels cannot be captured
+        for own in (compare, fingerprint):
+            own.prepare(index)  # loading a kernel cannot be captured
         self.stream = torch.cuda.Stream(device)
-        stopwatch = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
-        self._set_up(task, device, facts, stopwatch)
+        timer = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
+        self._set_up(task, device, facts, timer)
 
-    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, stopwatch: Timer) -> None:
-        self.task, self.device, self.facts, self.stopwatch = task, device, facts, stopwatch
+    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, timer: Timer) -> None:
+        self.task, self.device, self.facts, self.timer = task, device, facts, timer
         self.programs = Programs(task, device)
         self._verifier = Verifier(self.programs)
-        self.seed_times = SeedTimes(self.programs, stopwatch)
+        self.seed_times = SeedTimes(self.programs, timer)
 
     def _start_over(self) -> None:
-        """Forgets the seed kernel and what was measured beside it."""
+        """Forgets the seed kernel and its measured times."""
         self.programs.start_over()
         self.seed_times.start_over()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, work: LaunchBundle) -> Report:
-        """Verifies the seed kernel and makes it the baseline.  Raises Stop where it fails."""
+    def prepare(self, bundle: LaunchBundle) -> Report:
+        """Verifies the seed kernel and makes it the baseline.  Raises Stop if it fails."""
         self._start_over()
-        self.programs.seed = loaded = self._load(work)
+        self.programs.seed = loaded = self._load(bundle)
         try:
             return self._measure(loaded, "seed")
         except Exception:
             self.programs.seed = None
             raise
 
-    def verify(self, work: LaunchBundle) -> Report:
-        """Verifies the seed kernel and compares it with nothing.  Raises Stop where it fails."""
+    def verify(self, bundle: LaunchBundle) -> Report:
+        """Verifies the seed kernel and compares it with nothing.  Raises Stop if it fails."""
         self._start_over()
-        self.programs.seed = loaded = self._load(work)
-        key, tally = oracle.key_of("seed"), VerificationSummary()
+        self.programs.seed = loaded = self._load(bundle)
+        key, summary = oracle.key_of("seed"), VerificationSummary()
         for case in self.task.cases:
-            program = self._verifier.verified(loaded, case, key, tally)
+            program = self._verifier.verified(loaded, case, key, summary)
             if case.role == "tune" and program.plan.delegated:
                 self._own_time(case, self._for_timing(loaded, case, program, key)[0])
         self._start_over()
-        infinite = sorted(tally.infinite)
-        return Report(Verdict.OK, "done", check=tally.check(), choices=loaded.choices, infinite=infinite)
+        infinite = sorted(summary.infinite)
+        return Report(Verdict.OK, "done", check=summary.check(), choices=loaded.choices, infinite=infinite)
 
     def beside(self, seed: LaunchBundle, kernel: LaunchBundle, other: bool) -> dict[str, Report]:
-        """See `Runner.beside`."""
+        """Verifies other kernels in the seed's place, case by case: see `Runner.beside`."""
         self._start_over()
         self.programs.seed = chosen = self._load(seed)
         choices = {name: chosen.choices[name] for name in kernel.plans}
@@ -93,20 +94,20 @@ class Benchmark:
         key, found = oracle.key_of(other_inputs.SEED), {}
         for case in (c for c in self.task.cases if c.name in kernel.plans):
             programs = Programs(other_inputs.single_case(self.task, case, other), self.device)
-            programs.seed, tally = chosen, VerificationSummary()
+            programs.seed, summary = chosen, VerificationSummary()
             try:
-                Verifier(programs).verified(loaded, case, key, tally, prove=False)
-                found[case.name] = Report(Verdict.OK, "done", check=tally.check())
+                Verifier(programs).verified(loaded, case, key, summary, prove=False)
+                found[case.name] = Report(Verdict.OK, "done", check=summary.check())
             except Stop as stop:
                 found[case.name] = Report(stop.verdict, stop.stage, stop.message)
         loaded.close()
         self._start_over()
         return found
 
-    def baselines(self, work: LaunchBundle) -> list[Baseline]:
-        """PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
+    def baselines(self, bundle: LaunchBundle) -> list[Baseline]:
+        """Returns PyTorch's times on the tune cases, beside those of the seed kernel.  It is not verified here."""
         self._start_over()
-        loaded = self._load(work)
+        loaded = self._load(bundle)
         found = []
         for case in (c for c in self.task.cases if c.role == "tune"):
             arguments = self.programs.inputs(case, oracle.key_of("seed"))
@@ -119,24 +120,24 @@ class Benchmark:
         try:
             call = Call(self.task, name, arguments, program.copies)
         except Exception as error:  # compilers and captures raise all kinds
-            torch.cuda.synchronize()  # raises where the context is lost
+            torch.cuda.synchronize()  # raises if the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        found = self.stopwatch.compare(program, call)
+        found = self.timer.compare(program, call)
         medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
         return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))
 
-    def evaluate(self, work: LaunchBundle, seed: str) -> Report:
+    def evaluate(self, bundle: LaunchBundle, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
         if self.programs.seed is None:
             raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
-        loaded = self._load(work)
+        loaded = self._load(bundle)
         try:
             return self._measure(loaded, seed)
         finally:
             loaded.close()
 
     def draw(self, cases: Sequence[Case], seed: str, folder: str) -> list[list[dict[str, Any]]]:
-        """Fresh arguments of each case, described, in files of `folder` (`fitness.gpu.exchange`).
+        """Draws fresh arguments of each case into files of `folder` and returns their descriptions.
 
         Gives back what memory it can: another process is about to need the device.
         """
@@ -146,22 +147,22 @@ class Benchmark:
             for number, case in enumerate(cases)
         ]
 
-    def judge(
+    def compare(
         self,
-        work: LaunchBundle | None,
+        bundle: LaunchBundle | None,
         cases: Sequence[Case],
         seed: str,
         folder: str,
         answers: Sequence[Mapping[str, Any]],
     ) -> list[Match]:
-        """What another process made of the arguments that `draw` wrote, case by case.
+        """Compares what another process made of the arguments that `draw` wrote, case by case.
 
-        work: the plans that its outputs must equal to the bit; None where the oracle's budget is enough.
+        bundle: the plans that its outputs must equal to the bit; None if the oracle's budget is enough.
         """
-        loaded = None if work is None else self._load(work)
+        loaded = None if bundle is None else self._load(bundle)
         try:
             return [
-                judge(
+                compare_answer(
                     self.task,
                     case,
                     oracle.key_of(seed),
@@ -187,32 +188,32 @@ class Benchmark:
 
         return None if loaded is None else outputs
 
-    def _load(self, work: LaunchBundle) -> Loaded:
-        loaded = Loaded(work)
-        if not work.choices:
-            loaded.choices = race(self.task, self.programs, self.stopwatch, loaded)
+    def _load(self, bundle: LaunchBundle) -> Loaded:
+        loaded = Loaded(bundle)
+        if not bundle.choices:
+            loaded.choices = select(self.task, self.programs, self.timer, loaded)
         return loaded
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     def _measure(self, loaded: Loaded, seed: str) -> Report:
-        key, tally = oracle.key_of(seed), VerificationSummary()
+        key, summary = oracle.key_of(seed), VerificationSummary()
         programs = [
-            (case, self._verifier.verified(loaded, case, key, tally, FRESH - 1 if case.role == "tune" else FRESH))
+            (case, self._verifier.verified(loaded, case, key, summary, FRESH - 1 if case.role == "tune" else FRESH))
             for case in self.task.cases
         ]
         timings = tuple(
-            self._timed(loaded, case, program, key, tally) for case, program in programs if case.role == "tune"
+            self._timed(loaded, case, program, key, summary) for case, program in programs if case.role == "tune"
         )
-        return Report(Verdict.OK, "done", check=tally.check(), timings=timings, choices=loaded.choices)
+        return Report(Verdict.OK, "done", check=summary.check(), timings=timings, choices=loaded.choices)
 
-    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, tally: VerificationSummary) -> Timing:
+    def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, summary: VerificationSummary) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
-        # Drawn anew: what the candidate left in its own is not the seed's to be slow on.
+        # Drawn again: the candidate may have changed its own, and must not slow down the seed by that.
         baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
-        contest = PairedBenchmark(self._verifier, self.stopwatch, tally, case, program, verified, baseline, keys)
-        alone = self.seed_times.alone(contest)
-        found = contest.decide(alone, functools.partial(self.seed_times.harder, contest))
+        paired = PairedBenchmark(self._verifier, self.timer, summary, case, program, verified, baseline, keys)
+        alone = self.seed_times.alone(paired)
+        found = paired.decide(alone, functools.partial(self.seed_times.harder, paired))
         self._check_roofline(case, statistics.median(found.own_us))
         terms = self._terms(case, found, alone.floor, program.copies)
         if program.plan.delegated:
@@ -228,34 +229,66 @@ class Benchmark:
         )
 
     def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
-        """What is timed of a verified program, and the keys of its inputs, on which it was not executed yet.
+        """Returns a verified program that can be timed, and the keys of its inputs, on which it was not executed yet.
 
-        Inputs are other ones on each copy, or a kernel could take the results of the copy before it.
+        Each copy has other inputs, or a kernel could take the results of the copy before it.
         """
         copies = self.seed_times.copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
         if copies > 1:
             program = self.programs.build(loaded, case, [self.programs.inputs(case, key)] * copies, copies)
-            program.replay()  # what a first replay takes longer for is not timed
+            program.replay()  # the first replay takes longer and is not timed
             self.programs.write(case, program, keys)
-            if not program.inputs_are_equal():  # of which some tasks have few
+            if not program.inputs_are_equal():  # some tasks have few different inputs
                 return program, keys
         self.programs.write(case, verified, keys[:1])
         return verified, keys[:1]
 
     def _own_time(self, case: Case, program: Program) -> float:
-        """The share of own kernels in the time of all steps.  Raises Stop where it is too little."""
-        own = self.stopwatch.own_share(program)
+        """Returns the share of own kernels in the time of all steps.  Raises Stop if it is too little."""
+        own = self.timer.own_share(program)
         check_share(self.task, case.name, program.plan, own, "the time on the GPU", "time")
         return own
 
     def _check_roofline(self, case: Case, time_us: float) -> None:
-        """Raises Stop(REJECTED) where the time is impossible."""
-        ceilings.check_roofline(self.task, case, self.facts, time_us)
+        """Raises Stop(REJECTED) if the time is impossible."""
+        check_roofline(self.task, case, self.facts, time_us)
 
     def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
-        """Beside the times: how they were taken, and rates against the measured ceilings."""
+        """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings."""
         terms = {"noise_floor": floor, SIGNIFICANT: float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
-        return terms | ceilings.rates(self.task, case, self.facts, statistics.median(found.own_us))
+        return terms | rates(self.task, case, self.facts, statistics.median(found.own_us))
+
+
+# --- ceilings --------------------------------------------------------------------------------------------------------
+
+
+def check_roofline(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> None:
+    """Raises Stop(REJECTED) if the time is impossible."""
+    if message := roofline.impossible(case.name, time_us, _limit_us(task, case, facts), facts.name):
+        raise Stop("time", Verdict.REJECTED, message)
+
+
+def _limit_us(task: Task, case: Case, facts: DeviceFacts) -> float:
+    """Returns microseconds that no kernel can beat.  Data that fits into the L2 cache may still be there at the end."""
+    moved = task.bytes(case) if task.bytes else 0.0
+    flops = task.flops(case) if task.flops else 0.0
+    memory_s = max(moved - facts.l2_bytes, 0.0) / facts.dram_bytes_per_s
+    return 1e6 * max(memory_s, flops / (MATMUL_HEADROOM * facts.matmul_flops))
+
+
+def rates(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> dict[str, float]:
+    """Returns GB/s and TFLOP/s, and their share of the measured rates of copies and matrix products.
+
+    Empty if the task does not say how much work it is.
+    """
+    found: dict[str, float] = {}
+    if task.bytes:
+        rate = task.bytes(case) / (time_us / 1e6)
+        found |= {"gb_per_s": rate / 1e9, "of_copy_rate": rate / facts.copy_bytes_per_s}
+    if task.flops:
+        rate = task.flops(case) / (time_us / 1e6)
+        found |= {"tflop_per_s": rate / 1e12, "of_matmul_rate": rate / facts.matmul_flops}
+    return found

@@ -1,7 +1,7 @@
-"""The buffers of a plan in device memory: several copies in one allocation, guarded and poisoned.
+"""Holds the buffers of a plan in device memory: several copies in one allocation, guarded and poisoned.
 
-What is done to all copies again and again (poison, comparisons) is one operation on a tensor with the copies as its
-first dimension: one by one, thirty-two copies of a small kernel would keep the host busy for longer than it runs.
+An operation on all copies (poison, comparisons) is one operation on a tensor with the copies as its first dimension.
+One by one, thirty-two copies of a small kernel would keep the host busy for longer than it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EDGE = 1 << 20
 
 
 def fill_bytes(zone: torch.Tensor, value: int) -> None:
-    """Every byte of an aligned zone (its last dimension) becomes `value`, eight at a time."""
+    """Sets every byte of an aligned zone (its last dimension) to `value`, eight at a time."""
     whole = zone.shape[-1] // 8 * 8
     zone[..., :whole].view(torch.int64).fill_(int.from_bytes(bytes([value] * 8), "little", signed=True))
     if whole < zone.shape[-1]:
@@ -28,7 +28,7 @@ def fill_bytes(zone: torch.Tensor, value: int) -> None:
 
 
 def _left_free(ref: TensorRef, device: torch.device) -> torch.Tensor | None:
-    """Which bytes of a buffer a window on all of it does not hold (a mask), None where it holds each."""
+    """Returns a mask of the bytes of a buffer that a window on all of it does not hold, None if it holds each."""
     size = ITEMSIZE[ref.dtype]
     if ref.nbytes == ref.last_byte():
         return None
@@ -41,8 +41,8 @@ def _left_free(ref: TensorRef, device: torch.device) -> torch.Tensor | None:
 class DeviceMemory(Layout):
     """One allocation with `copies` of all buffers of a plan: `fitness.frontend.memory.Layout` on a GPU.
 
-    Every byte that belongs to no buffer is guarded: nothing can be left there for a later replay, and nothing that a
-    store beyond a buffer may hit is nearer than EDGE.
+    Every byte outside the buffers is guarded: nothing can be left there for a later replay.  A store beyond a buffer
+    hits nothing unguarded within EDGE.
     """
 
     def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
@@ -53,7 +53,7 @@ class DeviceMemory(Layout):
         self._floats = {r.buffer for r in plan.refs() if DTYPES[r.dtype].is_floating_point}
         self._gaps = list(self._between(pitch))
         self._sizes = [end - start for _, start, end in self._gaps]
-        # PyTorch's own generator begins alike in every process.
+        # PyTorch's own generator starts with the same seed in every process.
         self._generator = torch.Generator(device).manual_seed(secrets.randbits(63))
         self._pattern = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
         self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
@@ -62,7 +62,7 @@ class DeviceMemory(Layout):
         self._between_rows = {ref.buffer: rows for ref in refs if (rows := _left_free(ref, device)) is not None}
 
     def _between(self, pitch: int) -> Iterator[tuple[str, int, int]]:
-        """(label, start, end) of what lies before and after each buffer, in bytes of a copy."""
+        """Yields (label, start, end) of the zones before and after each buffer, in bytes of a copy."""
         end = 0
         previous = ""
         for b, (offset, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
@@ -78,20 +78,20 @@ class DeviceMemory(Layout):
         return [self._whole[:, start:end] for _, start, end in self._gaps]
 
     def _guard(self, number: int) -> None:
-        """Fills the guard zones with other random bytes, as `fitness.frontend.memory.as_guard` has them by number."""
+        """Fills the guard zones with other random bytes, by the rule of `fitness.frontend.memory.as_guard`."""
         self._pattern.random_(0, 256, generator=self._generator)
         patterns = self._pattern.split(self._sizes)
         for zone, pattern, (_, start, _) in zip(self._guards(), patterns, self._gaps, strict=True):
             zone.copy_(as_guard(pattern, number, start))
 
     def renew_guards(self, number: int) -> None:
-        """Enqueues: other bytes in the guard zones.  What was overwritten before is looked at first."""
+        """Enqueues: checks the guard zones, then fills them with other bytes."""
         self.look_at_guards()
         self._guard(number)
 
     @property
     def arenas(self) -> torch.Tensor:
-        """All buffers and what lies between them: (copies, `total` bytes)."""
+        """Returns all buffers and the zones between them: (copies, `total` bytes)."""
         return self._whole[:, EDGE : EDGE + self.total]
 
     def address(self, ref: TensorRef, copy: int) -> int:
@@ -99,7 +99,7 @@ class DeviceMemory(Layout):
         return self._whole.data_ptr() + copy * self._whole.shape[1] + start
 
     def windows(self, ref: TensorRef) -> torch.Tensor:
-        """The window `ref` on every copy: (copies, *shape of the window), sharing the memory."""
+        """Returns the window `ref` on every copy: (copies, *shape of the window), sharing the memory."""
         size = ITEMSIZE[ref.dtype]
         if ref.numel == 0:
             strides = (0, *ref.strides)
@@ -114,12 +114,12 @@ class DeviceMemory(Layout):
         return self.windows(ref)[copy]
 
     def write(self, arguments: Sequence[Any], copy: int = 0) -> None:
-        """Writes the entry's arguments to a copy.  Raises PlanError where they are not those of the plan."""
+        """Writes the entry's arguments to a copy.  Raises PlanError if they do not fit the plan."""
         for ref, tensor in self.checked_inputs(arguments):
             assign(self.window(ref, copy), tensor)
 
     def poison_owned(self, poison: Poison = POISONS[0]) -> None:
-        """Fills the plan's own buffers with what no right answer is, and what lies between the rows of arguments."""
+        """Fills the plan's own buffers with values that no right answer has, and the gaps between rows of arguments."""
         for b, (start, buffer) in enumerate(zip(self.offsets, self.plan.buffers, strict=True)):
             zone = self._whole[:, EDGE + start : EDGE + start + buffer.nbytes]
             value = poison.floating if b in self._floats else poison.other
@@ -129,12 +129,13 @@ class DeviceMemory(Layout):
                 zone.masked_fill_(self._between_rows[b], value)
 
     def look_at_guards(self) -> None:
-        """Enqueues a comparison that `overwritten` tells of."""
+        """Enqueues a comparison whose result `overwritten` returns."""
         self._changed |= (torch.cat(self._guards(), dim=1) != self._pattern).any(dim=1)
 
     def overwritten(self) -> list[str]:
-        """One line per guard zone that was not as made when they were looked at, as in "3 bytes after output 0 were
-        overwritten"; of one copy.
+        """Returns one line per guard zone that had changed at a look, e.g. "3 bytes after output 0 were overwritten".
+
+        The lines are those of one copy.
         """
         bad = [copy for copy, is_bad in enumerate(self._changed.tolist()) if is_bad]
         if not bad:

@@ -1,7 +1,7 @@
-"""Takes from lines of the L2 cache the priority a kernel gave them, so that what is read next drives them out.
+"""Removes the priority that a kernel gave to lines of the L2 cache, so that later reads evict them.
 
-Lines loaded or stored with `evict_last` outlive a read of twice the cache: without this, a kernel keeps its inputs warm
-from one timed replay to the next (measured: docs/gpu.md, "Timing").
+Lines loaded or stored with `evict_last` outlive a read of twice the cache.  A kernel could keep its inputs warm from
+one timed replay to the next (measured: docs/gpu.md, "Timing").
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fitness.cuda.launcher import check
 
 LINE = 128  # bytes
 THREADS = 256
-# One thread a line, one row of programs a row of the memory (PTX ISA, "applypriority").  As text, because the driver
-# compiles it for whatever GPU there is.
+# One thread a line, one row of programs a row of the memory (PTX ISA, "applypriority").  As text: the driver compiles
+# it for the GPU that is there.
 _PTX = f"""
 .version 7.4
 .target sm_80
@@ -48,10 +48,10 @@ _PTX = f"""
 
 
 def demote(rows: torch.Tensor) -> None:
-    """Enqueues: every line of the rows, (number, bytes) and aligned to lines, is one like any other.
+    """Enqueues: every line of the rows, (number, bytes) and aligned to lines, gets normal priority.
 
-    What a last line has beyond a row's end must be memory of the same allocation.  The host's memory has no such lines.
-    Raises DeviceError.
+    If a last line extends beyond a row's end, that memory must be of the same allocation.  The host's memory has no
+    such lines.  Raises DeviceError.
     """
     if not rows.is_cuda:
         return
@@ -64,13 +64,13 @@ def demote(rows: torch.Tensor) -> None:
 
 
 def demote_all() -> None:
-    """Waits, then does the same to whatever lies in the cache.  Raises DeviceError."""
+    """Waits, then gives normal priority to everything in the cache.  Raises DeviceError."""
     torch.cuda.current_stream().synchronize()
     check(cuda.cuCtxResetPersistingL2Cache(), "demoting all cached lines")
 
 
 @functools.cache
 def _function() -> Any:
-    """Loaded once: a process has one GPU."""
+    """Returns the loaded kernel.  It is loaded once: a process has one GPU."""
     module = check(cuda.cuModuleLoadData(_PTX.encode() + b"\0"), "loading the kernel that demotes cached lines")
     return check(cuda.cuModuleGetFunction(module, b"demote"), "finding the kernel that demotes cached lines")

@@ -1,7 +1,7 @@
-"""Inputs for a candidate in another process, and what to think of the results it left: the trusted side of certifying.
+"""Draws inputs for a candidate in another process, and compares the results that it left: for certificates.
 
-Lives in the runner process.  The candidate's process gets inputs as files and leaves outputs as files; what is expected
-is computed here, after it has ended.
+Lives in the runner process.  The candidate's process gets inputs as files and leaves outputs as files.  What is
+expected is computed here, after it has ended.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ import torch
 from evo.core.records import Case, Verdict
 from evo.core.text import plain, short
 from fitness.frontend.memory import DTYPES
-from fitness.gpu.bits import bits, same_bits
-from fitness.gpu.eager_answers import MalformedAnswer, checked
-from fitness.gpu.exchange import ExchangeError, put, take
+from fitness.gpu.exchange import ExchangeError, MalformedAnswer, checked_answer, put, take
 from fitness.sandbox.jobs import reported_error
 from fitness.tasks.task import Task
-from fitness.verify import oracle
+from fitness.verify import compare, oracle
 
 
 class Planned(Protocol):
-    """Outputs of the plan, executed in new memory that is poisoned, or filled with the byte `fill`."""
+    """Returns outputs of the plan, executed in new memory that is poisoned, or filled with the byte `fill`."""
 
     def __call__(self, arguments: Sequence[Any], fill: int | None = None) -> Sequence[torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a description says of a tensor before any of it is read."""
+    """The form of a tensor by its description, before any of it is read."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -54,7 +52,7 @@ class Match:
     case: str
     verdict: Verdict = Verdict.OK
     message: str = ""
-    max_error: float = 0.0  # in units of the budget, as `evo.core.records.Check` has it
+    max_error: float = 0.0  # in units of the budget, like `evo.core.records.Check`
     bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
 
 
@@ -64,7 +62,7 @@ def draw(task: Task, case: Case, key: int, path: Path, device: torch.device | st
     return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
 
 
-def judge(
+def compare_answer(
     task: Task,
     case: Case,
     key: int,
@@ -79,7 +77,7 @@ def judge(
     planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
     """
     try:
-        answer = checked(answer)
+        answer = checked_answer(answer)
     except MalformedAnswer as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     if "error" in answer:
@@ -89,63 +87,35 @@ def judge(
     expected = oracle.expect(task, case, key, device=device) if expect is None else expect(case, key)
     if expected is None:
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
-    # The form first: of outputs that are not as large as they must be, or too many, not a byte is read.
+    # The form comes first: outputs that are too large, too small or too many are not read.
     structure, strides = plain(answer["structure"]), [tuple(output["strides"]) for output in answer["outputs"]]
-    wrong = oracle.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
+    wrong = compare.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, short(wrong), math.inf)
     try:
         outputs = [take(output, folder, device) for output in answer["outputs"]]
     except ExchangeError as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
-    distance, wrong = oracle.compare(expected, structure, outputs, strides)
+    distance, wrong = compare.compare(expected, structure, outputs, strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, wrong, distance)
     if planned is None:
         return Match(case.name, max_error=distance)
     again = functools.partial(oracle.make_inputs, task, case, key, device=device)
     first = planned(again())
-    if _equal(first, outputs):
+    if compare.same_outputs(first, outputs):
         return Match(case.name, max_error=distance, bitwise=True)
-    if task.reference is None and _equal_where_defined(outputs, first, planned(again(), fill=0)):
+    if task.reference is None and compare.same_where_defined(outputs, first, planned(again(), fill=0)):
         return Match(case.name, max_error=distance)
     message = "other results than those of the recorded plan on the same inputs"
     return Match(case.name, Verdict.WRONG, message, distance)
 
 
 def _raised(case: str, error: Any) -> Match:
-    """The candidate's failure, as its own process told it: it may choose among the bad verdicts, no more."""
+    """Returns the failure that the candidate's own process reported: it may choose among the bad verdicts only."""
     try:
         failure = reported_error(error)
     except ValueError as why:
         return Match(case, Verdict.RUNTIME_ERROR, short(f"its process told of a failure that makes no sense: {why}"))
     message = f"line {failure.line}: {failure.message}" if failure.line else failure.message
     return Match(case, failure.verdict, short(message))
-
-
-def _equal_where_defined(
-    outputs: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
-) -> bool:
-    """Whether the outputs are to the bit those of the plan, but where these depend on what was in the memory.
-
-    A kernel that is its own reference may leave parts of its outputs unwritten.  `first`, `second`: of the plan, in
-    memory with different contents.  Where a plan that was verified gives NaN, the reference does too.
-    """
-    if not _alike(outputs, first):
-        return False
-    for output, one, other in zip(outputs, first, second, strict=True):
-        free = bits(one) != bits(other)
-        if one.is_floating_point():
-            free |= one.isnan()
-        if not bool(((bits(output) == bits(one)) | free).all()):
-            return False
-    return True
-
-
-def _alike(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    pairs = zip(first, second, strict=False)
-    return len(first) == len(second) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
-
-
-def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return _alike(first, second) and all(map(same_bits, first, second))

@@ -1,9 +1,9 @@
-"""Whether memory holds what it held: one number for each copy of a window, read in one pass.
+"""Computes one number for each copy of a window, which says whether memory still holds the same; in one pass.
 
-Every 64-bit word is mixed with its place and with a key that only this process knows, and the results are added up,
-modulo 2^64.  A plain sum of the words would be the same for a result whose elements lie in other places, and a kernel
-that knew the key could make up for what it changed.  The mixing is that of SplitMix64 (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014).
+Every 64-bit word is mixed with its place and with a key that only this process knows.  The results are added up, modulo
+2^64.  A plain sum of the words would not change if elements moved, and a kernel that knew the key could compensate its
+changes.  The mixing is that of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from fitness.cuda.own_kernels import ALIGNED, compiled, enqueue, programs_of
 from fitness.frontend.plan import TensorRef
-from fitness.gpu.bits import bits
+from fitness.verify.compare import bits
 
 BLOCK = 1024
 SOURCE = """import triton
@@ -43,14 +43,14 @@ _KEY = secrets.randbits(62)
 
 
 def fingerprint(windows: torch.Tensor, out: torch.Tensor) -> None:
-    """Enqueues: `out[i]` becomes the number of copy `i`.  windows: (copies, *shape); out: (copies,), int64."""
+    """Enqueues: `out[i]` becomes the number of copy `i`. windows: (copies, *shape); out: (copies,), int64."""
     words, rest = _words(windows)
     kernel = _kernel(words.device.index) if words.is_cuda else None
     parts = _mixed(words) if kernel is None else _parts(kernel, words)
     torch.sum(parts, dim=1, dtype=torch.int64, out=out)
     if rest is not None:
         out += _mixed(rest, words.shape[1]).sum(dim=1, dtype=torch.int64)
-        rest.zero_()  # results do not stay where a kernel might find them
+        rest.zero_()  # a kernel must not find results here
     if words.untyped_storage().data_ptr() != windows.untyped_storage().data_ptr():
         words.zero_()
 
@@ -61,8 +61,9 @@ def prepare(index: int) -> None:
 
 
 def _words(windows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The bits of each copy as 64-bit integers, each row contiguous, (copies, words); and the last elements, where
-    they make up no word.  What shares its memory (`expand`) counts once.
+    """Returns the bits of each copy as 64-bit integers, (copies, words), and the last elements that fill no word.
+
+    Each row is contiguous.  Elements that share memory (`expand`) count once.
     """
     for dim in range(1, windows.dim()):
         windows = windows.narrow(dim, 0, 1) if windows.stride(dim) == 0 and windows.shape[dim] else windows
@@ -80,7 +81,7 @@ def _words(windows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _parts(kernel: Any, words: torch.Tensor) -> torch.Tensor:
-    """Sums over parts of each row: (copies, programs)."""
+    """Returns sums over parts of each row: (copies, programs)."""
     copies, n = words.shape
     programs = max(min(-(-n // BLOCK), -(-programs_of(words.device) // copies)), 1)
     parts = torch.empty((copies, programs), dtype=torch.int64, device=words.device)
@@ -90,7 +91,7 @@ def _parts(kernel: Any, words: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(words: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """What the kernel adds up, for other devices; of words whose places begin with `first`."""
+    """Returns what the kernel adds up, for other devices; the places of the words begin with `first`."""
     x = words ^ ((torch.arange(words.shape[1], device=words.device) + first) * _STEP + _KEY)
     for shift, factor in _ROUNDS:
         x = (x ^ _shifted(x, shift)) * factor
@@ -98,13 +99,13 @@ def _mixed(words: torch.Tensor, first: int = 0) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """`x >> by` as of a number without a sign."""
+    """Returns `x >> by` of unsigned numbers."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 @functools.cache
 def _kernel(index: int) -> Any:
-    """The loaded kernel on CUDA device `index`; None for a GPU that is no target."""
+    """Returns the loaded kernel on CUDA device `index`; None for an unsupported GPU."""
     tensor, count = TensorRef(0, "int64", (1,), (1,)), 2**40 + 1
     args = {"words": tensor, "out": tensor, "pitch": count, "key": count, "BLOCK": BLOCK}
     return compiled(SOURCE, "fingerprint", args, index)

@@ -1,7 +1,7 @@
-"""Whose turn it is on a GPU: one runner's at a time, of all processes of evo on this machine.
+"""Locks a GPU for one runner at a time, among all processes of evo on this machine.
 
-Verification is not done beside that of others either: processes share a GPU in slices of time, and twelve of them with
-kernels of a few microseconds got no further than one after the other (5.7 candidates/s on an H200, both ways).
+Verification takes the lock too.  Processes share a GPU in slices of time.  Twelve of them with kernels of a few
+microseconds were no faster together than one after the other (5.7 candidates/s on an H200, both ways).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 
 class GpuLock:
-    """A lock on a GPU, held through a file; whoever dies gives it back.  Of one thread, which may take it again."""
+    """A lock on a GPU, through a file; the system releases it if its process dies.  One thread may take it again."""
 
     def __init__(self, uuid: str, folder: Path | None = None) -> None:
-        """`folder`: where the file is (default: that of temporary files)."""
+        """Opens the file. folder: its folder (default: that of temporary files)."""
         self._path = (folder or Path(tempfile.gettempdir())) / f"evo-{uuid}.lock"
         self._depth, self._file = 0, -1
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Waits until nobody else has it."""
+        """Holds the lock; waits until it is free."""
         self.take()
         try:
             yield
@@ -38,7 +38,7 @@ class GpuLock:
         self._depth += 1
 
     def leave(self) -> None:
-        """Gives back what was taken; nothing where it was not."""
+        """Gives back what was taken, if it was."""
         if not self._depth:
             return
         self._depth -= 1
@@ -47,7 +47,7 @@ class GpuLock:
 
 
 def _opened(path: Path) -> int:
-    """The file, which may be another user's: reading is enough for a lock, and creating is refused by some systems."""
+    """Opens the file, maybe another user's: reading is enough for a lock, and some systems refuse to create it."""
     with contextlib.suppress(FileNotFoundError):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,4 @@
-"""From a source to launch plans and machine code: recorded and compiled in sandboxed children."""
+"""Records a source and compiles it, in sandboxed children: from source to launch plans and machine code."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 
-# Of one candidate; as many at once as there are CPUs.  Where CPUs are fewer there are as many jobs: what shares a time
-# limit, and which of two errors is told, would depend on the machine.  More gain little: others are compiled too.
+# Jobs of one candidate at once, one a CPU. With fewer CPUs there are as many jobs: otherwise the machine would decide
+# which builds share a time limit and which of two errors is reported.  More gain little: other candidates are compiled
+# too.
 COMPILE_JOBS = 8
 CONFIGS_A_JOB = 2  # for fewer, starting another process costs more than it gains
-# But where compiling one takes this many seconds it has a job of its own, and a candidate may fill a machine.
+# But a build that takes this many seconds has a job of its own, and one candidate may fill a machine.
 SLOW_S, SLOW_JOBS = 2.0, 32
 
 # case -> launch -> configuration: items of `fitness.frontend.compile.job`
 Builds = dict[str, list[list[dict[str, Any]]]]
 
-# A kernel, the number of its configurations and which of them: what is chosen as one over all launches and cases.
+# A kernel, the number of its configurations and which of them: one choice holds for all launches and cases.
 Way = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Built:
-    """What can be launched of some plans."""
+    """The builds of some plans, and these plans without the configurations that cannot be compiled."""
 
     plans: dict[str, LaunchPlan]  # without the configurations that cannot be compiled
     builds: Builds
@@ -51,9 +52,7 @@ class Built:
 
 
 class Unbuildable(Stop):
-    """A kernel of which no configuration can be compiled and launched, each for a reason that Triton's autotuner goes
-    on after.
-    """
+    """No configuration of a kernel can be compiled and launched; Triton's autotuner tolerates each of the reasons."""
 
     def __init__(self, kernel: str, problem: str, line: int, *, compiled: bool) -> None:
         if compiled:
@@ -83,11 +82,11 @@ def record(
     limits: Limits,
     added: Collection[str] = (),
 ) -> Recorded:
-    """The plans of `source` for `calls` (name and described arguments, as `record.job` takes them).
+    """Returns the plans of `source` for `calls` (name and described arguments, for `record.job`).
 
-    added: names of calls at sizes that the task does not have, for which a plan may be empty: it is wrong there then.
+    added: names of calls at sizes that the task does not have.  A plan may be empty there: verification finds it wrong.
 
-    Raises Stop with the verdict, also where a plan leaves the work to others than the candidate's own kernels.  The job
+    Raises Stop with the verdict, also if a plan leaves the work to others than the candidate's own kernels.  The job
     has a folder of its own in `scratch`: the candidate's host code may leave anything there.
     """
     payload = {"source": source, "entry": task.entry, "target": target, "calls": list(calls)}
@@ -128,33 +127,32 @@ def build(
     target: str,
     scratch: Path,
     limits: Limits,
-    known: BuildCache | None = None,
+    cache: BuildCache | None = None,
     cases: Collection[str] | None = None,
     build_s: float | None = None,
     slow: bool = False,
     label: str = "build",
 ) -> Built:
-    """Every configuration of every launch of `plans`, or of those `cases`; the cubins are left in `scratch`.
+    """Compiles every configuration of every launch of `plans`, or of those `cases`; leaves the cubins in `scratch`.
 
-    build_s: CPU seconds that one build may take, if less than `limits` say; slow: whether one takes long; label: what
-    names of cubins begin with.
+    cache: builds that are not compiled again; new ones are added; build_s: CPU seconds that one build may take, if less
+    than `limits` say; slow: whether one takes long; label: the beginning of the names of cubins.
 
-    Many configurations are compiled side by side: those of an autotuned kernel of tensor cores would take longer than a
-    candidate may, one after the other.  What is `known` is not compiled again, and what is new is known afterwards; of
-    launches that are the same one is compiled.
+    Many configurations are compiled side by side.  One after the other, those of an autotuned kernel of tensor cores
+    would take longer than a candidate may.  Of equal launches one is compiled.
 
-    A configuration that Triton's autotuner would take for infinitely slow is left out of all plans: one that cannot be
-    compiled, or needs more than the target has, at any launch.  Raises Stop: Unbuildable where that leaves a kernel
+    A configuration that Triton's autotuner would treat as infinitely slow is left out of all plans: one that cannot be
+    compiled, or needs more than the target has, at any launch.  Raises Stop: Unbuildable if that leaves a kernel
     without any.
     """
     compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
     kernels = closures(source)
     launches, ways = _launches(compiled)
-    known = known or BuildCache()
+    cache = cache or BuildCache()
     keys = [build_key(kernels, constants, target, launch) for launch in launches]
     firsts = _firsts(keys)
     different = sorted(set(firsts))
-    left = known.left_in(scratch, [keys[i] for i in different])
+    left = cache.left_in(scratch, [keys[i] for i in different])
     built = {different[place]: build for place, build in left.items()}
     unknown = [i for i in different if i not in built]
 
@@ -171,12 +169,12 @@ def build(
     if unknown:
         a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
         jobs = _dealt(_parts(launches, kernels, unknown), a_job, most)
-        taken = len(list(scratch.glob(f"{label}*")))  # by what was built before
+        taken = len(list(scratch.glob(f"{label}*")))  # by earlier builds
         folders = [scratch / f"{label}{taken + number}" for number in range(len(jobs))]
         with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
             new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
         with _sound():
-            known.add(scratch, {keys[i]: b for i, b in new.items()})
+            cache.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
     built = {i: built[first] for i, first in enumerate(firsts)}
     problems = {i: why for i, b in built.items() if (why := _problem(b, from_spec(target)))}
@@ -189,27 +187,30 @@ def build(
 
 @contextmanager
 def _sound() -> Iterator[None]:
-    """What a compile job answered and left is looked at: kernels are Python there, so it may be anything."""
+    """Checks that what a compile job answered and left is well-formed.
+
+    Kernels are Python there, so it may be anything.
+    """
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
 
 
-def _from(folder: Path, told: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
-    """The build of a launch by a job in that folder, as seen from the one above.  Raises as `validated_build`."""
-    build = validated_build(told, launch["kernel"], from_spec(target))
+def _from(folder: Path, answer: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """Returns the build of a launch by a job in that folder, relative to its parent.  Raises as `validated_build`."""
+    build = validated_build(answer, launch["kernel"], from_spec(target))
     return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
 
 
 def as_record(build: Mapping[str, Any]) -> Build:
-    """What is kept of a build."""
+    """Returns what is stored of a build."""
     kept = {field.name for field in fields(Build)}
     return Build(**{name: value for name, value in build.items() if name in kept})
 
 
 def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[Way]]:
-    """All launches as a compile job takes them (and more), and the way of each."""
+    """Returns all launches in the form of a compile job (and more), and the configuration key of each."""
     launches: list[dict[str, Any]] = []
     ways: list[Way] = []
     for plan in plans.values():
@@ -222,7 +223,7 @@ def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], li
 
 
 def _firsts(keys: Sequence[str]) -> list[int]:
-    """Of each launch the place of the first one with the same build; one whose build cannot be known is its own."""
+    """Returns for each launch the place of the first one with the same build; unknown builds are their own."""
     first: dict[str, int] = {}
     return [first.setdefault(key, i) if key else i for i, key in enumerate(keys)]
 
@@ -233,9 +234,9 @@ def _firsts(keys: Sequence[str]) -> list[int]:
 def _parts(
     launches: Sequence[Mapping[str, Any]], kernels: Mapping[str, Closure], chosen: Iterable[int]
 ) -> list[list[int]]:
-    """The chosen launches by what should be one job's: those that may share a build, which a job compiles once.
+    """Returns the chosen launches in groups for one job each: those that may share a build, which a job compiles once.
 
-    Launches of a kernel do not where values of its constexpr parameters differ, such as sizes, or options.
+    Launches of a kernel do not share a build if its constexpr parameters (such as sizes) or options differ.
     """
     parts: dict[tuple, list[int]] = {}
     for i in chosen:
@@ -247,10 +248,9 @@ def _parts(
 
 
 def _dealt(parts: Sequence[Sequence[int]], a_job: int, most: int) -> list[list[Sequence[int]]]:
-    """The parts as the work of `most` jobs, of `a_job` or more: in turns, as neighbours among configurations are alike.
+    """Deals the groups to at most `most` jobs, each of `a_job` or more; neighbours among configurations are alike.
 
-    Each round begins with another job, since what is as far apart as there are jobs may be alike too: the same
-    configuration of other cases.
+    Each round begins with another job: the same configuration of other cases may be alike too.
     """
     count = min(-(-len(parts) // a_job), most)
     jobs: list[list[Sequence[int]]] = [[] for _ in range(count)]
@@ -273,7 +273,10 @@ def _left_out(
     problems: Mapping[int, str],
     kernels: Mapping[str, Closure],
 ) -> dict[Way, str]:
-    """The ways of which a launch has a problem, and which.  Raises Unbuildable where a kernel has no other way."""
+    """Returns the configurations of which a launch has a problem, and which.
+
+    Raises Unbuildable if a kernel has no other.
+    """
     found: dict[Way, int] = {}
     for i, way in enumerate(ways):
         if i in problems:
@@ -298,7 +301,7 @@ def _fewer(launch: Launch, left_out: Collection[Way]) -> Launch:
 
 
 def kept(builds: Builds, before: Mapping[str, LaunchPlan], after: Mapping[str, LaunchPlan]) -> Builds:
-    """The builds of plans `before` whose configurations are still in them `after` others were left out by `build`."""
+    """Returns the builds of plans `before` whose configurations are still in the plans `after`."""
     found: Builds = {}
     for name, by_launch in builds.items():
         launches = zip(before[name].launches, after[name].launches, by_launch, strict=True)
@@ -310,18 +313,18 @@ def kept(builds: Builds, before: Mapping[str, LaunchPlan], after: Mapping[str, L
 
 
 def slowest(builds: Builds) -> float:
-    """Seconds that compiling the slowest of them took."""
+    """Returns the seconds that compiling the slowest of them took."""
     return max(b["compile_s"] for case in builds.values() for launch in case for b in launch)
 
 
 def cubins(builds: Builds, scratch: Path) -> dict[str, bytes]:
-    """The machine code that `build` left in `scratch`, by the "cubin" of the builds."""
+    """Returns the machine code that `build` left in `scratch`, by the "cubin" of the builds."""
     found = {b["cubin"]: b for case in builds.values() for launch in case for b in launch}
     with _sound():
         return {name: cubin_of(scratch, b) for name, b in found.items()}
 
 
-def make_work(
+def make_bundle(
     source: str,
     task: Task,
     calls: Sequence[Mapping[str, Any]],
@@ -331,7 +334,7 @@ def make_work(
     scratch: Path,
     limits: Limits,
 ) -> LaunchBundle:
-    """Work for the GPU of `source` on `calls`, with every configuration left to choose from.  Raises Stop."""
+    """Records and compiles `source` for `calls`, with every configuration left to choose from.  Raises Stop."""
     recorded = record(source, task, calls, zygote=zygote, target=target, scratch=scratch, limits=limits)
     built = build(
         source, recorded.plans, recorded.constants, zygote=zygote, target=target, scratch=scratch, limits=limits

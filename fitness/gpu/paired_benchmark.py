@@ -1,10 +1,10 @@
-"""What was verified, timed beside the seed kernel, and held to what it did there.
+"""Times a verified program beside the seed kernel, and checks that what was timed did the verified work.
 
-The graph is timed in pairs of alternating order, from cold caches and poisoned outputs.  What is too short to be timed
-alone is timed as several copies, each on inputs of its own, which must all do what the verified graph does there.
-
-While a kernel is timed its results do not lie in memory of evo's: inputs are new again, what the verified graph and the
-seed kernel make of them is poisoned as soon as it was looked at, and the expectation is computed when all is timed.
+The graph is timed in pairs of alternating order, from cold caches and poisoned outputs.  A program too short to be
+timed alone is timed as several copies, each on inputs of its own.  All copies must do what the verified graph does on
+these inputs.  While a kernel is timed, its results do not lie in memory of evo's.  Inputs are new again.  Results of
+the verified graph and of the seed kernel are poisoned right after the comparison.  The expectation is computed after
+all timing.
 """
 
 from __future__ import annotations
@@ -22,32 +22,44 @@ import torch
 from evo.core.records import Case, Verdict
 from fitness.frontend.stages import Stop
 from fitness.gpu.program import Program, SwappedInputs
+from fitness.gpu.programs import Programs
 from fitness.gpu.timer import PairedBlock, Timer
-from fitness.gpu.timing import Alone
-from fitness.gpu.verification import UNSTEADY, Verifier
-from fitness.gpu.verification_summary import FRESH, VerificationSummary
+from fitness.gpu.timing import EQUAL, Alone, noise_floor
+from fitness.gpu.verification import FRESH, UNSTEADY, VerificationSummary, Verifier
 from fitness.verify import oracle
 
 OTHER_OUTPUTS = f"a timed replay gave other outputs than the verified one: {UNSTEADY}"
 NOT_ALONE = "a launch did not do the work of its own copy alone"
 
-LATES = 4  # copies that may be given other arguments when their turn comes
+SWAPS = 4  # copies that may be given other arguments just before they run.
 
-# Where it takes that much longer than it was timed, each time, on inputs that it was not executed on before.
+# It took longer than when it was timed, each time, on inputs that it was not executed on before.
 NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
-NEW_US = 5.0  # of a sample, and so much at least: what comes before it may add a constant to a first one
+NEW_US = 5.0  # of a sample, and at least this much: what comes before it may add a constant to a first one.
+
+# A sample should last this long: the noise of one measured pair of events is about a microsecond.
+SAMPLE_US, MAX_COPIES = 100.0, 32
+LONGEST_SAMPLE_US = 3000.0  # of the baseline, if it is much slower than the candidate.
+COPIES_BYTES = 2 << 30  # device memory for all copies of one case.
+
+# The seed is compared with itself, each time in other memory: the place of its buffers changes its time by up to a
+# percent.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
+FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
+FLOOR_BYTES = 4 << 30  # device memory of paired programs that are kept so that the next one gets other memory.
+# of a baseline that was slow, on each of two inputs, to see whether they are the reason
+ALONE_ROUNDS, ALONE_SAMPLES = 2, 5
 
 
 @dataclass(frozen=True)
 class PairedBenchmark:
     """A program beside the seed's, on the same inputs: those of `keys`, one for each copy.
 
-    verified: the program of a single copy that was verified, which is the timed one where that has no more.
+    verified: the program of a single copy that was verified; it is the timed one if that has only one copy.
     """
 
     verifier: Verifier
-    stopwatch: Timer
-    tally: VerificationSummary
+    timer: Timer
+    summary: VerificationSummary
     case: Case
     program: Program
     verified: Program
@@ -55,14 +67,17 @@ class PairedBenchmark:
     keys: Sequence[int]
 
     def decide(self, alone: Alone, harder: Callable[[], float]) -> PairedBlock:
-        """Times both; `alone`, `harder`: as of `Timer.compare`.  Raises Stop where what was timed is not right."""
+        """Times both and returns the result.
+
+        alone, harder: see `Timer.compare`.  Raises Stop if what was timed is wrong.
+        """
         for given in (self.baseline, self.program):
             given.remember_inputs()
         first_us = self._first_us()
         self._take_outputs()
         if self.program is not self.verified:
-            self.program.lates = [self._late(copy) for copy in _drawn(self.program, LATES)]
-        found = self.stopwatch.compare(self.program, self.baseline, alone, harder)
+            self.program.swaps = [self._swap(copy) for copy in _drawn(self.program, SWAPS)]
+        found = self.timer.compare(self.program, self.baseline, alone, harder)
         meddled = self.baseline.broken_guards() or self.baseline.differing_inputs()
         self._check_timed()
         if meddled:
@@ -72,17 +87,17 @@ class PairedBenchmark:
         return found
 
     def _first_us(self) -> tuple[float, float]:
-        """Microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
+        """Returns microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
         # One disturbed sample of the seed would excuse the candidate.
-        baseline_us = min(self.stopwatch.alone(self.baseline, SEED_SAMPLES))
+        baseline_us = min(self.timer.alone(self.baseline, SEED_SAMPLES))
         self.baseline.reset()
-        (own_us,) = self.stopwatch.alone(self.program, 1)
+        (own_us,) = self.timer.alone(self.program, 1)
         return own_us, baseline_us
 
     def _take_outputs(self) -> None:
-        """The outputs of its first replay on these inputs are those that it must have from now on.
+        """Remembers the outputs of its first replay on these inputs: later replays must give the same.
 
-        Raises Stop(WRONG) where they are not those of the verified graph on the inputs of each copy.
+        Raises Stop(WRONG) unless they are those of the verified graph on the inputs of each copy.
         """
         program, verified, task = self.program, self.verified, self.verifier.task
         program.remember_outputs()
@@ -94,19 +109,19 @@ class PairedBenchmark:
         program.reset()
         inputs = (self._inputs(key) for key in self.keys)
         right = torch.stack([verified.fingerprints_on(arguments) for arguments in inputs], dim=1)
-        verified.reset()  # the results do not stay where a kernel might find them
+        verified.reset()  # a kernel must not find the results here
         if task.deterministic and not program.remembers(right):
             raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
 
     # --- what was timed is right -------------------------------------------------------------------------------------
 
     def _check_timed(self) -> None:
-        """What was timed computed right results, every time, and nothing else was written.
+        """Checks that what was timed computed right results, every time, and wrote nothing else.
 
-        Of many copies some are compared with what is expected, nobody knows which; all did what the verified graph did.
+        All copies did what the verified graph did.  Some random copies are also compared with what is expected.
         """
         program, where = self.program, f"case {self.case.name}: a timed replay"
-        self.stopwatch.evict()
+        self.timer.evict()
         program.replay()
         program.look()
         if program.broken_guards():
@@ -119,75 +134,75 @@ class PairedBenchmark:
                 raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
             chosen = _drawn(program, FRESH)
         self._compare_copies(chosen)
-        self._check_late()
+        self._check_swapped()
 
     def _compare_copies(self, chosen: Sequence[int]) -> None:
-        """What is in the outputs of these copies, and was when they were kept, with what is expected."""
+        """Compares the outputs of these copies, now and each time they were kept, with what is expected."""
         where = f"{self.case.name} ({self.case.role}), timed inputs"
         for copy in chosen:
             expected = self.verifier.expect_again(self.case, self.keys[copy])
             if expected is None:
                 continue
             for outputs in (self.program.outputs(copy), *self.program.kept(copy)):
-                self.verifier.compare(self.program, expected, where, self.tally, outputs)
+                self.verifier.compare(self.program, expected, where, self.summary, outputs)
 
     def _inputs(self, key: int) -> tuple[Any, ...]:
         return self.verifier.programs.inputs(self.case, key)
 
     # --- each launch does the work of its own copy -------------------------------------------------------------------
 
-    def _late(self, copy: int) -> SwappedInputs:
-        """Arguments that a copy is given when its turn comes, on which the verified graph is right."""
+    def _swap(self, copy: int) -> SwappedInputs:
+        """Returns arguments that a copy is given just before it runs, on which the verified graph is right."""
         number = secrets.randbits(48)
-        arguments = self._late_arguments(copy, number)
+        arguments = self._swapped_arguments(copy, number)
         right = self.verified.fingerprints_on(arguments)[: len(self.verified.outputs_of_plan), None]
         where = f"{self.case.name} ({self.case.role}), inputs of one copy"
-        self._compare_late(copy, number, [self.verified.outputs()], where)
+        self._compare_swapped(copy, number, [self.verified.outputs()], where)
         self.verified.reset()
         usual = self._inputs(self.keys[copy])
         return SwappedInputs(copy, number, arguments, usual, right if self.verifier.task.deterministic else None)
 
-    def _late_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
-        """Those of a copy with few elements changed, where they may be: who looks at some of them does not see it."""
+    def _swapped_arguments(self, copy: int, number: int) -> tuple[Any, ...]:
+        """Returns those of a copy with few elements changed, if allowed: a kernel that samples them sees no change."""
         programs = self.verifier.programs
         generator = torch.Generator(programs.device).manual_seed(number)
         changed = oracle.with_few_changed(self.verifier.task, self._inputs(self.keys[copy]), generator)
         return self._inputs(number) if changed is None else changed
 
-    def _check_late(self) -> None:
-        """Whatever was executed on late arguments was right: nobody else could have done it."""
+    def _check_swapped(self) -> None:
+        """Checks all results on swapped arguments: no other launch could have computed them."""
         where = f"case {self.case.name}: {NOT_ALONE}"
-        if self.program.differing_late():
+        if self.program.differing_swapped():
             raise Stop("time", Verdict.WRONG, where)
-        for late in self.program.lates:
-            self._compare_late(late.copy, late.number, self.program.kept_late(late), where)
+        for swap in self.program.swaps:
+            self._compare_swapped(swap.copy, swap.number, self.program.kept_swapped(swap), where)
 
-    def _compare_late(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
-        """each: the outputs, as they were one time or several."""
+    def _compare_swapped(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
+        """Compares outputs on swapped arguments with what is expected. each: the outputs, once or several times."""
         if not each:
             return
-        arguments = self._late_arguments(copy, number)
+        arguments = self._swapped_arguments(copy, number)
         expected = self.verifier.expect(self.case, self.keys[copy], "normal", arguments)
         if expected is None:
             return
         for outputs in each:
-            self.verifier.compare(self.verified, expected, where, self.tally, outputs)
+            self.verifier.compare(self.verified, expected, where, self.summary, outputs)
 
     # --- nothing is kept from one replay for the next ----------------------------------------------------------------
 
     def _check_new(self, found: PairedBlock, first_us: tuple[float, float]) -> None:
-        """What was timed took no longer on inputs that it was not executed on before, else it kept results somewhere.
+        """Checks that the program is not slower on inputs that it was not executed on before, else it kept results.
 
-        One sample may be disturbed, and so is taken again, on other inputs; each is held against the baseline's.
+        One sample may be disturbed, so it is taken again, on other inputs.  Each is compared with the baseline's.
         Raises Stop(REJECTED).
         """
         seed_us = statistics.median(found.baseline_us) * found.drift
-        contest, quotient = self, math.inf
+        paired, quotient = self, math.inf
         for sample in range(NEW_SAMPLES):
             if sample:
-                contest = contest._anew()
-                first_us = contest._first_us()
-                contest._compare_copies(range(self.program.copies))
+                paired = paired._anew()
+                first_us = paired._first_us()
+                paired._compare_copies(range(self.program.copies))
             usual_us = statistics.median(found.own_us) * max(first_us[1] / seed_us, 1.0)
             quotient = min(quotient, first_us[0] / usual_us)
             if quotient <= NEW or (first_us[0] - usual_us) * self.program.copies <= NEW_US:
@@ -199,7 +214,7 @@ class PairedBenchmark:
         raise Stop("time", Verdict.REJECTED, message)
 
     def _anew(self) -> PairedBenchmark:
-        """The same two on other inputs."""
+        """Returns the same two on other inputs."""
         keys = [key + len(self.keys) for key in self.keys]
         for given in (self.baseline, self.program):
             self.verifier.programs.write(self.case, given, keys)
@@ -208,5 +223,69 @@ class PairedBenchmark:
 
 
 def _drawn(program: Program, most: int) -> list[int]:
-    """Some of its copies: nobody can know which."""
+    """Returns some random copies, which no kernel can predict."""
     return secrets.SystemRandom().sample(range(program.copies), min(program.copies, most))
+
+
+class SeedTimes:
+    """Times of the seed of `programs`, measured at the first request."""
+
+    def __init__(self, programs: Programs, timer: Timer) -> None:
+        self._programs, self._timer = programs, timer
+        self.start_over()
+
+    def start_over(self) -> None:
+        self._alone: dict[tuple[str, int], Alone] = {}
+        self._alone_on: dict[tuple[str, int], Sequence[int]] = {}  # the keys of its inputs
+        self._us: dict[str, float] = {}  # of each case
+        self._copies: dict[str, int] = {}
+
+    def copies(self, case: Case, program: Program) -> int:
+        """Returns how many launches a sample takes: a power of two, so that few graphs of the seed are needed."""
+        time_us = self._timer.least(program, 2)
+        seed_us = self._us.setdefault(case.name, time_us)  # the seed comes first
+        most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
+        copies = 1
+        while copies < SAMPLE_US / time_us and 2 * copies <= most:
+            copies *= 2
+        # With as many as the seed had, or half as many, its graphs and its noise floor are there already.
+        earlier = self._copies.setdefault(case.name, copies)
+        return earlier if copies <= earlier <= min(most, 2 * copies) else copies
+
+    def alone(self, paired: PairedBenchmark) -> Alone:
+        """Returns the seed's noise floor and time for a case, measured beside another program of the same plan."""
+        case, baseline, keys = paired.case, paired.baseline, paired.keys
+        graph = (case.name, baseline.copies)
+        if graph not in self._alone:
+            assert self._programs.seed is not None
+            others: list[Program] = []
+            ratios, medians = [], []
+            baseline.reset()
+            for _ in range(FLOOR_COMPARISONS):
+                inputs = (self._programs.inputs(case, key) for key in keys)
+                others.append(self._programs.build(self._programs.seed, case, inputs, baseline.copies))
+                others[-1].reset()
+                block = self._timer.block(others[-1], baseline, FLOOR_PAIRS)
+                others[-1].drop_outputs()
+                ratios.append(statistics.median(s / t for s, t in zip(block.baseline_us, block.own_us, strict=True)))
+                medians.append(statistics.median(block.baseline_us))
+                if sum(t.copies * t.nbytes for t in others) > FLOOR_BYTES:
+                    others.clear()
+            floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
+            self._alone[graph], self._alone_on[graph] = Alone(floor, min(medians)), keys
+        return self._alone[graph]
+
+    def harder(self, paired: PairedBenchmark) -> float:
+        """Returns how many times as long the seed takes on these inputs as on those of `alone`, both measured now.
+
+        Alternating, and the least of each: a disturbance of only one of them is not a reason.
+        """
+        case, baseline = paired.case, paired.baseline
+        baseline.look_around()  # stores there are seen before it is written again
+        both = (self._alone_on[case.name, baseline.copies], paired.keys)
+        least = [math.inf, math.inf]
+        for round_ in range(2 * ALONE_ROUNDS):
+            self._programs.write(case, baseline, both[round_ % 2])
+            least[round_ % 2] = min(least[round_ % 2], *self._timer.alone(baseline, ALONE_SAMPLES))
+        baseline.reset()
+        return least[1] / least[0]

@@ -1,8 +1,8 @@
-"""A plan on a GPU: its memory, its steps, and the CUDA graph that is verified and timed.
+"""Runs a plan on a GPU: its memory, its steps, and the CUDA graph that is verified and timed.
 
 A Program owns one or several copies of a plan's memory, each with inputs of its own.  Its graph executes all steps once
-on each copy, one after the other: a kernel of a few microseconds is timed by many launches on memory that no earlier
-launch has touched.
+on each copy, one after the other.  So a kernel of a few microseconds is timed by many launches on memory that no
+earlier launch has touched.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fitness.cuda.launcher import LoadedKernel
 from fitness.frontend import aten
 from fitness.frontend.memory import POISONS, Poison, assign
 from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef
-from fitness.gpu.bits import same_bits
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import LINE, demote
 from fitness.gpu.fingerprint import fingerprint
 from fitness.interpreter.delegation import Authors
 from fitness.sandbox.jobs import JobError
+from fitness.verify.compare import same_bits
 
 Graph = torch.cuda.CUDAGraph
 
@@ -34,8 +34,8 @@ Graph = torch.cuda.CUDAGraph
 class SwappedInputs:
     """Arguments that one copy is given just before it is executed, while the others have their usual ones.
 
-    number: what they were drawn with; usual: those that it has otherwise; right: fingerprints of the outputs on
-    `arguments`, (outputs, 1), None where outputs may differ.
+    number: what they were drawn with; usual: the arguments that it has otherwise; right: fingerprints of the outputs on
+    `arguments`, (outputs, 1), None if outputs may differ.
     """
 
     copy: int
@@ -53,7 +53,7 @@ class Program:
     that the task declares as written; memory: how the buffers lie.  Everything runs on the current stream, which must
     not be the default one.  Inputs must be written before `build`: it executes the plan.
 
-    Raises DeviceError where the driver refuses, JobError where a step cannot be executed.
+    Raises DeviceError if the driver refuses, JobError if a step cannot be executed.
     """
 
     def __init__(
@@ -85,38 +85,41 @@ class Program:
         self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
         self._kept: list[list[torch.Tensor]] = []
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
-        self.lates: Sequence[SwappedInputs] = ()  # of which some are executed, nobody knows when
-        self._kept_late: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
-        self._differs_late = torch.zeros((), dtype=torch.bool, device=device)
+        self.swaps: Sequence[SwappedInputs] = ()  # some are executed, at random times
+        self._kept_swapped: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
+        self._differs_swapped = torch.zeros((), dtype=torch.bool, device=device)
 
     @property
     def nbytes(self) -> int:
-        """Device memory of one copy."""
+        """Returns the device memory of one copy, in bytes."""
         return self.memory.total
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
-        """Writes the entry's arguments to one copy.  Raises PlanError where they are not those of the plan."""
+        """Writes the entry's arguments to one copy.  Raises PlanError if they do not fit the plan."""
         self.memory.write(arguments, copy)
         for i, kept in self._pristine.items():
             kept[copy].copy_(arguments[i])
 
     def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
-        """Writes the entry's arguments for each copy.  Raises PlanError as `write_inputs`."""
+        """Writes the entry's arguments for each copy.  Raises PlanError if they do not fit the plan."""
         for copy, arguments in enumerate(inputs):
             self.write_inputs(arguments, copy)
 
     def outputs(self, copy: int = 0) -> list[torch.Tensor]:
-        """What is compared: returned tensors in order, then written arguments; windows on the memory."""
+        """Returns what is compared: returned tensors in order, then written arguments; windows on the memory."""
         return [windows[copy] for windows in self._outputs]
 
     def outputs_are(self, expected: Sequence[torch.Tensor]) -> bool:
-        """Whether the outputs of the first copy equal these to the bit."""
+        """Returns whether the outputs of the first copy equal these to the bit."""
         return all(same_bits(output, value) for output, value in zip(self.outputs(), expected, strict=True))
 
     def modified_inputs(self, arguments: Sequence[Any]) -> list[int]:
-        """Positions of tensor arguments, not declared as written, that differ from `arguments` on the first copy."""
+        """Returns positions of tensor arguments that the first copy changed without declaring them as written.
+
+        arguments: the arguments before.
+        """
         return [i for i, windows in self._read.items() if not same_bits(windows[0], arguments[i])]
 
     def broken_guards(self) -> list[str]:
@@ -130,7 +133,7 @@ class Program:
         self._steps(self._numbered(), range(self.copies))
 
     def authors(self) -> Authors:
-        """Executes all steps on the first copy, one by one; who wrote what."""
+        """Executes all steps on the first copy, one by one, and returns which step wrote which bytes."""
         arena = self.memory.arenas[0]
         found = Authors(self.memory, arena, torch.zeros_like(arena))
         self._reset()
@@ -140,7 +143,7 @@ class Program:
         return found
 
     def parts(self) -> tuple[Graph, Graph]:
-        """Graphs of the launches alone and of all other steps alone.  To be replayed on what a replay left."""
+        """Returns graphs of the launches alone and of all other steps alone.  Replay them on what a replay left."""
         own, others = (
             [(n, s) for n, s in self._numbered() if isinstance(s, Launch) is launches] for launches in (True, False)
         )
@@ -181,7 +184,7 @@ class Program:
     # --- what was timed is what was verified -------------------------------------------------------------------------
 
     def fingerprints_on(self, arguments: Sequence[Any]) -> torch.Tensor:
-        """Of the outputs that the first copy gives on `arguments`, and of those of them that are only read."""
+        """Returns the fingerprints of the first copy on `arguments`: of its outputs, and of the arguments only read."""
         self.write_inputs(arguments)
         self._look_at_inputs()
         self.reset()
@@ -190,25 +193,25 @@ class Program:
         return self._found[:, 0].clone()
 
     def remember_inputs(self) -> None:
-        """Takes the read arguments as they are for the right ones, and forgets what was seen with others."""
+        """Remembers the read arguments as they are, and forgets comparisons with earlier ones."""
         self._look_at_inputs()
         self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
         self._differing.zero_()
-        self._kept, self.lates, self._kept_late = [], (), []
-        self._differs_late.zero_()
+        self._kept, self.swaps, self._kept_swapped = [], (), []
+        self._differs_swapped.zero_()
 
     def remember_outputs(self) -> None:
-        """Takes the outputs as they are for the right ones."""
+        """Remembers the outputs as they are."""
         self._output_graph.replay()
         self._known[: len(self._outputs)] = self._found[: len(self._outputs)]
         self._differing[: len(self._outputs)].zero_()
 
     def remembers(self, fingerprints: torch.Tensor) -> bool:
-        """Whether these, (outputs and read arguments, copies), are remembered."""
+        """Returns whether these fingerprints, (outputs and read arguments, copies), are the remembered ones."""
         return torch.equal(self._known, fingerprints)
 
     def inputs_are_equal(self) -> bool:
-        """Whether two copies have the same arguments, as far as they were not executed since they were written."""
+        """Returns whether two copies have the same arguments, if they were not executed since these were written."""
         self.look()
         self._look_at_inputs()
         given = self._found[len(self.plan.outputs) :]
@@ -216,72 +219,81 @@ class Program:
         return len(given) == 0 or given.unique(dim=1).shape[1] < self.copies
 
     def look(self) -> None:
-        """Enqueues a comparison of the outputs with what is remembered."""
+        """Enqueues a comparison of the outputs with the remembered ones."""
         self._output_graph.replay()
 
     def look_around(self) -> None:
-        """Enqueues a comparison of read arguments and guard zones: what one replay leaves there for the next is seen
-        now, and might be gone at the end.
+        """Enqueues a comparison of read arguments and guard zones.
+
+        What one replay leaves there for the next is seen now, and might be gone at the end.
         """
         self._look_at_inputs()
         self._guard_graph.replay()
 
     def keep_outputs(self) -> None:
-        """Copies the outputs of all copies as they are: `kept`."""
+        """Copies the current outputs of all copies: see `kept`."""
         self._kept.append([windows.clone() for windows in self._outputs])
 
     @property
     def times_kept(self) -> tuple[int, int]:
-        """How often the outputs of all copies were kept, and how many of copies with late arguments."""
-        return len(self._kept), len(self._kept_late)
+        """Returns how often the outputs of all copies were kept, and how many of copies with swapped arguments."""
+        return len(self._kept), len(self._kept_swapped)
 
     def drop_outputs(self, since: tuple[int, int] = (0, 0)) -> None:
-        """Forgets what was kept, but for the first `since` times."""
-        del self._kept[since[0] :], self._kept_late[since[1] :]
+        """Forgets the kept outputs, except for the first `since` times."""
+        del self._kept[since[0] :], self._kept_swapped[since[1] :]
 
     def kept(self, copy: int) -> list[list[torch.Tensor]]:
-        """The outputs of a copy, of each time they were kept."""
+        """Returns the outputs of a copy, of each time they were kept."""
         return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
-    def execute_late(self, lates: Iterable[SwappedInputs]) -> None:
-        """Enqueues all steps, copy after copy, as a replay does; some copies are given their arguments just before
-        their turn, and their outputs are looked at just after.
+    def execute_swapped(self, swaps: Iterable[SwappedInputs]) -> None:
+        """Enqueues all steps, copy after copy, like a replay.
 
-        So no other launch can do their work: neither an earlier one, which knows other arguments, nor a later one.
+        Some copies are given other arguments just before they run.
+
+        Their outputs are looked at just after.  So no other launch can do their work: an earlier one knows other
+        arguments, and a later one comes too late.
         """
-        steps, by_copy = self._numbered(), {late.copy: late for late in lates}
+        steps, by_copy = self._numbered(), {swap.copy: swap for swap in swaps}
         for copy in range(self.copies):
-            late = by_copy.get(copy)
-            if late is None:
+            swap = by_copy.get(copy)
+            if swap is None:
                 self._steps(steps, [copy])
                 continue
-            # Nothing else comes before its turn: what leaves traces in memory would tell a kernel where it is.
-            self.write_inputs(late.arguments, copy)
+            # Nothing else runs in between: traces in memory would tell a kernel its position.
+            self.write_inputs(swap.arguments, copy)
             self._steps(steps, [copy])
-            if late.right is None:
-                self._kept_late.append((late, [output.clone() for output in self.outputs(copy)]))
+            if swap.right is None:
+                self._kept_swapped.append((swap, [output.clone() for output in self.outputs(copy)]))
             else:
-                found = torch.zeros_like(late.right)
+                found = torch.zeros_like(swap.right)
                 for windows, number in zip(self._outputs, found, strict=True):
                     fingerprint(windows[copy : copy + 1], number)
-                self._differs_late |= (found != late.right).any()
-            self.write_inputs(late.usual, copy)
+                self._differs_swapped |= (found != swap.right).any()
+            self.write_inputs(swap.usual, copy)
             self.look_around()
 
-    def kept_late(self, late: SwappedInputs) -> list[list[torch.Tensor]]:
-        """The outputs of a copy on late arguments, of each time they were kept: where they may differ."""
-        return [outputs for of, outputs in self._kept_late if of is late]
+    def kept_swapped(self, swap: SwappedInputs) -> list[list[torch.Tensor]]:
+        """Returns the outputs of a copy on swapped arguments, of each time they were kept.
 
-    def differing_late(self) -> bool:
-        """Whether an output was another one than that of arguments that came late."""
-        return bool(self._differs_late)
+        They are kept only for tasks whose outputs may differ.
+        """
+        return [outputs for of, outputs in self._kept_swapped if of is swap]
+
+    def differing_swapped(self) -> bool:
+        """Returns whether an output on swapped arguments was ever wrong."""
+        return bool(self._differs_swapped)
 
     def differing_outputs(self) -> bool:
-        """Whether an output of any copy was another one at any look."""
+        """Returns whether an output of any copy differed at any look."""
         return bool(self._differing[: len(self._outputs)].any())
 
     def differing_inputs(self) -> list[int]:
-        """Positions of arguments, not declared as written, that are others than remembered, or were at some look."""
+        """Returns positions of arguments, not declared as written, that differ from the remembered ones.
+
+        They differ now, or differed at a look.
+        """
         self._look_at_inputs()
         counts = self._differing[len(self._outputs) :].tolist()
         return [i for i, count in zip(self._read, counts, strict=True) if count]
@@ -309,7 +321,7 @@ class Program:
             fill_bytes(rows, POISONS[0].floating)
 
     def _numbered(self) -> list[tuple[int, Step]]:
-        """The steps, launches with their number."""
+        """Returns the steps, launches with their number."""
         count = itertools.count()
         return [(next(count) if isinstance(step, Launch) else -1, step) for step in self.plan.steps]
 
@@ -347,7 +359,7 @@ class Program:
 
 
 def _rows(rows: int, nbytes: int, alignment: int, device: torch.device) -> torch.Tensor:
-    """New memory, (rows, bytes), each row of at least as many bytes, aligned so and to lines of the cache."""
+    """Returns new memory, (rows, bytes): each row has at least `nbytes`, aligned to `alignment` and to cache lines."""
     unit = max(alignment, LINE)
     pitch = -(-nbytes // unit) * unit
     whole = torch.empty(rows * pitch + unit, dtype=torch.uint8, device=device)
@@ -364,7 +376,10 @@ def _address(value: Any, memory: DeviceMemory, copy: int) -> Any:
 
 @functools.cache
 def _pool() -> Any:
-    """Memory for temporaries of all graphs of the process.  They may share it: graphs run one after the other."""
+    """Returns memory for temporaries of all graphs of the process.
+
+    They may share it: graphs run one after the other.
+    """
     handle = torch.cuda.graph_pool_handle()
     # PyTorch refuses a pool whose graphs are all gone, so one graph stays.
     keeper = torch.cuda.CUDAGraph()
@@ -379,7 +394,10 @@ _keepers: list[torch.cuda.CUDAGraph] = []
 
 
 def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """`work` as a graph.  (`torch.cuda.graph` would empty PyTorch's cache of memory each time: milliseconds.)"""
+    """Captures `work` as a graph.
+
+    (`torch.cuda.graph` would empty PyTorch's cache of memory each time: milliseconds.)
+    """
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")
     try:

@@ -1,4 +1,4 @@
-"""Programs of one task on a GPU: built of what was loaded, with inputs that follow from keys; the seed's are kept."""
+"""Builds programs of one task on a GPU, with inputs that follow from keys; keeps those of the seed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fitness.verify import oracle
 
 
 class Loaded:
-    """Work with its chosen kernels on the device."""
+    """A launch bundle with its chosen kernels loaded on the device."""
 
-    def __init__(self, work: LaunchBundle) -> None:
-        self.work = work
-        self.choices = {name: list(choice) for name, choice in work.choices.items()}
+    def __init__(self, bundle: LaunchBundle) -> None:
+        self.bundle = bundle
+        self.choices = {name: list(choice) for name, choice in bundle.choices.items()}
         self._kernels: dict[str, LoadedKernel] = {}
 
     def kernels(self, case: str) -> list[LoadedKernel]:
-        """The kernel of each launch of a case, in the chosen configuration."""
+        """Returns the kernel of each launch of a case, in the chosen configuration."""
         found = []
-        for by_config, i in zip(self.work.builds[case], self.choices[case], strict=True):
+        for by_config, i in zip(self.bundle.builds[case], self.choices[case], strict=True):
             build = by_config[i]
             if build["key"] not in self._kernels:
-                self._kernels[build["key"]] = LoadedKernel(self.work.cubins[build["cubin"]], build)
+                self._kernels[build["key"]] = LoadedKernel(self.bundle.cubins[build["cubin"]], build)
             found.append(self._kernels[build["key"]])
         return found
 
@@ -42,7 +42,7 @@ class Loaded:
 
 
 class Programs:
-    """Use it within the stream that they are to run on."""
+    """The programs of one task.  Use it within the stream that they run on."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task, self.device = task, device
@@ -57,9 +57,12 @@ class Programs:
         return oracle.make_inputs(self.task, case, key, variant, device=self.device)
 
     def build(self, loaded: Loaded, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
-        """The program of a case; `inputs`: the entry's arguments for each copy.  Raises Stop where they do not fit."""
+        """Returns the program of a case.
+
+        inputs: the entry's arguments for each copy.  Raises Stop if they do not fit.
+        """
         program = Program(
-            loaded.work.plans[case.name],
+            loaded.bundle.plans[case.name],
             loaded.choices[case.name],
             loaded.kernels(case.name),
             device=self.device,
@@ -74,31 +77,34 @@ class Programs:
         return program
 
     def write(self, case: Case, program: Program, keys: Sequence[int]) -> None:
-        """The inputs of each key to a copy."""
+        """Writes the inputs of each key to a copy."""
         program.write_all(self.inputs(case, key) for key in keys)
 
     def of_seed(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
-        """The seed's program for a case, on these inputs.
+        """Returns the seed's program for a case, on these inputs.
 
-        What somebody stored into its memory is not held against the next one.
+        The program repairs what a candidate may have stored into its memory.
         """
         assert self.seed is not None
-        known = self._of_seed.get((case.name, copies))
-        if known is None or known.broken_guards():
-            known = self._of_seed[case.name, copies] = self.build(self.seed, case, inputs, copies)
-            known.replay()  # what a first replay takes longer for is not timed
-            known.reset()
+        program = self._of_seed.get((case.name, copies))
+        if program is None or program.broken_guards():
+            program = self._of_seed[case.name, copies] = self.build(self.seed, case, inputs, copies)
+            program.replay()  # the first replay takes longer and is not timed
+            program.reset()
         else:
-            known.write_all(inputs)
-        return known
+            program.write_all(inputs)
+        return program
 
     def is_of_seed(self, program: Program) -> bool:
-        return self.seed is not None and any(program.plan is plan for plan in self.seed.work.plans.values())
+        return self.seed is not None and any(program.plan is plan for plan in self.seed.bundle.plans.values())
 
 
-def choices(work: LaunchBundle, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
-    """For each case the configuration of each launch; `chosen`: that of (kernel, number of its configurations)."""
+def choices(bundle: LaunchBundle, chosen: Mapping[tuple[str, int], int]) -> dict[str, list[int]]:
+    """Returns for each case the configuration of each launch.
+
+    chosen: that of (kernel, number of its configurations).
+    """
     return {
         name: [chosen[launch.kernel, len(launch.configs)] for launch in plan.launches]
-        for name, plan in work.plans.items()
+        for name, plan in bundle.plans.items()
     }

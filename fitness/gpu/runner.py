@@ -1,9 +1,9 @@
-"""The trusted runner of one GPU, as seen from the host: a process that can be killed, and what it is asked.
+"""Starts and asks the trusted process of one GPU, as seen from the host; the process can be killed.
 
 `Runner` owns one long-lived process (`fitness/gpu/runner_process.py`) with a warm CUDA context.  It gets plans and
-machine code, never Python of a candidate.  A kernel can hang the process or break its context; then it is killed,
-another is started and told the baseline (which also shows that the GPU works), and the candidate gets a second try,
-which tells a flake from a fault.
+machine code, never Python of a candidate.  A kernel can hang the process or break its context.  Then it is killed, and
+a new process gets the baseline (which also shows that the GPU works).  The candidate gets a second try, which
+distinguishes a flake from a fault.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fitness.gpu.timing import LOOKS
 if TYPE_CHECKING:
     from fitness.gpu.baselines import Baseline
 
-TURN_S = 1800.0  # that others may keep the GPU; each request of theirs has an end
-START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings
-ATTEMPTS = 2  # of a candidate whose kernels bring the process down
+LOCK_S = 1800.0  # that others may keep the GPU; each request of theirs has an end.
+START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings.
+ATTEMPTS = 2  # of a candidate whose kernels bring the process down.
 
-# Descriptions of the arguments of each case -> answers, as `fitness.certify.eager.job` gives them.
+# Descriptions of the arguments of each case -> answers in the form of `fitness.certify.eager.job`.
 Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
 
 
@@ -45,8 +45,8 @@ class LaunchBundle:
     """What a candidate asks of the device, case by case (by name, tune and holdout), at the target's sizes.
 
     `builds[case][launch][configuration]` are items of "builds" from `fitness.frontend.compile.job`, `cubins` the
-    machine code by their "cubin".  `choices[case]` names the configuration of each launch; without choices the runner
-    races them.
+    machine code by their "cubin". `choices[case]` names the configuration of each launch; without choices the runner
+    selects them.
     """
 
     plans: Mapping[str, LaunchPlan]
@@ -57,10 +57,10 @@ class LaunchBundle:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of Work.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.
+    """The result of a LaunchBundle.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.
 
-    `fault`: the runner's process had to be replaced.  `note`: a first try that a second one did not confirm.
-    `seconds`: that the GPU worked on it, without waiting for its turn and for a process that had to be started.
+    fault: the runner's process had to be replaced; note: a first try that a second one did not confirm; seconds: the
+    GPU's work on it, without waiting for the GPU lock or for a new process.
     """
 
     verdict: Verdict
@@ -76,7 +76,7 @@ class Report:
 
 
 class Runner:
-    """Verifies and times candidates of one task on one GPU; one at a time, whoever asks."""
+    """Verifies and times candidates of one task on one GPU, one at a time.  Thread-safe."""
 
     def __init__(
         self,
@@ -86,35 +86,37 @@ class Runner:
         wall_s: float = 30.0,
         looks: Sequence[int] = LOOKS,
     ) -> None:
-        """`task`: built-in name or folder; `wall_s`: the most that a candidate may take before it counts as hung;
-        `looks`: numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`).
+        """Starts nothing yet.
+
+        task: built-in name or folder; wall_s: the most that a candidate may take before it counts as hung; looks:
+        numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`).
         """
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
         self._device, self._wall_s = device, wall_s
         self._baseline: LaunchBundle | None = None
-        self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them
-        self._lock = threading.RLock()  # whoever has it idle may ask it something
+        self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them.
+        self._lock = threading.RLock()  # a thread that holds `idle` may ask again.
         self._process: _Process | None = None
         self._closed = False
         self.respawns = 0
 
-    def prepare(self, work: LaunchBundle) -> Report:
+    def prepare(self, bundle: LaunchBundle) -> Report:
         """Verifies the seed kernel and makes it the baseline of everything that follows."""
         with self._lock:
             self._baseline = None
-            report = self._timed("prepare", work, wall_s=START_S)
+            report = self._timed("prepare", bundle, wall_s=START_S)
             if report.verdict is Verdict.OK:
-                self._baseline = work
+                self._baseline = bundle
             return report
 
-    def evaluate(self, work: LaunchBundle, *, seed: str) -> Report:
-        """Verifies and times a candidate; `seed` keys its inputs.  Raises EvoError where no runner can be had."""
+    def evaluate(self, bundle: LaunchBundle, *, seed: str) -> Report:
+        """Verifies and times a candidate; `seed` keys its inputs.  Raises EvoError if no runner can be had."""
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
             first, seconds = "", 0.0
             for _ in range(ATTEMPTS):
-                report = self._timed("evaluate", work, seed, wall_s=self._wall_s)
+                report = self._timed("evaluate", bundle, seed, wall_s=self._wall_s)
                 seconds += report.seconds
                 if not report.fault:
                     break
@@ -123,24 +125,24 @@ class Runner:
             return replace(report, note=note, seconds=seconds)
 
     def compare(
-        self, work: LaunchBundle | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
+        self, bundle: LaunchBundle | None, cases: Sequence[Case], *, seed: str, folder: Path, run: Run
     ) -> list[Match] | Report:
-        """Has `run` execute a candidate elsewhere on fresh inputs, and compares what it left with oracle and plans.
+        """Has `run` execute a candidate elsewhere on fresh inputs, and compares its results with oracle and plans.
 
-        Nothing else is asked of this runner meanwhile, while others may use the GPU.  work: plans (with choices) whose
-        outputs must be equal to the bit, or None; folder: where inputs and outputs lie.  A Report where it came to no
-        comparison.
+        Nothing else is asked of this runner meanwhile, while others may use the GPU. bundle: plans (with choices) whose
+        outputs must be equal to the bit, or None; folder: for inputs and outputs.  Returns a Report if the comparison
+        failed.
         """
         with self._lock:
             drawn = self._ask("draw", cases, seed, str(folder), wall_s=START_S)
             if isinstance(drawn, Report):
                 return drawn
             answers = run(drawn)
-            return self._ask("judge", work, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
+            return self._ask("compare", bundle, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """The GPU is this runner's meanwhile: for others who use it for a while, with this runner or without."""
+        """Holds the GPU lock meanwhile: for others who use the GPU for a while, with this runner or without."""
         with self._lock:
             self._ask("take", wall_s=START_S)
             try:
@@ -148,20 +150,20 @@ class Runner:
             finally:
                 self._ask("leave", wall_s=START_S)
 
-    def verify(self, task: str | os.PathLike[str], work: LaunchBundle) -> Report:
-        """Verifies the seed kernel of another task, and times nothing: for suites, where a process each is slow."""
+    def verify(self, task: str | os.PathLike[str], bundle: LaunchBundle) -> Report:
+        """Verifies the seed kernel of another task, and times nothing: for suites, because a process each is slow."""
         with self._lock:
-            return self._turn_to(task) or self._ask("verify", work, wall_s=self._wall_s)  # type: ignore[no-any-return]
+            return self._switch_to(task) or self._ask("verify", bundle, wall_s=self._wall_s)  # type: ignore[no-any-return]
 
     def beside(
         self, task: str | os.PathLike[str], seed: LaunchBundle, kernel: LaunchBundle, other: bool
     ) -> Mapping[str, Report]:
-        """Verifies other kernels in the seed's place, each case that `kernel` has a plan of for itself; by case.
+        """Verifies other kernels in the seed's place, each case that `kernel` has a plan of by itself; by case.
 
         other: on inputs that the task does not draw (`fitness.tasks.other_inputs`).
         """
         with self._lock:
-            found = self._turn_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
+            found = self._switch_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
             if not isinstance(found, Report):
                 return found  # type: ignore[no-any-return]
             if len(kernel.plans) == 1:
@@ -173,13 +175,13 @@ class Runner:
                 for c, r in self.beside(task, seed, replace(kernel, plans=plans), other).items()
             }
 
-    def baselines(self, task: str | os.PathLike[str], work: LaunchBundle) -> list[Baseline] | Report:
-        """PyTorch's times beside those of the seed kernel of another task; a Report where there are none."""
+    def baselines(self, task: str | os.PathLike[str], bundle: LaunchBundle) -> list[Baseline] | Report:
+        """Returns PyTorch's times beside those of the seed kernel of another task; a Report if that fails."""
         with self._lock:
-            return self._turn_to(task) or self._ask("baselines", work, wall_s=START_S)  # type: ignore[no-any-return]
+            return self._switch_to(task) or self._ask("baselines", bundle, wall_s=START_S)  # type: ignore[no-any-return]
 
-    def _turn_to(self, task: str | os.PathLike[str]) -> Report | None:
-        """Has the process load another task; a Report where that fails."""
+    def _switch_to(self, task: str | os.PathLike[str]) -> Report | None:
+        """Has the process load another task; returns a Report if that fails."""
         self._baseline = None
         try:
             self._living().ask(("task", os.fspath(task)), START_S)
@@ -191,14 +193,14 @@ class Runner:
             return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
 
     def start(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Starts the process and tells it what is known of its GPU; `facts` as it sees them."""
+        """Starts the process with the known properties of its GPU; returns these and the process's own."""
         with self._lock:
             self._facts = self._facts or facts
         return self.facts
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """`fitness.cuda.device.DeviceFacts` of the GPU as a dict."""
+        """Returns `fitness.cuda.device.DeviceFacts` of the GPU as a dict."""
         with self._lock:
             self._living()
             return self._facts
@@ -221,13 +223,13 @@ class Runner:
     # --- the process -------------------------------------------------------------------------------------------------
 
     def _timed(self, kind: str, *request: Any, wall_s: float) -> Report:
-        """The report with its seconds; a process is started before they count."""
+        """Returns the report with its seconds; a process is started before they count."""
         process = self._living()
         report: Report = self._ask(kind, *request, wall_s=wall_s)
         return replace(report, seconds=process.worked_s)
 
     def _ask(self, kind: str, *request: Any, wall_s: float) -> Any:
-        """The answer; a Report with a verdict where there is none."""
+        """Returns the answer, or a Report with a verdict."""
         process = self._living()
         try:
             return process.ask((kind, *request), wall_s)
@@ -244,7 +246,7 @@ class Runner:
         return report
 
     def _living(self) -> _Process:
-        """The process, a new one where there is none; a new one is told the baseline."""
+        """Returns the process; starts one if needed, which gets the baseline."""
         if self._closed:
             raise EvoError("the runner is closed")
         if self._process is None:
@@ -303,13 +305,14 @@ class _Process:
         self._connection = Connection(ours.detach())
 
     def ask(self, request: tuple, wall_s: float) -> Any:
-        """The answer, `wall_s` after the GPU is its own at most.  Raises TimeoutError, EOFError or OSError (it died),
-        _Broken (its context did).
+        """Returns the answer, at most `wall_s` after the process got the GPU lock.
+
+        Raises TimeoutError, EOFError or OSError (it died), _Broken (its context did).
         """
         self._connection.send(request)
-        if not self._connection.poll(TURN_S):
-            raise TimeoutError(f"another process has kept the GPU for {TURN_S:g} s")
-        self._connection.recv()  # it is its turn
+        if not self._connection.poll(LOCK_S):
+            raise TimeoutError(f"another process has kept the GPU for {LOCK_S:g} s")
+        self._connection.recv()  # it has the GPU lock
         begin = time.perf_counter()
         if not self._connection.poll(wall_s):
             self.worked_s = time.perf_counter() - begin
@@ -321,18 +324,18 @@ class _Process:
         return answer
 
     def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """Returns the end of what it wrote to its standard error."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._errors.seek(0)
         return self._errors.read()[-2000:].decode(errors="replace").strip()
 
     def stop(self) -> None:
-        """Kills it; what is asked of it then raises EOFError."""
+        """Kills it; a request under way then raises EOFError."""
         self._process.kill()
 
     def kill(self) -> None:
-        """Kills it and lets go of what belongs to it."""
+        """Kills it and releases its resources."""
         self._process.kill()
         self._process.wait()
         self._connection.close()

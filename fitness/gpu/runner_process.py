@@ -1,14 +1,16 @@
-"""The process of a runner: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS FACTS` (see
-`fitness/gpu/runner.py`).
+"""Serves requests in a runner's process: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS FACTS`.
 
-Answers one request after the other until the other side hangs up.  After an error that leaves the CUDA context
-unusable it answers with `fault=True` and ends.
+Started by `fitness/gpu/runner.py`.  It answers one request after the other until the other side hangs up.  After an
+error that leaves the CUDA context unusable it answers with `fault=True` and ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
+import threading
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,19 +19,19 @@ import torch
 
 from evo.core.records import Verdict
 from fitness.cuda import norms
-from fitness.cuda.device import Watch, device_facts, known_facts
+from fitness.cuda.device import Watch, device_facts, facts_if_same
 from fitness.cuda.faults import verdict_of_text
 from fitness.cuda.launcher import DeviceError
 from fitness.frontend.stages import Stop
-from fitness.gpu import bits, fingerprint, timing
+from fitness.gpu import fingerprint, timing
 from fitness.gpu.benchmark import Benchmark
 from fitness.gpu.gpu_lock import GpuLock
-from fitness.gpu.orphan import end_with
 from fitness.gpu.runner import Report
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.task import load_task
+from fitness.verify import compare
 
-_PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two keep the turn and give it back
+_PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two take and release the GPU lock
 
 SCARCE = 0.15  # of the device's memory, free: a runner may need that much beside what it keeps
 
@@ -46,27 +48,27 @@ def main(arguments: list[str]) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    bits.prepare(index)  # now, for others have the GPU
+    compare.prepare(index)  # now, while this process holds the lock
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
-    turn = GpuLock(Watch(index).uuid)
-    facts = known_facts(index, json.loads(arguments[4]))
+    lock = GpuLock(Watch(index).uuid)
+    facts = facts_if_same(index, json.loads(arguments[4]))
     if facts is None:
-        with turn.held():
+        with lock.held():
             facts = device_facts(index)
     while True:
-        asked = _serve(connection, Benchmark(task, index, facts, stopping), turn)
+        asked = _serve(connection, Benchmark(task, index, facts, stopping), lock)
         if asked is None:
             return
         task = load_task(asked, tried=True)
         connection.send(None)
 
 
-def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | None:
-    """Answers until another task is asked for, which is returned; None where the other side hung up, or for a fault.
+def _serve(connection: Connection, bench: Benchmark, lock: GpuLock) -> str | None:
+    """Answers requests.  Returns the next task if one is asked for; None after a fault or if the other side hung up.
 
-    Before each answer the other side is told that it is this process's turn.
+    Before each answer it reports that this process has the GPU lock.
     """
     with torch.no_grad(), torch.cuda.stream(bench.stream):
         while True:
@@ -78,17 +80,17 @@ def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | Non
             over = False
             if kind in _PLAIN:
                 if kind != "facts":
-                    getattr(turn, kind)()
+                    getattr(lock, kind)()
                 connection.send(None)
                 answer = bench.facts.as_dict()
             else:
-                with turn.held():
+                with lock.held():
                     connection.send(None)
                     if kind == "task":
                         return str(request[0])
                     answer = answered(bench, kind, request)
                     over = isinstance(answer, Report) and answer.fault
-                    if not over:  # after a fault the device can be asked for nothing
+                    if not over:  # after a fault the device cannot be used
                         _leave_memory(bench)
             connection.send(answer)
             if over:
@@ -96,14 +98,14 @@ def _serve(connection: Connection, bench: Benchmark, turn: GpuLock) -> str | Non
 
 
 def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
-    """The answer to one request; whatever goes wrong is a Report with a verdict, this being a process's boundary."""
+    """Returns the answer to one request; any error becomes a Report with a verdict: this is a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "judge": bench.judge, "baselines": bench.baselines, "beside": bench.beside,
+        "compare": bench.compare, "baselines": bench.baselines, "beside": bench.beside,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]
-        bench.stream.synchronize()  # an error that comes late belongs to this request
+        bench.stream.synchronize()  # a late error belongs to this request
         return answer
     except Stop as stop:
         report = Report(stop.verdict, stop.stage, stop.message)
@@ -119,14 +121,17 @@ def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
 
 
 def _leave_memory(bench: Benchmark) -> None:
-    """What this process keeps for its next allocations goes back where the next process might lack it."""
+    """Gives cached memory back to the device if the next process might lack it."""
     free, total = torch.cuda.mem_get_info(bench.device)
     if free < SCARCE * total:
         torch.cuda.empty_cache()
 
 
 def _unexpected(error: Exception) -> Report:
-    """CUDA errors surface as RuntimeError wherever PyTorch next asks; anything else is a bug of the evaluator."""
+    """Returns a Report.
+
+    CUDA errors appear as RuntimeError at PyTorch's next call; anything else is a bug of the evaluator.
+    """
     text = str(error).strip()
     if isinstance(error, RuntimeError) and "CUDA error" in text:
         return Report(verdict_of_text(text), "verify", text.splitlines()[0], fault=True)
@@ -135,12 +140,28 @@ def _unexpected(error: Exception) -> Report:
 
 
 def _settled(bench: Benchmark, report: Report) -> Report:
-    """The report, or that of a CUDA error which was still on its way."""
+    """Returns the report, or that of a CUDA error which was still on its way."""
     try:
         bench.stream.synchronize()
     except RuntimeError as error:
         return _unexpected(error)
     return report
+
+
+def end_with(descriptor: int) -> None:
+    """Ends this process when the other end of a connected socket is closed, as it is when its owner is killed.
+
+    A process that waits for a kernel that never ends would not notice, and would keep the GPU.  Costs nothing until
+    then: a thread sleeps in the kernel.
+    """
+    threading.Thread(target=_await_end, args=(descriptor,), name="orphan", daemon=True).start()
+
+
+def _await_end(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # no requested event: the end of the connection is always reported
+    poll.poll()
+    os._exit(1)
 
 
 if __name__ == "__main__":

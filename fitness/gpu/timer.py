@@ -1,7 +1,7 @@
-"""How long graphs take, from cold caches: alone, or in pairs of alternating order.
+"""Times graphs from cold caches: alone, or in pairs of alternating order.
 
-What is timed is looked at every time: outputs after each replay, inputs and guard zones after some that nobody can
-foresee.  Memory of both programs of a pair is poisoned as soon as they are done.
+Every timed replay is checked: outputs after each, inputs and guard zones after some at random.  Memory of both programs
+of a pair is poisoned as soon as they are done.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from fitness.interpreter.delegation import needs_proof
 from fitness.tasks.task import Task
 from fitness.verify import seed_oracle
 
-SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, where a plan has both
-KEPT_LATE = 2  # late executions in a block of pairs, and copies in each, where outputs may differ and so are kept
-RETAKES = 2  # of a block of pairs that was disturbed
-PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU
+SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, if a plan has both.
+KEPT_SWAPPED = (
+    2  # swapped-input executions in a block of pairs, and copies in each, if outputs may differ and so are kept
+)
+RETAKES = 2  # of a block of pairs that was disturbed.
+PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU.
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class TimedBlock:
-    """Some pairs: microseconds of one execution of the plan.  retaken: how often they were thrown away before."""
+    """Some pairs: microseconds of one execution of the plan. retaken: how often they were thrown away before."""
 
     own_us: list[float]
     baseline_us: list[float]
@@ -45,10 +47,10 @@ class TimedBlock:
 
 @dataclass(frozen=True)
 class PairedBlock(TimedBlock):
-    """As many pairs as decide it.
+    """As many pairs as decide the comparison.
 
-    ratio: baseline over candidate; drift: how many times as long as beside itself the baseline took, which is taken
-    out of its times.
+    ratio: baseline over candidate; drift: how many times as long as beside itself the baseline took; its times are
+    divided by it.
     """
 
     ratio: Ratio = dataclasses.field(kw_only=True)
@@ -56,11 +58,11 @@ class PairedBlock(TimedBlock):
 
 
 class Timer:
-    """Times programs of one task on one GPU.  Use it within its stream.  rule: when enough pairs were taken."""
+    """Times programs of one task on one GPU. Use it within its stream. rule: when enough pairs were taken."""
 
     def __init__(self, task: Task, stream: torch.cuda.Stream, watch: Watch, l2_bytes: int, rule: Stopping) -> None:
         self._task, self._stream, self._watch, self._rule = task, stream, watch, rule
-        # Read, not written: what a read evicts needs no write-back while the next kernel runs.
+        # Read, not written: evicting what was read needs no write-back while the next kernel runs.
         self._filler = torch.zeros(2 * l2_bytes // 8, dtype=torch.int64, device=stream.device)
         self._sum = torch.zeros((), dtype=torch.int64, device=stream.device)
 
@@ -74,29 +76,30 @@ class Timer:
         self.evict()
 
     def poison(self, program: Program) -> Poison:
-        """What a timed replay begins from says nothing about what it is for.
+        """Returns the poison that a timed replay begins from; it says nothing about the replay's purpose.
 
-        It is always the same beside other copies and what is no own kernel: it is proven from that one who does what.
+        For several copies, or with steps that are not own kernels, it is always the same: the proof of authors begins
+        from it.
         """
         if program.copies > 1 or needs_proof(program.plan):
             return POISONS[0]
         return seed_oracle.poison(self._task, secrets.randbelow(len(POISONS)))
 
     def least(self, program: Program, samples: int) -> float:
-        """Microseconds of one execution of the plan."""
+        """Returns the least microseconds of one execution of the plan."""
         return max(min(self.alone(program, samples)), 1e-3)
 
     def alone(self, program: Program | Call, samples: int) -> list[float]:
-        """Microseconds of one execution each time, with nothing else in between."""
+        """Returns microseconds of one execution each time, with nothing else in between."""
 
         def before() -> None:
             self.cold(program)
-            self.evict()  # once more: meanwhile the host gets ahead of the device, as it is where pairs are timed
+            self.evict()  # once more: the host gets ahead of the device meanwhile, as in paired timing
 
         return [self.once(program, before) / program.copies for _ in range(samples)]
 
     def once(self, graph: Program | Call | Graph, before: Callable[[], None]) -> float:
-        """Microseconds of a replay, after `before`."""
+        """Returns microseconds of a replay, after `before`."""
         before()
         begin, end = _events()
         begin.record()
@@ -106,18 +109,18 @@ class Timer:
         return 1e3 * float(begin.elapsed_time(end))
 
     def _some(self, items: Sequence[T]) -> list[T]:
-        """Each as likely as not, but not none; few where each costs memory and a reference."""
+        """Returns a random choice, never empty; only a few if each costs memory and a reference."""
         if not self._task.deterministic:
-            return secrets.SystemRandom().sample(items, min(len(items), KEPT_LATE))
+            return secrets.SystemRandom().sample(items, min(len(items), KEPT_SWAPPED))
         chosen = secrets.randbelow((1 << len(items)) - 1) + 1
         return [item for i, item in enumerate(items) if chosen >> i & 1]
 
     def own_share(self, program: Program) -> float:
-        """The share of own kernels in the time of all steps."""
+        """Returns the share of own kernels in the time of all steps."""
 
         def before() -> None:
             self.cold(program)
-            program.replay()  # a part alone needs what the others leave it
+            program.replay()  # a part alone needs the results of the others
 
         own_us, others_us = (
             statistics.median(self.once(part, before) for _ in range(SHARE_SAMPLES)) for part in program.parts()
@@ -131,8 +134,10 @@ class Timer:
         alone: Alone | None = None,
         harder: Callable[[], float] = lambda: 1.0,
     ) -> PairedBlock:
-        """alone: the baseline beside itself, on other inputs; harder: how many times as long it takes on these, asked
-        where it does.  What it drifted beyond that is taken out of its times.
+        """Returns the comparison of a program with the baseline.
+
+        alone: the baseline beside itself, on other inputs; harder: returns how many times as long it takes on these
+        inputs, called if it was slow.  Drift beyond that is divided out of its times.
         """
         harder = functools.cache(harder)
 
@@ -165,7 +170,7 @@ class Timer:
         pairs: int,
         drift: Callable[[Sequence[float]], float] = lambda baseline_us: 1.0,
     ) -> TimedBlock:
-        """Pairs taken between equal states of the clocks, and without drift if they can be had."""
+        """Returns pairs taken between equal states of the clocks, and without drift if possible."""
         retaken, kept = 0, program.times_kept
         while True:
             before = self._watch.read()
@@ -180,15 +185,15 @@ class Timer:
                 time.sleep(PAUSE_S)
 
     def pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
-        """Microseconds of the candidate and of the baseline.
+        """Returns microseconds of the candidate and of the baseline.
 
-        Both are as after a reset, before and afterwards.  After which replays inputs and guard zones are looked at,
-        which outputs of a task with several right ones are kept, and where copies are given their arguments late, is
-        decided when they are done; beside other copies a kernel can tell that it is timed, and is looked at always.
+        Both are reset before and afterwards.  Some things are decided at random when they are done: after which replays
+        inputs and guard zones are checked, and which outputs are kept if a task has several right ones.  So is which
+        copies get swapped inputs.  With several copies a kernel can find out that it is timed, and is always checked.
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
-        late = self._some(range(pairs)) if program.lates else ()
+        swap = self._some(range(pairs)) if program.swaps else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -203,13 +208,13 @@ class Timer:
                         program.look_around()
                     if pair == kept:
                         program.keep_outputs()
-                    if pair in late:
+                    if pair in swap:
                         self.cold(program)
-                        program.execute_late(self._some(program.lates))
+                        program.execute_swapped(self._some(program.swaps))
                         self.evict()  # meanwhile the host gets ahead of the device again
                     program.reset(self.poison(program))
                 else:
-                    baseline.reset()  # now, not later: the candidate will not find its results
+                    baseline.reset()  # now, so that the candidate cannot find its results
                 events[is_candidate].append((begin, end))
         self._stream.synchronize()
         own_us, baseline_us = (

@@ -1,13 +1,13 @@
-"""Statistics of paired timings: is the candidate faster, by how much, and is that more than noise.
+"""Computes statistics of paired timings: is the candidate faster, by how much, and is that more than noise.
 
 Pair i holds one time of the candidate and one of the baseline, taken one after the other.  Everything is computed on
-the ratios baseline / candidate of the pairs: what slows both (clock, temperature) cancels, and outliers move a median
+the ratios baseline / candidate of the pairs.  What slows both (clock, temperature) cancels, and outliers move a median
 little.  Above 1 is faster than the baseline.
 
-The interval of a median is exact and free of assumptions about the shape of the noise: the number of pairs below the
-true median is binomial(n, 1/2), so two order statistics enclose it with a known probability (W. R. Thompson, "On
+The interval of a median is exact and free of assumptions about the shape of the noise.  The number of pairs below the
+true median is binomial(n, 1/2), so two order statistics enclose it with a known probability. (W. R. Thompson, "On
 confidence ranges for the median", Annals of Mathematical Statistics 7, 1936; David and Nagaraja, "Order Statistics",
-section 7.1).  Pairs must be independent; alternating the order within pairs and flushing caches makes them so.
+section 7.1.) Pairs must be independent; alternating the order within pairs and flushing caches makes them so.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALPHA = 0.05  # chance that an interval misses the true median, over all looks of a sequential comparison together
-LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop
-EQUAL = 0.005  # an interval within 1 +- EQUAL says "no difference that matters"; measuring on would be waste
+ALPHA = 0.05  # chance that an interval misses the true median, over all looks of a sequential comparison together.
+LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop.
+EQUAL = 0.005  # an interval within 1 +- EQUAL says "no difference that matters"; measuring on would be waste.
 
-# The baseline taking that much longer than beside itself: another process uses the GPU, by turns of milliseconds, which
-# hit long samples more than short ones.
+# The baseline taking that much longer than beside itself: another process uses the GPU, in slices of milliseconds,
+# which hit long samples more than short ones.
 DRIFT = 1.1
 
 
@@ -43,11 +43,11 @@ class Ratio:
 
 
 def median_interval(values: Sequence[float] | np.ndarray, alpha: float = ALPHA) -> tuple[float, float]:
-    """Exact interval of the median of `values` with coverage of at least 1 - `alpha`.
+    """Returns the exact interval of the median of `values` with coverage of at least 1 - `alpha`.
 
-    (-inf, inf) where there are too few values for any pair of order statistics (below 6 for alpha = 0.05).
+    (-inf, inf) if there are too few values for any pair of order statistics (below 6 for alpha = 0.05).
     """
-    from scipy import stats  # a second of every process that imports this module, and few take times
+    from scipy import stats  # a second of every process that imports this module, and few take times.
 
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
@@ -58,7 +58,10 @@ def median_interval(values: Sequence[float] | np.ndarray, alpha: float = ALPHA) 
 
 
 def paired_ratio(candidate_us: Sequence[float], baseline_us: Sequence[float], alpha: float = ALPHA) -> Ratio:
-    """Median and exact interval of the ratios of pairs.  Times must be positive; both sequences equally long."""
+    """Returns median and exact interval of the ratios of pairs.
+
+    Times must be positive; both sequences equally long.
+    """
     candidate, baseline = np.asarray(candidate_us, dtype=float), np.asarray(baseline_us, dtype=float)
     if candidate.shape != baseline.shape or not len(candidate):
         raise ValueError(f"expected as many baseline as candidate times, got {len(baseline)} and {len(candidate)}")
@@ -73,10 +76,10 @@ def paired_ratio(candidate_us: Sequence[float], baseline_us: Sequence[float], al
 class Stopping:
     """When to stop taking pairs: after `looks[i]` pairs, if the interval at alpha / len(looks) is decided.
 
-    Decided: it excludes 1 (faster or slower), or lies within 1 +- `equal`.  Each look uses its share of alpha, so by
-    Bonferroni's inequality the chance that the interval of *any* look misses the true median, and with it the chance
-    to call equal times different, is at most alpha, however the comparison ends.  Three looks widen the last interval
-    from order statistics 10 and 21 to 9 and 22 of 30.
+    Decided: it excludes 1 (faster or slower), or lies within 1 +- `equal`.  Each look uses its share of alpha.  By
+    Bonferroni's inequality the chance that the interval of *any* look misses the true median is at most alpha.  So is
+    the chance to call equal times different, however the comparison ends.  Three looks widen the last interval from
+    order statistics 10 and 21 to 9 and 22 of 30.
     """
 
     looks: tuple[int, ...] = LOOKS
@@ -88,7 +91,7 @@ class Stopping:
             raise ValueError(f"looks must be increasing positive numbers of pairs, got {self.looks}")
 
     def ratio(self, candidate_us: Sequence[float], baseline_us: Sequence[float]) -> Ratio:
-        """The interval as every look takes it."""
+        """Returns the interval at the alpha of one look."""
         return paired_ratio(candidate_us, baseline_us, self.alpha / len(self.looks))
 
     def decided(self, ratio: Ratio) -> bool:
@@ -97,10 +100,10 @@ class Stopping:
 
 
 def noise_floor(same_against_same: Sequence[float]) -> float:
-    """The factor within which ratios of a kernel against itself fell: above 1.
+    """Returns the factor within which ratios of a kernel against itself fell: above 1.
 
-    With m comparisons, another one of the same kernel exceeds the largest of them with probability 1 / (m + 1), on top
-    of the alpha of its own interval.
+    With m comparisons, another one of the same kernel exceeds the largest of them with probability 1 / (m + 1).  The
+    alpha of its own interval comes on top.
     """
     if not len(same_against_same):
         raise ValueError("the noise floor needs at least one comparison of a kernel with itself")
@@ -115,20 +118,23 @@ class Alone:
     us: float
 
     def drift(self, baseline_us: Sequence[float]) -> float:
-        """How many times as long it took beside a candidate, in the median: 1 up to DRIFT, which inputs may cause."""
+        """Returns how many times as long it took beside a candidate (median): 1 up to DRIFT, which inputs may cause."""
         drift = float(np.median(baseline_us)) / self.us
         return drift if drift > DRIFT else 1.0
 
 
 def counts(ratio: Ratio, floor: float) -> bool:
-    """Whether a difference counts: the interval excludes 1 and the ratio lies beyond the noise floor (a factor)."""
+    """Returns whether a difference counts: the interval excludes 1 and the ratio lies beyond the noise floor.
+
+    floor: a factor.
+    """
     return ratio.excludes_one and (ratio.ratio > floor or ratio.ratio < 1 / floor)
 
 
 def geometric_mean(
     ratios: Sequence[Sequence[float]], generator: np.random.Generator, *, alpha: float = ALPHA, resamples: int = 2000
 ) -> Ratio:
-    """Geometric mean over the cases of each case's median ratio; `ratios[c]` are the pairs of case c.
+    """Returns the geometric mean over the cases of each case's median ratio; `ratios[c]` are the pairs of case c.
 
     The interval is a percentile bootstrap that resamples pairs within each case (Efron and Tibshirani, "An Introduction
     to the Bootstrap", chapter 13): the cases are the task's, not a sample of cases.

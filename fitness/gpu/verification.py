@@ -1,7 +1,7 @@
-"""Whether a plan's CUDA graph computes what it should, on inputs that nobody could know.
+"""Verifies that a plan's CUDA graph computes what it should, on inputs that no kernel can know.
 
-For each case: inputs never seen before are written into new, poisoned memory, the graph is replayed, and only then is
-the expectation computed, by the reference in float64, from inputs drawn once more.
+For each case, fresh inputs are written into new, poisoned memory and the graph is replayed.  Only then the reference
+computes the expectation in float64, from inputs drawn once more.
 """
 
 from __future__ import annotations
@@ -11,19 +11,55 @@ from typing import Any
 
 import torch
 
-from evo.core.records import Case, Verdict
-from fitness.frontend.stages import Stop
-from fitness.gpu import bits
+from evo.core.records import Case, Check, Verdict
+from fitness.frontend.stages import NOTHING_COMPARED, Stop
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
-from fitness.gpu.verification_summary import FRESH, VerificationSummary, replays
 from fitness.interpreter.delegation import Share, check_share, needs_proof
+from fitness.tasks.task import Task
 from fitness.verify import oracle, seed_oracle
+from fitness.verify.compare import bits, compare
 
+FRESH = 3  # replays on different inputs for every case
 SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
 UNSTEADY = (
     "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
 )
+
+
+def inputs_of(task: Task, case: Case, key: int, fresh: int = FRESH) -> list[tuple[str, int]]:
+    """Returns (variant, number) of the inputs of a case: every stress variant on one of the cases, plain ones last.
+
+    `key` decides on which one: no kernel can see it.
+    """
+    stress = [v for v in oracle.variants(task) if v != "normal"]
+    mine = task.cases.index(case)
+    chosen = [v for i, v in enumerate(stress) if (i + key) % len(task.cases) == mine]
+    return [(variant, 0) for variant in chosen] + [("normal", number) for number in range(fresh)]
+
+
+class VerificationSummary:
+    """The worst replay so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.infinite: set[str] = set()  # cases whose outputs hold infinities
+        self.own_share = 1.0
+        self._cases, self._worst, self._where, self._budget = 0, -1.0, "", 0.0
+
+    def has_seen(self, case: Case) -> bool:
+        return case.name in self.seen
+
+    def add(self, where: str, ratio: float, budget: float) -> None:
+        """Adds a replay. ratio: error in units of the budget; budget: absolute, root mean square."""
+        self._cases += 1
+        if ratio > self._worst:
+            self._worst, self._where, self._budget = ratio, where, budget
+
+    def check(self) -> Check:
+        if not self._cases:
+            raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
+        return Check(self._cases, self._where, self._worst, self._budget, self.own_share)
 
 
 class Verifier:
@@ -37,55 +73,55 @@ class Verifier:
         loaded: Loaded,
         case: Case,
         key: int,
-        tally: VerificationSummary,
+        summary: VerificationSummary,
         fresh: int = FRESH,
         *,
         prove: bool = True,
     ) -> Program:
-        """The program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
+        """Returns the program of a case, its graph verified, on `fresh` plain inputs among others.  Raises Stop.
 
-        prove: whether it is asked who wrote the outputs.
+        prove: whether to check which kernels wrote the outputs.
         """
         program = self.programs.build(loaded, case, [self.programs.inputs(case, key)])
         share = Share(program.plan, program.outputs_of_plan) if prove and needs_proof(program.plan) else None
-        inputs = replays(self.task, case, key, fresh)
+        inputs = inputs_of(self.task, case, key, fresh)
         for done, (variant, number) in enumerate(inputs, 1):
             left = len(inputs) - done + FRESH - fresh
-            self._verify(program, case, variant, key + number, tally, poison=left)
+            self._verify(program, case, variant, key + number, summary, poison=left)
             if share is not None:
                 share.add(program.authors())
         if share is not None:
             check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
-            tally.own_share = min(tally.own_share, share.own)
+            summary.own_share = min(summary.own_share, share.own)
         return program
 
     def _verify(
-        self, program: Program, case: Case, variant: str, key: int, tally: VerificationSummary, *, poison: int
+        self, program: Program, case: Case, variant: str, key: int, summary: VerificationSummary, *, poison: int
     ) -> None:
-        """One replay on fresh inputs, beginning from the poison of that number; the first plain one several times."""
+        """Verifies one replay on fresh inputs, from the poison of that number; the first plain one several times."""
         where = f"{case.name} ({case.role}), inputs {variant!r}"
         program.write_inputs(self.programs.inputs(case, key, variant))
         program.memory.renew_guards(poison)
-        repeats = SAME if variant == "normal" and not tally.knows(case) else 1
+        repeats = SAME if variant == "normal" and not summary.has_seen(case) else 1
         self._replay(program, repeats, poison, where)
         broken = program.broken_guards()
         if broken:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
-        # What is compared with is made now, from inputs drawn anew: none of it was on the device during the replay.
+        # The expectation is made now, from inputs drawn again: none of it was on the device during the replay.
         again = self.programs.inputs(case, key, variant)
         changed = program.modified_inputs(again) or (program.differing_inputs() if repeats > 1 else [])
         if changed:
             raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
         expected = self.expect(case, key, variant, again)
         if expected is not None:
-            self.compare(program, expected, where, tally)
+            self.compare(program, expected, where, summary)
             if expected.infinite:
-                tally.infinite.add(case.name)
+                summary.infinite.add(case.name)
         if variant == "normal":
-            tally.seen.add(case.name)
+            summary.seen.add(case.name)
 
     def _replay(self, program: Program, repeats: int, poison: int, where: str) -> None:
-        """Raises Stop(WRONG) where outputs differ from one time to the next."""
+        """Replays.  Raises Stop(WRONG) if outputs differ from one time to the next."""
         if repeats > 1:
             program.remember_inputs()
         first: list[torch.Tensor] = []
@@ -102,7 +138,7 @@ class Verifier:
                 raise Stop("verify", Verdict.WRONG, f"{where}: replays on the same inputs differ: {UNSTEADY}")
 
     def expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
-        """What to compare with for `arguments`, which are used up: as the reference says, or the seed kernel."""
+        """Returns what the reference, or the seed kernel in its place, makes of `arguments`, which are used up."""
         if self.task.reference is not None:
             return oracle.expect_for(self.task, case, variant, arguments)
         seed = self.programs.of_seed(case, [arguments])
@@ -112,7 +148,7 @@ class Verifier:
             seed.reset()
             seed.replay()
             found.append([output.clone() for output in seed.outputs()])
-        seed.reset()  # what was expected does not stay where a kernel might find it
+        seed.reset()  # a kernel must not find what was expected
         after_move, own = found
         return seed_oracle.expect(self.task, arguments, seed.plan.structure, seed.outputs_of_plan, own, after_move)
 
@@ -124,18 +160,18 @@ class Verifier:
         program: Program,
         expected: oracle.Expected,
         where: str,
-        tally: VerificationSummary,
+        summary: VerificationSummary,
         outputs: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """`outputs`: others than those of the first copy as they are.  Raises Stop(WRONG)."""
+        """Compares outputs with the expectation. outputs: instead of those of the first copy.  Raises Stop(WRONG)."""
         strides = [ref.strides for ref in program.outputs_of_plan]
         outputs = program.outputs() if outputs is None else outputs
         for output in outputs:
-            if output.dtype == torch.bool and output.numel() and int(bits.bits(output).max()) > 1:
+            if output.dtype == torch.bool and output.numel() and int(bits(output).max()) > 1:
                 raise Stop("verify", Verdict.WRONG, f"{where}: an output holds booleans that were never written")
-        ratio, message = oracle.compare(expected, program.plan.structure, outputs, strides)
+        ratio, message = compare(expected, program.plan.structure, outputs, strides)
         if message is not None:
             is_reference = self.task.reference is None and self.programs.is_of_seed(program)
             why = seed_oracle.UNLIKE_ITSELF if is_reference else ""
             raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
-        tally.add(where, ratio, expected.rms_budget)
+        summary.add(where, ratio, expected.rms_budget)

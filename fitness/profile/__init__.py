@@ -1,1 +1,1 @@
-"""Profiles: counters, timings or estimates that say why a kernel is slow."""
+"""Profiles kernels: counters, timings or estimates that say why a kernel is slow."""

@@ -1,7 +1,7 @@
-"""What to try, given what was read off a kernel: a table of hints, each counted by its id.
+"""Suggests what to try, given readings of a kernel: a table of hints, each counted by its id.
 
-A hint is shown where its condition holds on the readings (`fitness/profile/profile.py` names them) and its class
-fits; at most three are, in the order of this table: causes before what only follows from them.
+A hint is shown if its condition holds on the readings (`fitness/profile/profile.py` names them) and its class fits.  At
+most three are shown, in the order of this table: causes before their consequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Readings = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Rule:
-    """`classes`: bottlenecks for which the hint helps; `when` is told readings, of which any may be missing."""
+    """A hint and its condition.
+
+    classes: bottlenecks for which it helps; when: gets readings, any of which may be missing.
+    """
 
     id: str
     action: str
@@ -45,7 +48,7 @@ def _either(one: Callable[[Readings], bool], two: Callable[[Readings], bool]) ->
 _ANY = ("memory", "compute", "latency", "parallelism", "overhead")
 _WAITING = ("memory", "latency")
 
-# Thresholds are where the matter is worth a change, not where it becomes measurable.
+# Thresholds: from here on a change is worth it; smaller values are also measurable.
 RULES = (
     Rule(
         "spills",
@@ -170,6 +173,6 @@ RULES = (
 
 
 def hints(bottleneck: str, readings: Readings) -> tuple[Hint, ...]:
-    """The hints that apply, the most important first."""
+    """Returns the hints that apply, the most important first."""
     found = [Hint(r.id, r.action) for r in RULES if bottleneck in r.classes and r.when(readings)]
     return tuple(found[:MOST])

@@ -1,7 +1,7 @@
-"""Hardware counters of a plan's launches, by NVIDIA Nsight Compute (`ncu`) over `fitness/profile/ncu_replay.py`.
+"""Reads hardware counters of a plan's launches: NVIDIA Nsight Compute (`ncu`) over `fitness/profile/ncu_replay.py`.
 
-Whole sections are asked for instead of single metrics: which metrics a section holds differs between chips, and one
-that a chip lacks would end the measurement.  `READINGS` takes of each section what a profile uses.
+Whole sections are asked for instead of single metrics.  Chips differ in the metrics of a section, and asking for a
+missing one would end the measurement.  `READINGS` names the metrics that a profile uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECTIONS = (
 )  # fmt: skip
 WALL_S = 300.0  # torch starts slowly under ncu, and each launch is replayed for each group of counters
 
-# reading of `fitness.profile.profile` -> metrics that give it, any of which a chip may lack; the largest one counts.
+# reading of `fitness.profile.profile` -> metrics that give it; a chip may lack some; the largest one counts.
 READINGS: Mapping[str, tuple[str, ...]] = {
     "time": (r"gpu__time_duration\.sum",),
     "dram": (r"(gpu__)?dram__?throughput\.avg\.pct_of_peak_sustained_elapsed",),
@@ -44,15 +44,15 @@ READINGS: Mapping[str, tuple[str, ...]] = {
     "sector": (r"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld\.pct",),
 }  # fmt: skip
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-_PROGRESS = ("selected", "not_selected")  # states of a warp that are no stall
+_PROGRESS = ("selected", "not_selected")  # states of a warp that are not stalls
 _SECTOR_BYTES = re.compile(r"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld\.ratio")
-# Without these a profile would be a guess: better the next tier, which says what it is.
+# Without these a profile would be a guess; the next tier, which says what it is, is better.
 _NEEDED = ("time", "dram", "sm", "active")
 _DRAM_BYTES = re.compile(r"dram__bytes_(read|write)\.sum")
 _CONFLICTS = re.compile(r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(_op_(ld|st))?\.sum")
 _SHARED_ACCESSES = re.compile(r"(smsp|sm)__(sass_)?inst_executed_op_shared(_(ld|st))?\.sum")
 
-# How ncu says that it may not, or cannot, read counters.
+# Texts with which ncu says that it may not, or cannot, read counters.
 _DENIED = ("ERR_NVGPUCTRPERM", "LibraryNotLoaded", "==ERROR==")
 
 
@@ -63,8 +63,8 @@ class NoCounters(Exception):
 Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each launch, in order
 
 
-def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, device: int = 0) -> Counters:
-    """Readings of each launch of one case of `work`, which must have its choices.  Raises NoCounters.
+def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, device: int = 0) -> Counters:
+    """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
 
     Nothing else should run on the GPU meanwhile.
     """
@@ -73,7 +73,7 @@ def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, dev
         raise NoCounters("ncu is not installed")
     with tempfile.TemporaryDirectory(prefix="evo-ncu-") as folder:
         path, log = Path(folder, "work.pickle"), Path(folder, "counters.csv")
-        path.write_bytes(pickle.dumps(work))
+        path.write_bytes(pickle.dumps(bundle))
         command = command_line(tool, log, [os.fspath(task), str(path), case, str(device)])
         try:
             run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=WALL_S, env=_env())
@@ -87,15 +87,18 @@ def counters(task: str | os.PathLike[str], work: LaunchBundle, case: str, *, dev
 
 
 def command_line(tool: str, log: Path, arguments: Sequence[str]) -> list[str]:
-    """Clocks are left alone: times are then those of the runner, and fixing clocks needs rights of its own."""
+    """Returns the command line.
+
+    Clocks are left alone: the runner's are the same, and fixing them needs special rights.
+    """
     sections = [word for section in SECTIONS for word in ("--section", section)]
-    replay = [sys.executable, "-P", "-m", "fitness.profile.ncu_replay", *arguments]
+    command = [sys.executable, "-P", "-m", "fitness.profile.ncu_replay", *arguments]
     options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
-    return [tool, *options, "--profile-from-start", "off", "--kernel-name-base", "function", *sections, *replay]
+    return [tool, *options, "--profile-from-start", "off", "--kernel-name-base", "function", *sections, *command]
 
 
 def failure(code: int, said: str) -> str:
-    """Why a run of ncu gave no counters, "" where it gave some."""
+    """Returns why a run of ncu gave no counters, "" if it gave some."""
     if "ERR_NVGPUCTRPERM" in said:
         return "no permission to read the GPU's performance counters (ERR_NVGPUCTRPERM)"
     errors = [line.strip() for line in said.splitlines() if any(sign in line for sign in _DENIED)]
@@ -108,9 +111,9 @@ def failure(code: int, said: str) -> str:
 
 
 def parse(text: str) -> Counters:
-    """The table of `ncu --csv --page raw`: a line of names, one of units, one for each launch.
+    """Returns the readings in the table of `ncu --csv --page raw`: a line of names, one of units, one per launch.
 
-    Lines of the profiled program and of ncu itself may stand before it.  Raises NoCounters where there is no table.
+    Lines of the profiled program and of ncu itself may stand before it.  Raises NoCounters without a table.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -135,12 +138,12 @@ def parse(text: str) -> Counters:
 
 
 def readings(values: Mapping[str, float], units: Mapping[str, str]) -> dict[str, float]:
-    """Raw metrics of one launch as readings: percentages, microseconds, bytes."""
+    """Returns the raw metrics of one launch as readings: percentages, microseconds, bytes."""
     found: dict[str, float] = {}
     for reading, patterns in READINGS.items():
-        known = [(values[name], name) for name in values if any(re.fullmatch(p, name) for p in patterns)]
-        if known:
-            value, name = max(known)
+        measured = [(values[name], name) for name in values if any(re.fullmatch(p, name) for p in patterns)]
+        if measured:
+            value, name = max(measured)
             found[reading] = value * _US.get(units.get(name, ""), 1e-3) if reading == "time" else value
     for name in values:
         if _SECTOR_BYTES.fullmatch(name):

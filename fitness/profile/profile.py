@@ -1,11 +1,11 @@
-"""What limits a kernel, digested from the best of three tiers: counters, measured times, or the model alone.
+"""Finds what limits a kernel, from the best of three tiers: counters, measured times, or the model alone.
 
-Each tier fills the same readings (`NAMES`): percentages of what the GPU can do at most, resources, ratios.  From these
-come the bottleneck, the three or four numbers that show it, and the hints.  One case is looked at, the one in which the
-seed kernel takes the longest: the same for every candidate, so that numbers can be compared.
+Each tier fills the same readings (`NAMES`): percentages of the GPU's maximum, resources, ratios.  They give the
+bottleneck, the three or four numbers that show it, and the hints.  The case is the one in which the seed kernel takes
+the longest.  It is the same for every candidate, so that numbers can be compared.
 
-The counters-free tier knows the time and the compiled code, but not what the GPU did meanwhile: how long each resource
-was busy is the model's (`fitness/estimate/time_model.py`), against the measured time.
+The counters-free tier knows the time and the compiled code, but not what the GPU did meanwhile.  The model
+(`fitness/estimate/time_model.py`) says how long each resource was busy, against the measured time.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ NAMES: Mapping[str, str] = {
     "stall_imc_miss": "stalled on constants, % of stalls",
 }
 
-# Which resource belongs to which bottleneck.
+# The resource of each bottleneck.
 _RESOURCES = {
     "memory": ("dram", "l2", "l1", "scattered", "atomics"),
     "compute": ("sm", "tensor", "issue", "special", "shared"),
     "overhead": ("launch",),
 }
-# What else is told of each, as far as it is known.
+# What else is shown of each, if it is known.
 _TELLING = {
     "memory": ("moved", "l2_hit", "load_bytes"),
     "compute": ("tensor", "issue", "active"),
     "overhead": ("programs",),
 }
-# A resource is the limit where it is busy for this part of the time, percent: Nsight Compute's rule for its classes.
+# A resource is the limit if it is busy for this part of the time, percent: Nsight Compute's rule for its classes.
 BUSY = 60.0
-# In the model, whose terms overlap less than in the device, from here on.
+# The same in the model, whose terms overlap less than in the device.
 MODEL_BUSY = 40.0
 
 
@@ -106,7 +106,7 @@ class Subject:
 
 
 def subject(task: Task, evaluation: Evaluation, plans: Mapping[str, Any], choices: Any, builds: Any) -> Subject:
-    """The case of an OK evaluation that profiles look at.  plans, choices, builds: by case, as in `Facts`."""
+    """Returns the case of an OK evaluation to profile. plans, choices, builds: by case, from its CompiledCandidate."""
     name = longest(evaluation.timings)
     case = next(c for c in task.cases if c.name == name)
     choice = choices.get(name) or [0] * len(builds[name])
@@ -121,7 +121,7 @@ def subject(task: Task, evaluation: Evaluation, plans: Mapping[str, Any], choice
 
 
 def longest(timings: Sequence[Timing]) -> str:
-    """The case in which the seed takes the longest."""
+    """Returns the case in which the seed takes the longest."""
     return max(timings, key=lambda t: statistics.median(t.baseline_us)).case
 
 
@@ -129,7 +129,7 @@ def longest(timings: Sequence[Timing]) -> str:
 
 
 def from_estimate(of: Subject, estimate: Estimate, target: Target, fallback: str = "") -> Profile:
-    """Tier "estimate": the model's time, and what the model says it consists of."""
+    """Returns the profile of tier "estimate": the model's time, and its parts."""
     readings = _modelled(estimate, estimate.total_us) | _static(of, _slowest(estimate, of), target)
     readings |= _moved(of, estimate, target)
     return _digest("estimate", of, readings, target, _slowest(estimate, of), fallback)
@@ -138,9 +138,9 @@ def from_estimate(of: Subject, estimate: Estimate, target: Target, fallback: str
 def from_timing(
     of: Subject, timing: Timing, estimate: Estimate | None, target: Target, gpu: Mapping[str, Any], fallback: str = ""
 ) -> Profile:
-    """Tier "counters-free": the measured time, the compiled code, and the model's shares of that time.
+    """Returns the profile of tier "counters-free": the measured time, the compiled code, and the model's shares of it.
 
-    `gpu` has the measured ceilings of `fitness.cuda.device.DeviceFacts`; `estimate` is None where the plan has none.
+    gpu: has the measured ceilings of `fitness.cuda.device.DeviceFacts`; estimate: None if the plan has none.
     """
     time_us = statistics.median(timing.samples_us)
     kernel = _slowest(estimate, of)
@@ -154,7 +154,7 @@ def from_timing(
 
 
 def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]]], target: Target) -> Profile:
-    """Tier "ncu": (kernel, readings) of each launch in order, as `fitness.profile.ncu.counters` gives them."""
+    """Returns the profile of tier "ncu". counters: (kernel, readings) of each launch in order, from `ncu.counters`."""
     own = {launch.kernel for launch in of.plan.launches}
     kernel, measured = max(counters, key=lambda pair: (pair[0] in own, pair[1]["time"]))
     total = math.fsum(r["time"] for _, r in counters)
@@ -168,7 +168,7 @@ def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]
 
 
 def _modelled(estimate: Estimate, time_us: float) -> dict[str, float]:
-    """The terms of the model as parts of a time, in percent."""
+    """Returns the terms of the model as parts of a time, in percent."""
     terms = {name: min(100.0, 100 * us / time_us) for name, us in estimate.terms.items()}
     starting = terms.pop("schedule", 0.0) + terms.pop("launch", 0.0)
     readings = {name: terms[name] for name in NAMES if name in terms}
@@ -176,7 +176,7 @@ def _modelled(estimate: Estimate, time_us: float) -> dict[str, float]:
 
 
 def _static(of: Subject, kernel: str, target: Target) -> dict[str, float]:
-    """What the compiled code and the launch of the slowest kernel say."""
+    """Returns readings of the compiled code and the launch of the slowest kernel."""
     at = next((i for i, launch in enumerate(of.plan.launches) if launch.kernel == kernel), 0)
     build = of.builds[at]
     programs = math.prod(of.plan.launches[at].configs[of.choice[at]].grid)
@@ -207,14 +207,14 @@ def _static(of: Subject, kernel: str, target: Target) -> dict[str, float]:
 
 
 def _moved(of: Subject, estimate: Estimate, target: Target) -> dict[str, float]:
-    """Traffic against what is needed; without meaning where all of it stays in L2."""
+    """Returns traffic against the needed bytes; empty if all of it stays in L2."""
     if not of.bytes or of.bytes < target.l2_bytes or "dram" not in estimate.terms:
         return {}
     return {"moved": estimate.terms["dram"] * 1e-6 * DRAM_EFFICIENCY * target.dram_bytes_per_s / of.bytes}
 
 
 def _slowest(estimate: Estimate | None, of: Subject) -> str:
-    """The kernel that takes the most time; the first one where that is not known."""
+    """Returns the kernel that takes the most time; the first one if that is unknown."""
     kernels = {launch.kernel for launch in of.plan.launches}
     steps = [s for s in estimate.per_launch if s.name in kernels] if estimate else []
     return max(steps, key=lambda s: s.total_us).name if steps else of.plan.launches[0].kernel
@@ -248,7 +248,7 @@ def _digest(
 
 
 def _classified(tier: str, readings: Mapping[str, float]) -> tuple[str, tuple[str, ...], str]:
-    """(bottleneck, readings that show it, one sentence)."""
+    """Returns (bottleneck, readings that show it, one sentence)."""
     busy = {name: (readings[name], kind) for kind, names in _RESOURCES.items() for name in names if readings.get(name)}
     name = max(busy, key=lambda n: busy[n][0], default="")
     share, kind = busy.get(name, (0.0, "latency"))
@@ -278,8 +278,9 @@ def _lower(name: str) -> str:
 
 
 def roofline(of: Subject, time_us: float, target: Target, gpu: Mapping[str, Any] | None = None) -> float | None:
-    """Least possible time over the time, at most 1: of what copies and matrix products reach on the GPU, not of data
-    sheets.  None where the task does not say how much work it is.
+    """Returns the least possible time over the time, at most 1; None if the task does not say how much work it is.
+
+    The least time follows from what copies and matrix products reach on the GPU, not from data sheets.
     """
     if of.bytes is None and of.flops is None:
         return None

@@ -1,4 +1,4 @@
-"""PyTorch's times beside the seed kernels of a suite's tasks, on the first GPU."""
+"""Times PyTorch beside the seed kernels of a suite's tasks, on the first GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fitness.tasks.task import Task
 
 
 def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tuple[Task, list[Baseline]]]:
-    """Task by task in one process on the GPU, whose facts `target` gets; meanwhile `workers` record and compile.
+    """Yields the baselines of each task, from one process on the GPU; meanwhile `workers` threads record and compile.
 
-    Raises EvoError where no runner can be had.
+    `target` gets the properties of the GPU. Raises EvoError if no runner can be had.
     """
     target = measuring(target)
     with (
@@ -27,21 +27,21 @@ def measure(tasks: Sequence[Task], target: Target, workers: int) -> Iterator[tup
         Runner("softmax", wall_s=LIMITS.wall_s) as runner,
         ThreadPoolExecutor(workers) as pool,
     ):
-        for task, work in zip(tasks, pool.map(_maker(target, zygote), tasks), strict=True):
-            found = work if isinstance(work, Stop) else runner.baselines(task.folder, work)
+        for task, bundle in zip(tasks, pool.map(_maker(target, zygote), tasks), strict=True):
+            found = bundle if isinstance(bundle, Stop) else runner.baselines(task.folder, bundle)
             yield task, _failed(task, found.message) if isinstance(found, (Stop, Report)) else found
 
 
 def _maker(target: Target, zygote: Zygote) -> Callable[[Task], LaunchBundle | Stop]:
     def make(task: Task) -> LaunchBundle | Stop:
-        recorder = FrontEnd(task, target, measured=True, limits=LIMITS, zygote=zygote)
+        front_end = FrontEnd(task, target, measured=True, limits=LIMITS, zygote=zygote)
         try:
-            facts = recorder.collect(task.seed_source)
+            compiled = front_end.collect(task.seed_source)
         except Stop as stop:
             return stop
         finally:
-            recorder.close()
-        return LaunchBundle(facts.plans, facts.builds, facts.cubins)
+            front_end.close()
+        return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
     return make
 

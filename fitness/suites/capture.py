@@ -1,15 +1,15 @@
-"""The capture job: runs the test part of a file and notes how it calls the functions of its kernel part.
+"""Captures calls: runs the test part of a file and notes how it calls the functions of its kernel part.
 
-Before that, where it is given, the suite's script that times the file: at two of its sizes (`fitness/suites/sizes.py`).
+If the suite has a script that times the file, it runs first, at two of its sizes (`fitness/suites/sizes.py`).
 
-Runs in a sandboxed child without a GPU.  Tensors are real ones in host memory that say they lie on the GPU; kernel
-launches are counted and not made, so what a kernel would have computed is zero.
+Runs in a sandboxed child without a GPU.  Tensors are real ones in host memory that say they lie on the GPU.  Kernel
+launches are counted and not made, so the results of kernels are zero.
 
-A call counts where it is the outermost one to a function (or to `apply` of an autograd function) of the kernel part
-that takes tensors, can be written down, and launches a kernel.  A launch outside of such a call counts itself.
+A call counts if it is the outermost one to a function (or to `apply` of an autograd function) of the kernel part.  It
+must take tensors, be writable as text, and launch a kernel.  A launch outside of such a call counts itself.
 
-A suite without kernels has PyTorch functions in their place: there a call counts that returns, written with all of the
-function's parameters, so that calls differ in arguments alone.
+A suite without kernels has PyTorch functions in their place.  There a call counts if it returns.  It is written with
+all of the function's parameters, so that calls differ in arguments alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fitness.suites import sizes
 from fitness.suites.values import COMPUTED, describe
 
 MODULE = "candidate"
-_ENGINE = torch.autograd._engine_run_backward  # what every backward pass goes through
+_ENGINE = torch.autograd._engine_run_backward  # every backward pass calls it
 _SAME_VALUES = {
     torch.Tensor.to, torch.Tensor.int, torch.Tensor.long, torch.Tensor.short, torch.Tensor.char, torch.Tensor.clone,
     torch.Tensor.contiguous, torch.Tensor.cuda, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16,
@@ -56,14 +56,16 @@ _UNWRITTEN = {
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """payload: "name", "kernels" and "tests" (a file and its two parts), "launching" (whether calls launch kernels),
+    """Captures the calls of a file.
+
+    payload: "name", "kernels" and "tests" (a file and its two parts), "launching" (whether calls launch kernels),
     "timed" (the script that times it, or ""), "most_bytes" (of inputs, at its sizes), "target", "most" (calls that are
     kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
-    is {"form", "arguments", "timed"}: a form says how the call is written (`_Writer`), an argument is {"tensor": form
-    of `fitness.suites.values`} or {"value": plain value}, "timed" whether it is the script's; files of kept values are
-    left in `scratch`.  Raises JobError where the kernel part cannot be executed.
+    is {"form", "arguments", "timed"}.  A form says how the call is written (`_Writer`).  An argument is {"tensor": form
+    of `fitness.suites.values`} or {"value": plain value}.  "timed" says whether the call is the script's.
+    Files of kept values are left in `scratch`.  Raises JobError if the kernel part cannot be executed.
     """
     target = from_spec(payload["target"])
     listener = _Listener(scratch, int(payload["most"]), payload["launching"])
@@ -84,7 +86,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 def _execute(source: str, scratch: Path) -> dict[str, Any]:
-    """The names of the kernel part.  It is `__main__` to itself."""
+    """Executes the kernel part as `__main__` and returns its names."""
     file = scratch / CANDIDATE
     file.write_text(source, encoding="utf-8")
     module = ModuleType(MODULE)
@@ -95,20 +97,20 @@ def _execute(source: str, scratch: Path) -> dict[str, Any]:
         exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
     except JobError:
         raise
-    except Exception as error:  # whatever the code of others raises
+    except Exception as error:  # the suite's code may raise anything
         message = f"importing it failed: {type(error).__name__}: {error}"
         raise JobError(Verdict.COMPILE_ERROR, message, line_of_error(error)) from error
     return vars(module)
 
 
 def _run_tests(source: str, space: dict[str, Any], listener: _Listener, scratch: Path) -> str:
-    """What went wrong; "" where nothing did.  Calls made before are kept."""
+    """Runs the tests; returns what went wrong, "" if nothing did.  Calls made before are kept."""
     file = str(scratch / "tests.py")
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     before, calls = set(space), len(listener.calls)
     try:
         exec(compile(source, file, "exec", dont_inherit=True), space)
-        if len(listener.calls) == calls:  # tests that nothing runs
+        if len(listener.calls) == calls:  # tests that define functions but do not call them
             for name in [n for n in space if n not in before and n.startswith("test") and callable(space[n])]:
                 space[name]()
     except (Exception, SystemExit) as error:
@@ -118,7 +120,7 @@ def _run_tests(source: str, space: dict[str, Any], listener: _Listener, scratch:
 
 @contextlib.contextmanager
 def _seeds_on_host() -> Iterator[None]:
-    """Seeding the GPU's generators has nothing to seed; its generators are the host's."""
+    """Ignores seeds for the GPU's generators: the host's generators replace them."""
     real = torch.Generator
     nothing: dict[str, Any] = dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), lambda *_: None)
     with (
@@ -129,24 +131,24 @@ def _seeds_on_host() -> Iterator[None]:
 
 
 class _Listener(AsCuda):
-    """The function mode under which the tests run: knows who calls whom and where values come from."""
+    """The function mode under which the tests run: knows which function calls which, and the origin of values."""
 
     def __init__(self, scratch: Path, most: int, launching: bool) -> None:
         super().__init__(self)  # type: ignore[arg-type]
         for needing_values in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__):
             del self._answers[needing_values]
         self._scratch, self._most, self._launching = scratch, most, launching
-        self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept
+        self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept alive
         self._seen: set[str] = set()
         self._depth = 0
         self._backward = False  # whether autograd is in a backward pass
         self.launches = 0
         self.calls: list[dict[str, Any]] = []
-        self.trouble = ""  # of a call that cannot be written down
+        self.trouble = ""  # of a call that cannot be written as text
         self.timed = False  # whether calls are those of the script that times the file
         self.factory_on_host: bool | None = None
 
-    # --- in the place of a recorder ----------------------------------------------------------------------------------
+    # --- in place of the recorder ------------------------------------------------------------------------------------
 
     def on_host(self, tensor: torch.Tensor) -> bool:
         return False
@@ -182,12 +184,12 @@ class _Listener(AsCuda):
         elif func in _ALLOCATE:
             if func in _UNWRITTEN and result.dtype.itemsize:
                 result.zero_()
-            if (self._depth or self._backward) and self._launching:  # a kernel's result, which it would have computed
+            if (self._depth or self._backward) and self._launching:  # the result of a kernel
                 self._remember(result, COMPUTED)
         elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
-            known = self._drawn.get(args[0].untyped_storage()._cdata)
-            if known is not None and result.numel() == args[0].numel():
-                self._remember(result, known[1])
+            other = self._drawn.get(args[0].untyped_storage()._cdata)
+            if other is not None and result.numel() == args[0].numel():
+                self._remember(result, other[1])
 
     def _remember(self, tensor: torch.Tensor, rule: dict[str, Any]) -> None:
         storage = tensor.untyped_storage()
@@ -203,7 +205,7 @@ class _Listener(AsCuda):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Launches are counted; one made by the tests themselves is a call."""
+        """Counts launches; one made by the tests themselves is a call."""
 
         def counted(kernel: KernelInterface, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
             self.launches += 1
@@ -219,7 +221,7 @@ class _Listener(AsCuda):
             yield
 
     def _noticed(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        """Autograd's engine, with this mode on: PyTorch takes it off before `Tensor.backward` is executed."""
+        """Returns autograd's engine with this mode on: PyTorch turns it off before `Tensor.backward` is executed."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             before, self._backward = self._backward, True
@@ -232,7 +234,7 @@ class _Listener(AsCuda):
         return run
 
     def wrap_all(self, space: dict[str, Any]) -> None:
-        """Calls to what the kernel part defines are noticed from here on."""
+        """Wraps what the kernel part defines, so that calls to it are noticed."""
         for name, value in list(space.items()):
             if isinstance(value, types.FunctionType) and inspect.unwrap(value).__globals__ is space:
                 space[name] = self._wrapped(name, value, _parameter_names(value))
@@ -255,7 +257,7 @@ class _Listener(AsCuda):
                 writer.write(name, parameters, args, kwargs)
             self.trouble = self.trouble or writer.trouble
             if writer.trouble or not writer.takes_tensors:
-                return function(*args, **kwargs)  # what it calls in its turn may do
+                return function(*args, **kwargs)  # functions that it calls may take tensors
             if self.timed and not self._launching:  # PyTorch would compute it, however large it is
                 self._add(writer)
                 return None
@@ -301,7 +303,7 @@ def _what(argument: Mapping[str, Any]) -> Any:
 
 
 class _Writer:
-    """Writes one call as Python: what is called, with which of its slots where, and what of its result is a tensor.
+    """Writes one call as Python: the callee, the place of each slot, and the tensors in its result.
 
     Tensors and plain values go into slots, named after the parameters; lists, dtypes and devices are written out.
     """
@@ -326,7 +328,7 @@ class _Writer:
         self.text = f"{callee}({', '.join(parts)})"
 
     def returned(self, result: Any) -> None:
-        """Which parts of `result` are tensors, as an expression of the name `result`."""
+        """Notes which parts of `result` are tensors, as an expression of the name `result`."""
         paths = list(_tensor_paths(result, "result"))
         if isinstance(result, (tuple, list)) and len(paths) == len(result):
             paths = ["result"]
@@ -389,9 +391,9 @@ class _Read(dict):  # type: ignore[type-arg]
 
 
 def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...] | None, str]:
-    """The grid of a launch, the same for each configuration that the kernel may get; None, and why, if there is none.
+    """Returns the grid of a launch, the same for each configuration of the kernel; or None, and why.
 
-    Configurations with blocks of other sizes need other grids: one that does not ask for them is right for one size.
+    Configurations with blocks of other sizes need other grids: a grid that ignores them is right for one size.
     """
     configs = kernel.configs if isinstance(kernel, Autotuner) else []
     names = {name for config in configs for name in config.kwargs}
@@ -406,17 +408,20 @@ def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, 
 
 
 def _named(value: Any) -> str:
-    """What the kernel part calls this very object: a global, or an attribute of a module; "" where it has no name."""
+    """Returns the kernel part's name of this object: a global, or an attribute of a module; "" without a name."""
     space = vars(sys.modules[MODULE])
-    found = [name for name, known in space.items() if known is value]
+    found = [name for name, other in space.items() if other is value]
     for name, module in space.items():
         if isinstance(module, ModuleType):
-            found += [f"{name}.{attribute}" for attribute, known in vars(module).items() if known is value]
+            found += [f"{name}.{attribute}" for attribute, other in vars(module).items() if other is value]
     return min(found, key=len, default="")
 
 
 def _built(value: Any) -> str:
-    """A record of plain values, as its class in the kernel part makes it; "" where it is none."""
+    """Returns a record of plain values as Python that makes it with its class in the kernel part.
+
+    "" for other values.
+    """
     kind, fields = _named(type(value)), dict(getattr(value, "__dict__", {}))
     if not kind:
         return ""
@@ -435,7 +440,7 @@ def _is_autograd(value: Any) -> bool:
 
 
 def _kernel_name(kernel: Any) -> str:
-    """The global that launches `kernel`: itself, or the tuner or heuristics around it."""
+    """Returns the global that launches `kernel`: itself, or the tuner or heuristics around it."""
     for name, value in vars(sys.modules[MODULE]).items():
         inner = value
         while inner is not kernel and isinstance(inner, KernelInterface) and hasattr(inner, "fn"):
@@ -446,7 +451,10 @@ def _kernel_name(kernel: Any) -> str:
 
 
 def _all_arguments(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Those of a call and the defaults of the others.  Raises TypeError where the function takes no such call."""
+    """Returns the arguments of a call and the defaults of the others.
+
+    Raises TypeError if the function refuses them.
+    """
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.args, bound.kwargs

@@ -1,6 +1,6 @@
 """Takes a file of a suite through every stage: captured, recorded, compiled, verified against itself.
 
-A file that goes through is a task folder whose seed passes; one that does not has the stage where it ended, and why.
+A file that passes is a task folder whose seed passes; one that fails has the stage at which it ended, and why.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from fitness.verify.verify import Executable, Jobs, verify
 CAPTURE = "fitness.suites.capture"
 MOST_CALLS = 5
 RUNNERS = 4  # processes on one GPU; starting one after a fault takes seconds
-# Tests allocate what they like; autotuned kernels come in dozens of configurations.
+# Tests allocate at will; autotuned kernels come in dozens of configurations.
 CAPTURE_LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
 LIMITS = Limits(wall_s=120.0, cpu_s=120, memory_bytes=8 << 30)
-# That compiling one kernel for a call may take.  Most candidates of a search are compiled for each call anew.
+# Seconds for compiling one kernel of a call.  Most candidates of a search are compiled for each call again.
 SLOWEST_S = 30.0
 
 
 @dataclass
 class CheckOutcome:
-    """How far a file came.  `reason` is "" where it was verified."""
+    """How far a file came.  `reason` is "" if it was verified."""
 
     name: str
     stages: list[str] = field(default_factory=list)
     reason: str = ""
     calls: int = 0
-    left_out: int = 0  # calls that do not go through, or with nothing to draw afresh
-    why_left_out: str = ""  # of the first of those that do not go through
-    rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks
-    note: str = ""  # what is to be known of one that was verified
-    infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU
-    vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call
-    idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included
+    left_out: int = 0  # calls that fail, or with no input that can be drawn again.
+    why_left_out: str = ""  # of the first call that fails.
+    rules: list[str] = field(default_factory=list)  # static rules that the file as it is breaks.
+    note: str = ""  # a remark on one that was verified.
+    infinite: list[str] = field(default_factory=list)  # timed calls whose outputs hold infinities, on a GPU.
+    vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call.
+    idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it.
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included.
 
     @property
     def verified(self) -> bool:
@@ -74,22 +74,22 @@ Verifier = Callable[[Task, CompiledCandidate], Collection[str]]  # cases whose o
 
 
 class GpuVerifier:
-    """Verifies on GPUs, by turns of several processes on each: others load their tasks meanwhile."""
+    """Verifies on GPUs; several processes share each: others load their tasks meanwhile."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._idle: Queue[Runner] = Queue()
         for runner in runners:
             self._idle.put(runner)
 
-    def __call__(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
+    def __call__(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         with self._one() as runner:
-            report = runner.verify(task.folder, vacuous.work_of(facts))
+            report = runner.verify(task.folder, vacuous.bundle_of(compiled))
         if report.verdict is not Verdict.OK:
             raise Stop(report.stage, report.verdict, report.message)
         return report.infinite
 
     def beside(self, task: Task, seed: LaunchBundle, kernel: LaunchBundle, other: bool) -> Mapping[str, Report]:
-        """See `Runner.beside`."""
+        """Verifies other kernels in the seed's place: see `Runner.beside`."""
         with self._one() as runner:
             return runner.beside(task.folder, seed, kernel, other)
 
@@ -104,7 +104,7 @@ class GpuVerifier:
 
 @contextmanager
 def gpu_verifier(gpus: int = 1) -> Iterator[GpuVerifier]:
-    """Of the first GPUs."""
+    """Opens a verifier on the first GPUs."""
     with ExitStack() as stack:
         runners = [Runner("softmax", device=number % gpus, wall_s=LIMITS.wall_s) for number in range(RUNNERS * gpus)]
         yield GpuVerifier([stack.enter_context(runner) for runner in runners])
@@ -115,19 +115,19 @@ def new_zygote(target: Target) -> Zygote:
 
 
 class SuiteChecker:
-    """Checks files, several at once where several threads call it.  Here: those of TritonBench-G."""
+    """Checks files; several threads may call it at once.  This class: those of TritonBench-G."""
 
     launching = True  # whether the calls that are captured launch kernels
 
     def __init__(self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None) -> None:
-        """`root`: where task folders are written; `verifier`: of a GPU; without one, kernels are interpreted."""
+        """Keeps the settings. root: for task folders; verifier: of a GPU; without one, kernels are interpreted."""
         self._root, self._target, self._zygote = root, target, zygote
         self._on_gpu = verifier is not None
         self._verifier = verifier or self._interpreted
-        self._known = BuildCache()  # a file's are wanted again where its calls are tried one by one
+        self._cache = BuildCache()  # a file's builds are wanted again when its calls are tried one by one
 
     def check(self, source: SuiteFile) -> CheckOutcome:
-        """How far the file comes.  Raises EvoError where nothing can be checked at all."""
+        """Returns how far the file comes.  Raises EvoError if nothing can be checked at all."""
         outcome = CheckOutcome(source.name)
         try:
             with scratch_folder() as scratch:
@@ -138,7 +138,7 @@ class SuiteChecker:
             outcome.reason = first_line(str(error))
         except EvoError:
             raise
-        except Exception as error:  # a file that shows a fault of evo must not keep the others from being checked
+        except Exception as error:  # a file that shows a bug of evo must not stop the check of the others
             outcome.reason = f"fault of evo: {type(error).__name__}: {first_line(str(error))}"
         return outcome
 
@@ -148,7 +148,10 @@ class SuiteChecker:
             self._at_smaller_sizes(source, scratch, outcome)
 
     def _at_smaller_sizes(self, source: Any, scratch: Path, outcome: CheckOutcome) -> None:
-        """For timed calls that overflow: what is beyond a format cannot be compared.  As it was if none helps."""
+        """Tries smaller sizes for timed calls that overflow, which cannot be compared.
+
+        Keeps the first if none helps.
+        """
         folder, kept = self._root / source.name, scratch / "kept"
         shutil.copytree(folder, kept)
         for times in sizes.SMALLER:
@@ -177,7 +180,7 @@ class SuiteChecker:
         except Stop as stop:
             if stop.verdict is Verdict.TIMEOUT or len(calls) == 1:
                 raise
-            # Of one call: tests also pass indices that lead beyond their arrays.  The others may do.
+            # A fault of one call: tests also pass indices beyond their arrays.  The other calls may pass.
             good, why = self._good(source, calls, scratch, outcome)
             if not good:
                 raise
@@ -188,25 +191,25 @@ class SuiteChecker:
     def _all_of(
         self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path, outcome: CheckOutcome
     ) -> None:
-        """Takes these calls through what follows capture.  Raises Stop, with `outcome` as far as they came."""
+        """Takes these calls through the stages after capture.  Raises Stop, with `outcome` as far as they came."""
         folder = self._root / source.name
         task = self._task(source, calls, scratch)
         described = Calls(task)
         with _timed(outcome, "recorded"):
             for case in task.cases:
                 check_arguments(task, case, described.arguments(case))
-            facts = self._record(task, described, scratch)
+            compiled = self._record(task, described, scratch)
             outcome.calls = len(task.cases)
             outcome.stages = ["captured", "recorded"]
         with _timed(outcome, "compiled"):
-            first = self._first_configurations(task, facts, scratch)
+            first = self._first_configurations(task, compiled, scratch)
         quick = _quickly_compiled(calls, task, first, outcome)
         if len(quick) < len(calls):
             self._all_of(source, quick, scratch, outcome)
             return
         with _timed(outcome, "recorded"):
             written = self._written(task, described, first)
-        for name, plan in facts.plans.items():
+        for name, plan in compiled.plans.items():
             if not plan.outputs and not plan.tensors_among(sorted(written)):
                 message = f"{name} returns no tensor and is not seen to write to one: nothing can be compared"
                 raise Stop("record", Verdict.UNSUPPORTED, message)
@@ -214,27 +217,27 @@ class SuiteChecker:
         write_task(folder, writes)
         try:
             task = load_task(folder, tried=True)
-            verified = self._any_configuration(task, facts, first, scratch, outcome)
+            verified = self._any_configuration(task, compiled, first, scratch, outcome)
         except Stop as stop:
             if stop.verdict is not Verdict.REJECTED:
                 raise
             # Most of its own work is done by operators: then a candidate may leave them as much.
             write_task(folder, writes, min_own_share=0.0)
             task = load_task(folder, tried=True)
-            verified = self._any_configuration(task, facts, first, scratch, outcome)
+            verified = self._any_configuration(task, compiled, first, scratch, outcome)
         self._check_idle(task, verified, outcome)
         outcome.stages = list(STAGES)
 
     def _good(
         self, source: TritonBenchFile, captured: Sequence[Mapping[str, Any]], scratch: Path, outcome: CheckOutcome
     ) -> tuple[list[Mapping[str, Any]], str]:
-        """The calls that go through alone, and why the first of the others does not.
+        """Returns the calls that pass alone, and why the first of the others does not.
 
         `outcome` is left as far as the whole came, or the call that came farthest.
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        known = bool(outcome.vacuous)  # of all calls together
+        cache = bool(outcome.vacuous)  # of all calls together
         for number, call in enumerate(captured):
             alone = CheckOutcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
@@ -242,25 +245,28 @@ class SuiteChecker:
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
-            if not known:
+            if not cache:
                 outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
         return found, why
 
     def _any_configuration(
-        self, task: Task, facts: CompiledCandidate, first: CompiledCandidate, scratch: Path, outcome: CheckOutcome
+        self, task: Task, compiled: CompiledCandidate, first: CompiledCandidate, scratch: Path, outcome: CheckOutcome
     ) -> CompiledCandidate:
-        """With the first configuration of each launch, or the best of all if that one fails: which it was."""
+        """Builds with the first configuration of each launch, or, if that fails, verifies with the best.
+
+        Returns the one used.
+        """
         try:
             self._verify(task, first, outcome)
             return first
         except Stop as stop:
-            tuned = any(len(launch.configs) > 1 for plan in facts.plans.values() for launch in plan.launches)
+            tuned = any(len(launch.configs) > 1 for plan in compiled.plans.values() for launch in plan.launches)
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
             with _timed(outcome, "compiled"):
-                built = self._build(task.seed_source, facts, scratch)
+                built = self._build(task.seed_source, compiled, scratch)
             self._verify(task, built, outcome)
             return built
 
@@ -292,7 +298,7 @@ class SuiteChecker:
     def _task(self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder = self._root / source.name
         write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
-        return load_task(folder, tried=True)  # what it draws is what `write_folder` takes care of
+        return load_task(folder, tried=True)  # `write_folder` chose what it draws
 
     def _record(self, task: Task, calls: Calls, scratch: Path) -> CompiledCandidate:
         described = calls.described()
@@ -300,42 +306,42 @@ class SuiteChecker:
         recorded = launch_bundle.record(task.seed_source, task, wanted, **self._in(scratch))
         return CompiledCandidate(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
-    def _first_configurations(self, task: Task, facts: CompiledCandidate, scratch: Path) -> CompiledCandidate:
-        """Built, every launch with one configuration alone: the first with which its kernel can be compiled.
+    def _first_configurations(self, task: Task, compiled: CompiledCandidate, scratch: Path) -> CompiledCandidate:
+        """Builds every launch with one configuration alone: the first with which its kernel can be compiled.
 
-        Raises Stop, also where there is none.
+        Raises Stop, also without such a configuration.
         """
-        left = facts.plans
+        left = compiled.plans
         while True:
             try:
-                return self._build(task.seed_source, replace(facts, plans=_configurations(left, slice(1))), scratch)
+                return self._build(task.seed_source, replace(compiled, plans=_configurations(left, slice(1))), scratch)
             except launch_bundle.Unbuildable as stop:
                 fewer = _configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
                     raise
                 left = fewer
 
-    def _build(self, source: str, facts: CompiledCandidate, scratch: Path) -> CompiledCandidate:
-        given = (source, facts.plans, facts.constants)
+    def _build(self, source: str, compiled: CompiledCandidate, scratch: Path) -> CompiledCandidate:
+        given = (source, compiled.plans, compiled.constants)
         with scratch_folder(scratch) as own:
-            built = launch_bundle.build(*given, known=self._known, **self._in(own))
+            built = launch_bundle.build(*given, cache=self._cache, **self._in(own))
             cubins = launch_bundle.cubins(built.builds, own)
-        return replace(facts, plans=built.plans, builds=built.builds, cubins=cubins)
+        return replace(compiled, plans=built.plans, builds=built.builds, cubins=cubins)
 
-    def _verify(self, task: Task, facts: CompiledCandidate, outcome: CheckOutcome) -> None:
+    def _verify(self, task: Task, compiled: CompiledCandidate, outcome: CheckOutcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
         with _timed(outcome, "verified"):
-            infinite = self._verifier(task, facts)
+            infinite = self._verifier(task, compiled)
         timed = {case.name for case in task.cases if case.role == "tune"}
         outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
-    def _check_idle(self, task: Task, facts: CompiledCandidate, outcome: CheckOutcome) -> None:
+    def _check_idle(self, task: Task, compiled: CompiledCandidate, outcome: CheckOutcome) -> None:
         """Raises Stop if kernels that do not do their work are not found wrong."""
         with _timed(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
-                found = vacuous.on_gpu(task, facts, self._built_beside, self._verifier.beside)
+                found = vacuous.on_gpu(task, compiled, self._built_beside, self._verifier.beside)
             elif not self._on_gpu:
-                found = vacuous.by_interpreter(task, self._executable(task, facts), self._zygote, LIMITS)
+                found = vacuous.by_interpreter(task, self._executable(task, compiled), self._zygote, LIMITS)
             else:
                 found = []
             outcome.idle = [str(finding) for finding in found if finding.what != vacuous.VACUOUS]
@@ -343,36 +349,36 @@ class SuiteChecker:
             outcome.vacuous = list(dict.fromkeys([*outcome.vacuous, *passed]))
             vacuous.check(found)
 
-    def _built_beside(self, source: str, facts: CompiledCandidate) -> CompiledCandidate:
-        """The seed with other kernels, built."""
+    def _built_beside(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
+        """Returns the seed with other kernels, built."""
         with scratch_folder() as scratch:
-            return self._build(source, facts, scratch)
+            return self._build(source, compiled, scratch)
 
-    def _executable(self, task: Task, facts: CompiledCandidate) -> Executable:
-        choices = {name: [0] * len(plan.launches) for name, plan in facts.plans.items()}
-        return Executable(task.seed_source, facts.constants, facts.plans, choices)
+    def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
+        choices = {name: [0] * len(plan.launches) for name, plan in compiled.plans.items()}
+        return Executable(task.seed_source, compiled.constants, compiled.plans, choices)
 
-    def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
-        """Verified by Triton's interpreter, at sizes that are never timed."""
-        kernel = self._executable(task, facts)
+    def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
+        """Verifies by Triton's interpreter, at sizes that are never timed."""
+        kernel = self._executable(task, compiled)
         with scratch_folder() as scratch:
             jobs = Jobs(self._zygote, scratch, LIMITS)
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
         return ()
 
-    def _written(self, task: Task, calls: Calls, facts: CompiledCandidate) -> set[int]:
-        """Positions of the arguments that the seed writes to: as its steps say, and as sampled programs do.  Of facts
-        with one configuration a launch.
+    def _written(self, task: Task, calls: Calls, compiled: CompiledCandidate) -> set[int]:
+        """Returns positions of the arguments that the seed writes to, by its steps and by sampled programs.
 
-        A launch that cannot be traced is taken to write nothing; verification finds it out.
+        compiled: with one configuration a launch.  A launch that cannot be traced is taken to write nothing;
+        verification finds it out.
         """
         found: set[int] = set()
         for case in task.cases:
-            plan = facts.plans[case.name]
+            plan = compiled.plans[case.name]
             found |= _written_by_steps(plan)
             payload = {
                 "source": task.seed_source,
-                "constants": facts.constants,
+                "constants": compiled.constants,
                 "samples": PROGRAMS_SAMPLED,
             }
             with scratch_folder() as own:
@@ -390,9 +396,9 @@ class SuiteChecker:
 def _quickly_compiled(
     calls: Sequence[Mapping[str, Any]], task: Task, built: CompiledCandidate, outcome: CheckOutcome
 ) -> Sequence[Mapping[str, Any]]:
-    """The calls that a search can afford to compile for; `outcome` says so where others are left out.
+    """Returns the calls that a search can afford to compile for; `outcome` says so if others are left out.
 
-    Raises Stop where all are.
+    Raises Stop if all are.
     """
     seconds = [launch_bundle.slowest({case.name: built.builds[case.name]}) for case in task.cases]
     quick = [call for call, s in zip(calls, seconds, strict=True) if s <= SLOWEST_S]
@@ -408,7 +414,7 @@ def _quickly_compiled(
 def _left_out(
     outcome: CheckOutcome, calls: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]], why: str
 ) -> None:
-    """Notes why some calls are left out, and where these are all that the file's script times."""
+    """Notes why some calls are left out, and if these are all that the file's script times."""
     outcome.why_left_out = outcome.why_left_out or why
     if any(call["timed"] for call in calls) and not any(call["timed"] for call in left):
         outcome.note = f"at the sizes of its tests: at those of its script, {why}"
@@ -416,7 +422,7 @@ def _left_out(
 
 @contextmanager
 def _timed(outcome: CheckOutcome, stage: str) -> Iterator[None]:
-    """Adds the seconds to those of the stage: where calls are tried one by one there are several times."""
+    """Adds the seconds to those of the stage: a stage has several times if calls are tried one by one."""
     begin = time.perf_counter()
     try:
         yield
@@ -426,7 +432,7 @@ def _timed(outcome: CheckOutcome, stage: str) -> Iterator[None]:
 
 
 def _configurations(plans: Mapping[str, LaunchPlan], which: slice, kernel: str = "") -> dict[str, LaunchPlan]:
-    """The plans with those configurations of each launch, or of those of one kernel; where it has no such, with all."""
+    """Returns the plans with those configurations of each launch, or of one kernel; with all if it has no such one."""
 
     def chosen(step: Any) -> Any:
         if not isinstance(step, Launch) or kernel not in ("", step.kernel):
@@ -454,5 +460,5 @@ def _written_by_steps(plan: LaunchPlan) -> set[int]:
 
 
 def first_line(text: str) -> str:
-    """Of a message; "" where it is empty."""
+    """Returns the first line of a message; "" if it is empty."""
     return (text.strip().splitlines() or [""])[0]

@@ -1,7 +1,7 @@
-"""Task folders made of captured calls: the kernel part of a file with an entry that makes the calls, and their inputs.
+"""Writes task folders from captured calls: the kernel part of a file, an entry that makes the calls, and their inputs.
 
     kernel.py    the kernel part as it is, and below it the entry: one function that makes any of the captured calls
-    calls.json   the calls: which of the entry's arguments hold what, and how tensors are drawn
+    calls.json   the calls: the arguments of the entry, and how tensors are drawn
     *.npy        values that are kept
     task.py      reads calls.json; the reference is the seed kernel, or a PyTorch function with an entry like it
 
@@ -28,7 +28,7 @@ from fitness.tasks.task import MIN_OWN_SHARE
 if TYPE_CHECKING:
     import torch
 
-HOLDOUT_FROM = 3  # calls; the last of so many is a holdout
+HOLDOUT_FROM = 3  # calls; from this many on the last is a holdout
 
 _BY_SEED = """reference = "seed"
 allow_delegation = True
@@ -60,7 +60,7 @@ class CapturedCalls:
     """What a generated task.py reads: its cases, and the arguments of each."""
 
     def __init__(self, folder: Path, digest: str) -> None:
-        """Raises TaskError where the files of `folder` are not those that `digest` was taken of."""
+        """Reads `folder`.  Raises TaskError if its files are not those that `digest` was taken of."""
         self._folder = folder
         found = _digest(folder)
         if found != digest:
@@ -85,10 +85,10 @@ class CapturedCalls:
 def write_folder(
     folder: Path, title: str, kernels: str, calls: Sequence[Mapping[str, Any]], values: Path, function: str = ""
 ) -> None:
-    """Makes `folder` (emptied before) from captured calls; `values` is where their kept values are.
+    """Makes `folder` (emptied before) from captured calls.
 
-    `function`: the source of what is called as the reference; "" where the seed kernel is the reference.  Raises
-    TaskError where none of the calls has an input that can be drawn afresh.
+    values: the folder of their kept values; function: the source of the function that is the reference; "" if the seed
+    kernel is the reference.  Raises TaskError if none of the calls has an input that can be drawn again.
     """
     if function:  # a kernel could do without what is the same for all seeds
         calls = [_with(_scaled, call) for call in calls]
@@ -110,22 +110,22 @@ def write_folder(
             shutil.copy(values / file, folder / file)
     written = [_call(number, call, usable, forms) for number, call in enumerate(usable)]
     (folder / "calls.json").write_text(json.dumps(written), encoding="utf-8")
-    facts = {"title": title, "entry": entry, "deterministic": "atomic" not in kernels}
+    fields = {"title": title, "entry": entry, "deterministic": "atomic" not in kernels}
     if function:
-        facts["reference"] = _with_entry(function, forms, "reference")
-    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        fields["reference"] = _with_entry(function, forms, "reference")
+    (folder / "facts.json").write_text(json.dumps(fields), encoding="utf-8")
     write_task(folder, ())
 
 
 def write_task(
     folder: Path, writes: Sequence[str], *, stress: bool = False, min_own_share: float = MIN_OWN_SHARE
 ) -> None:
-    """(Re)writes task.py of a folder made by `write_folder`; `writes`: names of the arguments written in place."""
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    """Writes task.py of a folder made by `write_folder`; `writes`: names of the arguments written in place."""
+    fields = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     by_seed = {"reference": _BY_SEED.format(min_own_share=min_own_share)}
-    right = "its function" if "reference" in facts else "the kernel itself"
-    facts = by_seed | facts | {"right": right, "writes": tuple(writes), "stress": stress}
-    text = _TASK.format(**facts, digest=_digest(folder))
+    right = "its function" if "reference" in fields else "the kernel itself"
+    fields = by_seed | fields | {"right": right, "writes": tuple(writes), "stress": stress}
+    text = _TASK.format(**fields, digest=_digest(folder))
     (folder / "task.py").write_text(text, encoding="utf-8")
 
 
@@ -140,15 +140,15 @@ def _digest(folder: Path) -> str:
 
 
 def drawable(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The calls of which a task can be made: with inputs that differ between seeds."""
+    """Returns the calls of which a task can be made: with inputs that differ between seeds."""
     return [fresh for call in calls if (fresh := _with_fresh_input(call)) is not None]
 
 
 def _with_fresh_input(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The call with at least one argument that differs between seeds.
+    """Returns the call with at least one argument that differs between seeds, None if it cannot have one.
 
-    Where nothing was random, floating tensors of a constant are drawn from half to one and a half of it; where there is
-    none, kept values are shuffled.
+    If nothing was random, constant floating tensors are drawn from half to one and a half of the constant.  Without
+    such tensors, kept values are shuffled.
     """
     for candidate in (call, _with(_scaled, call), _with(_shuffled, call)):
         if any(is_fresh(a["tensor"]) for a in candidate["arguments"] if "tensor" in a):
@@ -157,7 +157,7 @@ def _with_fresh_input(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _with(changed: Callable[[Mapping[str, Any]], Mapping[str, Any]], call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The call with its tensors changed, but for empty ones."""
+    """Returns the call with its tensors changed, except for empty ones."""
     arguments = [
         {"tensor": changed(a["tensor"])} if "tensor" in a and 0 not in a["tensor"]["shape"] else a
         for a in call["arguments"]
@@ -179,7 +179,7 @@ def _shuffled(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
 def _call(
     number: int, call: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], forms: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """One call as `CapturedCalls` reads it; the arguments are those of the entry."""
+    """Returns one call in the form that `CapturedCalls` reads; the arguments are those of the entry."""
     mine = forms.index(call["form"])
     arguments: list[Mapping[str, Any]] = [{"value": mine}] if len(forms) > 1 else []
     for index, form in enumerate(forms):
@@ -202,7 +202,7 @@ def _call(
 
 
 def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]], name: str) -> str:
-    """The source with an entry of that name."""
+    """Returns the source with an entry of that name."""
     if len(forms) == 1:
         header, body = ", ".join(forms[0]["slots"]), _body(forms[0], 0, "    ")
     else:
@@ -217,7 +217,7 @@ def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]], name: str) -> 
 
 
 def _slots(form: Mapping[str, Any], index: int) -> list[str]:
-    """Names of the slots among those of all forms."""
+    """Returns the names of the slots of one form among those of all forms."""
     return [f"{slot}_{index}" for slot in form["slots"]]
 
 

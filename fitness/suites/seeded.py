@@ -1,4 +1,4 @@
-"""Checks of suites whose files say what is to be computed, and have no kernel: seed kernels come from elsewhere."""
+"""Checks suites whose files say what is to be computed, and have no kernel: seed kernels come from elsewhere."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from fitness.frontend.gate import gate
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
-from fitness.suites import check
+from fitness.suites import check, python_files, text_of
 from fitness.suites.check import LIMITS, CheckOutcome, Verifier
 from fitness.suites.files import SuiteFile
-from fitness.suites.texts import python_files, text_of
 from fitness.suites.tritonbench import STAGES
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
 
 NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
 
-# Of a Stop: what was reached before.
+# What a Stop says of the stage reached before.
 _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
 
 
 class SeededChecker(check.SuiteChecker):
-    """As that of files with kernels; a task's reference is PyTorch's."""
+    """Checks like SuiteChecker; the reference of a task is PyTorch's function."""
 
     stages: ClassVar[Sequence[str]] = STAGES
 
     def __init__(
         self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None, *, seeds: Path | None = None
     ) -> None:
-        """`seeds`: a folder of kernels that go before evo's."""
+        """Keeps the settings. seeds: a folder of kernels that are preferred to evo's."""
         super().__init__(root, target, zygote, verifier)
         self._seeds = seeds
 
@@ -44,46 +43,46 @@ class SeededChecker(check.SuiteChecker):
         outcome.calls = len(task.cases)
         findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
-        recorder = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
+        front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
-            facts = recorder.collect(task.seed_source)
-            self._verifier(task, facts)
-            self._check_idle(task, facts, outcome)
+            compiled = front_end.collect(task.seed_source)
+            self._verifier(task, compiled)
+            self._check_idle(task, compiled, outcome)
         except Stop as stop:
             outcome.stages = list(self.stages[: _REACHED.get(stop.stage, 3)])
             raise
         finally:
-            recorder.close()
+            front_end.close()
         outcome.stages = list(self.stages)
 
-    def _executable(self, task: Task, facts: CompiledCandidate) -> Executable:
-        return executable(task, task.seed_source, facts)
+    def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
+        return executable(task, task.seed_source, compiled)
 
-    def _interpreted(self, task: Task, facts: CompiledCandidate) -> Collection[str]:
-        """Verified at the sizes for a CPU."""
-        judge = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
+    def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
+        """Verifies at the sizes for a CPU."""
+        backend = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
-            judge.prepare(task.seed_source, facts)
+            backend.prepare(task.seed_source, compiled)
         finally:
-            judge.close()
+            backend.close()
         return ()
 
 
 def given(name: str, folder: Path | None) -> str | None:
-    """The kernel that a folder of the user's has for the file of that name."""
+    """Returns the kernel that a folder of the user's has for the file of that name."""
     if folder is not None and (path := folder / f"{name}.py").exists():
         return text_of(path)
     return None
 
 
 def check_seeds(folder: Path, sources: Sequence[SuiteFile], function: str) -> None:
-    """Raises ConfigError where a file of `folder` is for no file of the suite; `function`: what each has to define."""
+    """Raises ConfigError if a file of `folder` is for no file of the suite. function: what each has to define."""
     if not folder.is_dir():
         raise ConfigError(f"--seeds: expected a folder of kernels, got {folder}")
-    known = {source.name for source in sources}
-    unknown = [path.stem for path in python_files(folder) if path.stem not in known]
+    names = {source.name for source in sources}
+    unknown = [path.stem for path in python_files(folder) if path.stem not in names]
     if unknown:
         raise ConfigError(
-            f"--seeds: expected files called like those of the suite ({min(known)}.py), with {function}, got "
+            f"--seeds: expected files called like those of the suite ({min(names)}.py), with {function}, got "
             f"{', '.join(unknown)}"
         )

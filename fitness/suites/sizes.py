@@ -1,8 +1,8 @@
-"""The sizes at which TritonBench times a file, from its script: what it calls at two of them.
+"""Runs TritonBench's script that times a file, to capture its calls at two of its sizes.
 
 A script defines `performance_metrics`: `get_input_tensors` lists inputs from small to large, `call_op(to_cuda(inputs))`
-calls the kernel.  The base class that it imports is replaced by one that ends the list where it gets too large, and the
-module of the kernels by the kernel part that is captured.
+calls the kernel.  Its base class is replaced by one that ends the list before it gets too large.  The kernel
+part that is captured replaces the module of the kernels.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-MOST_BYTES = 64 << 20  # of the inputs of one call: beyond the L2 cache, and quick to verify
-SMALLER = (8, 64)  # times, if outputs overflow at those sizes
-MOST_BYTES_ALONE = 256 << 20  # where the smallest size of a script is larger than that
+MOST_BYTES = 64 << 20  # of the inputs of one call: beyond the L2 cache, and quick to verify.
+SMALLER = (8, 64)  # times, if outputs overflow at those sizes.
+MOST_BYTES_ALONE = 256 << 20  # if the smallest size of a script is larger than that.
 _KERNELS = re.compile(r"^from (TritonBench_v1|TorchBench_v1)\.(\w+) import", re.MULTILINE)
 
 
 def run(script: str, kernels: Mapping[str, Any], scratch: Path, most_bytes: int = MOST_BYTES) -> str:
     """Makes the calls at the largest size within `most_bytes` and at the one in the middle below it.
 
-    `kernels`: the names of the kernel part.  What went wrong, "" where nothing did; calls made before count.
+    kernels: the names of the kernel part.  Returns what went wrong, "" if nothing did; calls made before count.
     """
     try:
         file = str(scratch / "sizes.py")
@@ -37,13 +37,13 @@ def run(script: str, kernels: Mapping[str, Any], scratch: Path, most_bytes: int 
         inputs = list(made.input_tensors)
         for chosen in sorted({(len(inputs) - 1) // 2, len(inputs) - 1}, reverse=True) if inputs else ():
             made.call_op(made.to_cuda(inputs[chosen]))
-    except (Exception, SystemExit) as error:  # the code of others
+    except (Exception, SystemExit) as error:  # the suite's code may raise anything
         return f"{type(error).__name__}: {error}"
     return "" if inputs else problem
 
 
 def _listed(made: Any) -> str:
-    """Has the script list its inputs; why that ended early.  What was listed until then will do."""
+    """Has the script list its inputs; returns why that ended early.  The list up to then is enough."""
     try:
         made.get_input_tensors()
     except _Enough:
@@ -67,7 +67,7 @@ def _provide(script: str, kernels: Mapping[str, Any], most_bytes: int) -> None:
 
 
 class _Enough(Exception):
-    """What comes next is too large."""
+    """The next inputs are too large."""
 
 
 class _Sizes(list):  # type: ignore[type-arg]
@@ -82,7 +82,7 @@ class _Sizes(list):  # type: ignore[type-arg]
 
 
 class _Metrics:
-    """In the place of the suite's base class."""
+    """Replaces the suite's base class."""
 
     most_bytes = MOST_BYTES
 
@@ -100,7 +100,7 @@ class _Metrics:
 
 
 def nbytes(item: Any) -> int:
-    """Of all tensors in an argument, or in a nest of them."""
+    """Returns the bytes of all tensors in an argument, or in a nest of them."""
     if isinstance(item, torch.Tensor):
         return item.nbytes
     if isinstance(item, Mapping):

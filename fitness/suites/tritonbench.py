@@ -1,4 +1,4 @@
-"""TritonBench (github.com/thunlp/TritonBench).
+"""Reads the files of TritonBench (github.com/thunlp/TritonBench).
 
 TritonBench-G: 184 files of kernels with wrappers, a line of #, and tests.  TritonBench-T (`tritonbench_t`): 166 files
 of the same form, with a PyTorch function in the place of kernels.
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError
-from fitness.suites.texts import python_files, text_of
+from fitness.suites import python_files, text_of
 
 if TYPE_CHECKING:
     pass
@@ -20,7 +20,7 @@ FOLDER = Path("data", "TritonBench_G_v1")
 SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py
 TITLE = "TritonBench-G"
 STAGES = ("captured", "recorded", "compiled", "verified")
-_SEPARATOR = 20  # a line of so many # or more
+_SEPARATOR = 20  # a line of this many # or more
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class TritonBenchFile:
     name: str
     kernels: str
     tests: str
-    timed: str = ""  # "" where there is none
+    timed: str = ""  # "" without a script
 
 
 def sources(checkout: Path, folder: Path = FOLDER, sizes: Path = SIZES) -> list[TritonBenchFile]:
-    """The files of a checkout, by name.  Raises ConfigError where it is none."""
+    """Returns the files of a checkout, by name.  Raises ConfigError if it is not a checkout."""
     files = python_files(checkout / folder)
     if not files:
         raise ConfigError(
@@ -50,7 +50,7 @@ def _text(path: Path) -> str:
 
 
 def _split(name: str, text: str) -> TritonBenchFile:
-    """The last two of the parts between lines of #: one file repeats its kernel part, shortened, before its tests."""
+    """Splits at lines of #; takes the last two parts: one file repeats its kernel part, shortened, before its tests."""
     parts: list[list[str]] = [[]]
     for line in text.split("\n"):
         bare = line.strip()

@@ -1,16 +1,16 @@
-"""How to make new values like those that a test gave to a kernel.
+"""Describes tensors that a test gave to a kernel, and draws new values like them.
 
 A tensor is described by its form and by a rule for its values:
 
     constant    every element had this value, and has it again
     quantiles   floating values: drawn from the distribution that was seen, between its quantiles
-    randint     whole numbers: drawn from [low, high), where the test drew them at random or they are quantised data;
-                32 and 64-bit ones without repetition where there are enough, for they may say where to write
-    randperm    a permutation of 0 .. n-1, where the test drew one
+    randint     whole numbers: drawn from [low, high), if the test drew them at random or they are quantised data;
+                32 and 64-bit ones without repetition if there are enough: they may be indices of stores
+    randperm    a permutation of 0 .. n-1, if the test drew one
     kept        the values that were seen: indices, lengths, masks and tables, which mean something
-    shuffled    the values that were seen in another order, where a call has nothing else that can be drawn
+    shuffled    the values that were seen in another order, if a call has nothing else that can be drawn
 
-Drawn values fill the storage below the tensor, so any strides come out as they were.
+Drawn values fill the storage below the tensor, so any strides come out unchanged.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 QUANTILES = 64  # pieces of the distribution
 SAMPLE = 1 << 18  # values that it is taken from
 FEW = 8  # different values or fewer: a mask or a table, not data
-DATA = 64  # elements that it takes to tell data from a table
-INDEX_LIMIT = 1 << 24  # whole numbers beyond this are packed data: no tensor of a test has so many rows
-# What a kernel computes for the next one is not known when launches are not made (and NaN where it was divided by).
+DATA = 64  # least elements with which data differs from a table
+INDEX_LIMIT = 1 << 24  # whole numbers beyond this are packed data: no tensor of a test has as many rows
+# Results of kernels are unknown, because launches are not made (and NaN if something was divided by them).
 COMPUTED = {"rule": "quantiles", "values": [0.0, 1.0]}
 MOST_DISTINCT = 1 << 20  # whole numbers that are shuffled to draw different ones
 _INDICES = (torch.int32, torch.int64)
@@ -35,9 +35,9 @@ _QUANTISED = (torch.int8, torch.uint8)
 
 
 def describe(tensor: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path, name: str) -> dict[str, Any]:
-    """The form of `tensor` and the rule for its values; `drawn` is the rule where it is known how the test made it.
+    """Returns the form of `tensor` and the rule for its values.
 
-    Kept values go to `folder`/`name`.npy.
+    drawn: the rule if it is known how the test made it.  Kept values go to `folder`/`name`.npy.
     """
     form = {
         "shape": list(tensor.shape),
@@ -49,7 +49,7 @@ def describe(tensor: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path
 
 
 def span(shape: Any, strides: Any) -> int:
-    """Elements of storage from the first to the last that a window touches."""
+    """Returns the elements of storage from the first to the last that a window touches."""
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
@@ -75,7 +75,7 @@ def _comparable(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _floating(flat: torch.Tensor) -> dict[str, Any] | None:
-    """Quantiles, or None where the values are no data: not finite, or few different ones."""
+    """Returns quantiles, or None if the values are not data: not finite, or few different ones."""
     step = -(-flat.numel() // SAMPLE)
     values = flat[::step].double()
     if not bool(torch.isfinite(values).all()):
@@ -89,7 +89,7 @@ def _floating(flat: torch.Tensor) -> dict[str, Any] | None:
 
 
 def _is_data(flat: torch.Tensor) -> bool:
-    """Whether whole numbers are packed or quantised data, in which nothing is an index."""
+    """Returns whether whole numbers are packed or quantised data, in which nothing is an index."""
     if int(flat.abs().max() if flat.dtype.is_signed else flat.max()) >= INDEX_LIMIT:
         return True
     return flat.dtype in _QUANTISED and flat.numel() >= DATA and len(flat.unique()) > FEW
@@ -105,7 +105,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _as_integers(flat: torch.Tensor) -> torch.Tensor:
-    """The same bits in a type that NumPy knows."""
+    """Returns the same bits in a type that NumPy knows."""
     return flat.contiguous().view(_INTEGERS[flat.dtype.itemsize])
 
 
@@ -113,12 +113,12 @@ def _as_integers(flat: torch.Tensor) -> torch.Tensor:
 
 
 def is_fresh(form: Mapping[str, Any]) -> bool:
-    """Whether `draw` gives other values for another seed."""
+    """Returns whether `draw` gives other values for another seed."""
     return form["rule"] in ("quantiles", "randint", "randperm", "shuffled") and 0 not in form["shape"]
 
 
 def draw(form: Mapping[str, Any], generator: torch.Generator, folder: Path) -> torch.Tensor:
-    """A tensor of this form on the generator's device."""
+    """Returns a tensor of this form on the generator's device."""
     dtype, count = getattr(torch, form["dtype"]), span(form["shape"], form["strides"])
     flat = _drawn(form, count, dtype, generator, folder)
     return flat.as_strided(form["shape"], form["strides"])

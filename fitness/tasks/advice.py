@@ -31,7 +31,7 @@ def on_failing_seed(task: Task, verdict: Verdict, message: str) -> str:
         return f"{slow[0].upper()}{slow[1:]}."
     advice = ["Correct kernel.py, the reference or the tolerance."]
     relative = [float(number) for number in re.findall(r"([\d.e+-]+) of the (?:largest|rms) value", message)]
-    if relative and max(relative) < 1:  # `fitness.verify.oracle.compare` gives these for floating numbers.
+    if relative and max(relative) < 1:  # `fitness.verify.compare.compare` gives these for floating numbers.
         advice.append(f"From about tolerance = {max(relative):g} on this would pass, if that is right for the task.")
     stressed = re.search(r"inputs '(?!normal')\w+'", message)
     if stressed:

@@ -1,1 +1,1 @@
-"""Checks of a task before evo trusts it, and of tasks that a language model wrote."""
+"""Checks tasks before evo trusts them, and tasks that a language model wrote."""

@@ -1,6 +1,6 @@
-"""Whether a task.py that a model wrote can be used: its rules, a rehearsal in the sandbox, then its own seed kernel.
+"""Decides whether a task.py that a model wrote can be used: its rules, a rehearsal in the sandbox, its seed kernel.
 
-Only what broke no rule and came through the sandbox is loaded by this process.
+This process loads only a draft that broke no rule and passed the rehearsal in the sandbox.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LEAST_CASES, MOST_CASES = 2, 5
 # A tolerance makes wrong kernels right; a reference that needs more than this is another function.
 MOST_TOLERANCE = 1e-2
 LIMITS = Limits(wall_s=120.0, cpu_s=60)
-FINDINGS = 8  # told at once
-# What says that a case is too much for the machine or the evaluator, not that the task is wrong.
+FINDINGS = 8  # shown at once
+# Verdicts that say that a case is too much for the machine or the evaluator, not that the task is wrong.
 _LEAVE_OUT = {Verdict.TIMEOUT, Verdict.OUT_OF_MEMORY, Verdict.UNSUPPORTED}
 
 
 class Refused(Exception):
-    """The draft cannot be used; the message is for whoever wrote it."""
+    """The draft cannot be used; the message is for its author."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,21 @@ class DraftChecker:
     def __init__(
         self, kernel: str, target: Target, zygote: Zygote, open_evaluator: Callable[[Task], Evaluator]
     ) -> None:
-        """`zygote` has to know the job REHEARSAL; `open_evaluator` as `evo run` would."""
+        """Keeps the settings.
+
+        zygote: has the job REHEARSAL; open_evaluator: opens one with the settings of `evo run`.
+        """
         self._kernel, self._target, self._zygote, self._open = kernel, target, zygote, open_evaluator
 
     def check(self, source: str) -> Accepted:
-        """Raises Refused, and EvoError where the machine cannot check anything."""
+        """Returns the accepted draft.  Raises Refused, and EvoError if the machine cannot check anything."""
         findings = check_task(source)
         if findings:
-            told = [f"line {f.line}: {f.message} (rule {f.rule})" for f in findings[:FINDINGS]]
-            raise Refused(plain("\n".join(["task.py breaks rules:", *told])))
+            lines = [f"line {f.line}: {f.message} (rule {f.rule})" for f in findings[:FINDINGS]]
+            raise Refused(plain("\n".join(["task.py breaks rules:", *lines])))
         with scratch_folder() as folder:
             self._rehearse(source, folder)
-        with scratch_folder() as folder:  # not what the draft was executed in
+        with scratch_folder() as folder:  # not the folder in which the draft was executed
             task = self._load(source, folder)
             _check_cases(task)
             _check_settings(task)
@@ -110,7 +113,7 @@ class DraftChecker:
             raise Refused(f"{stop}; choose inputs on which a kernel has to do its work") from stop
 
     def _without_some(self, source: str, task: Task, parent: Path, error: SeedError) -> Accepted:
-        """The draft with those cases alone that go through; at least one of each role must."""
+        """Returns the draft with only those cases that pass; at least one of each role must."""
         kept: list[str] = []
         left_out: dict[str, str] = {}
         for case in sorted(task.cases, key=lambda c: c.role != "tune"):  # a holdout case needs a tune case beside it
@@ -137,7 +140,7 @@ class DraftChecker:
 
 
 def weakened(task: Task) -> list[str]:
-    """The settings of a task that let candidates do more, as task.py says them."""
+    """Returns the settings of a task that let candidates do more, as text of task.py."""
     usual: dict[str, Any] = {
         "tolerance": None,
         "stress": True,

@@ -1,6 +1,6 @@
-"""The rehearsal job: loads a task that a model wrote as evo would, in a sandboxed child.
+"""Runs the rehearsal job: loads a task that a model wrote in a sandboxed child, like evo would outside.
 
-All of its code runs here that would run outside: every case is drawn and its reference computed at the size for a CPU,
+All of its code that would run outside runs here.  Every case is drawn and its reference computed at the size for a CPU,
 and the inputs are described at the target's size.
 """
 
@@ -17,14 +17,14 @@ from fitness.sandbox.jobs import JobError
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task, load_task
 
-FOLDER = "draft"  # a draft's name in all messages, so that the same answer is told the same
+FOLDER = "draft"  # a draft's name in all messages, so that equal answers have equal messages
 MOST_BYTES = 4 << 30  # of the inputs of one case
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """payload: "task" and "kernel", the texts of task.py and kernel.py.  Returns {} where the task can be used.
+    """Tries a draft. payload: "task" and "kernel", the texts of task.py and kernel.py.  Returns {} if it can be used.
 
-    Raises JobError saying what is wrong with it.
+    Raises JobError with what is wrong with it.
     """
     folder = write(scratch, payload["task"], payload["kernel"])
     try:
@@ -35,7 +35,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
 
 def write(parent: Path, task: str, kernel: str) -> Path:
-    """The folder of a draft, in `parent`."""
+    """Writes the folder of a draft, in `parent`, and returns it."""
     folder = parent / FOLDER
     folder.mkdir(exist_ok=True)
     (folder / "task.py").write_text(task, encoding="utf-8")
@@ -44,12 +44,12 @@ def write(parent: Path, task: str, kernel: str) -> Path:
 
 
 def without_path(message: str, folder: Path) -> str:
-    """`message` as it is wherever the draft lies."""
+    """Returns `message` without the place of the draft."""
     return message.replace(f"{folder}/", "").replace(str(folder), FOLDER)
 
 
 def _describe(task: Task, scratch: Path) -> None:
-    """The inputs at the target's sizes, without memory where inputs() does not look at values."""
+    """Describes the inputs at the target's sizes, without memory unless inputs() looks at values."""
     calls = Calls(task, scratch)
     for case in task.cases:
         try:

@@ -1,9 +1,9 @@
-"""What a task.py that a model wrote may say, checked over the syntax tree before any of it runs.
+"""Checks what a task.py that a model wrote may say, over the syntax tree before any of it runs.
 
-Once accepted it runs outside of the sandbox, as every task does, so these rules have to hold by themselves.  They are
-allow-lists: kinds of syntax, builtins, attributes, and what of torch and math is named.  What is left cannot reach
-files, processes, the network, other modules or the objects of its callers: torch's computing functions, tensors,
-numbers and containers are all there is.
+Once accepted it runs outside of the sandbox, like every task, so these rules must be sufficient.  They are allow-lists:
+kinds of syntax, builtins, attributes, and names of torch and math.  The allowed code cannot reach files, processes, the
+network, other modules or the objects of its callers.  It only has torch's computing functions, tensors, numbers and
+containers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SYNTAX = (
     ast.Constant, ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Name, ast.NamedExpr, ast.Import,
     ast.ImportFrom, ast.alias, ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop,
 )  # fmt: skip
-# `input` reads a line from the terminal at worst, and is what many call their argument.
+# `input` reads a line from the terminal at worst, and is a common name for an argument.
 _BUILTINS = words("""
     abs all any bool bytes callable chr dict divmod enumerate filter float format frozenset hash id input int isinstance
     iter len list map max min next ord pow range repr reversed round set slice sorted str sum tuple zip
@@ -58,7 +58,7 @@ _OF_OTHERS = words("""
 
 
 def check_task(source: str) -> list[Finding]:
-    """Broken rules of the text of a task.py, by line; empty where there are none.  Nothing of it is executed."""
+    """Returns broken rules of the text of a task.py, by line; empty without any.  Nothing of it is executed."""
     tree = read_tree(source)
     if isinstance(tree, Finding):
         return [tree]
@@ -66,17 +66,17 @@ def check_task(source: str) -> list[Finding]:
 
 
 class _Reading:
-    """One walk over a tree; `_modules`: what names of the file are modules, by name."""
+    """One walk over a tree; `_modules`: which names of the file are modules, by name."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._modules: dict[str, str] = {}
         self._cases: set[str] = set()  # names of the class Case
-        self._allowed: set[int] = set()  # nodes that name a module and are used as they may be
+        self._allowed: set[int] = set()  # nodes that name a module in an allowed place
 
     def findings(self) -> Iterator[Finding]:
         top = {id(node) for node in self._tree.body}
-        for node in ast.walk(self._tree):  # breadth first: imports of the top level come before what uses them
+        for node in ast.walk(self._tree):  # breadth first: imports of the top level come before their uses
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 yield from self._import(node, id(node) in top)
         for node in ast.walk(self._tree):
@@ -97,7 +97,7 @@ class _Reading:
                 )  # fmt: skip
 
     def _bind(self, path: str, name: str, origin: str, renamed: bool) -> bool:
-        """Whether `path` may be imported; `name` then stands for it."""
+        """Returns whether `path` may be imported; `name` then stands for it."""
         module, _, leaf = path.rpartition(".")
         if path == CASE and origin:
             self._cases.add(name)
@@ -171,7 +171,7 @@ class _Reading:
                     yield "case", f"a Case is written out, its dtype as one of the words {', '.join(ITEMSIZE)}"
 
     def _module(self, node: ast.AST) -> str | None:
-        """The path of the module that an expression names; None where it names none."""
+        """Returns the path of the module that an expression names; None for other expressions."""
         match node:
             case ast.Name(id=name):
                 return self._modules.get(name)
@@ -183,7 +183,7 @@ class _Reading:
 
 @functools.cache
 def _offers(module: str, name: str) -> bool:
-    """Whether a task may name this of a module: what computes, dtypes and constants."""
+    """Returns whether a task may name this member of a module: computing functions, dtypes and constants."""
     import torch
 
     found = getattr(importlib.import_module(module), name, None)
@@ -200,7 +200,7 @@ def _offers(module: str, name: str) -> bool:
 
 @functools.cache
 def _attributes() -> frozenset[str]:
-    """Attributes of values that a task may name."""
+    """Returns attributes of values that a task may name."""
     import torch
 
     return (frozenset(n for n in dir(torch.Tensor) if not n.startswith("_")) - _NOT_OF_TENSORS) | _OF_OTHERS

@@ -1,6 +1,6 @@
-"""Kernels of a seed that do not do their work: one of them does nothing, copies an input, or stores zeros.
+"""Makes idle kernels of a seed, which do not do their work: one does nothing, copies an input, or stores zeros.
 
-The host code stays as it is, so these are executed by the seed's own plans.
+The host code stays, so the seed's own plans execute these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Idle:
 
 
 def idle_kernels(source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int]) -> Iterator[Idle]:
-    """Up to three for each kernel that `plans` launch.  written: positions of the arguments that the entry writes.
+    """Yields up to three for each kernel that `plans` launch.
+
+    written: positions of the arguments that the entry writes.
 
     No copy if no argument of the launch has the form of an output; no zeros if the kernel has no store.
     """
@@ -67,9 +69,9 @@ def _without_body(tree: ast.Module, kernel: str) -> str:
 
 
 def _with_zeros(tree: ast.Module, kernel: str, kernels: set[str]) -> str:
-    """The source with a kernel that stores zeros to everything that it stores to; "" if no store of it is found.
+    """Returns the source with a kernel that stores zeros in every store; "" if no store of it is found.
 
-    Functions that it calls are changed in copies, for other kernels call them too.  kernels: functions of the device.
+    Functions that it calls are changed in copies: other kernels call them too. kernels: functions of the device.
     """
     tree = copy.deepcopy(tree)
     reached = _reached(tree, kernel, kernels) - {kernel}
@@ -77,16 +79,16 @@ def _with_zeros(tree: ast.Module, kernel: str, kernels: set[str]) -> str:
     zeros = _Zeros(imported_names(tree), renamed)
     for name in reached:
         for function in _functions(tree, name):
-            twin = zeros.visit(copy.deepcopy(function))
-            twin.name = renamed[name]
-            tree.body.insert(tree.body.index(function), twin)
+            changed = zeros.visit(copy.deepcopy(function))
+            changed.name = renamed[name]
+            tree.body.insert(tree.body.index(function), changed)
     for function in _functions(tree, kernel):
         zeros.visit(function)
     return ast.unparse(ast.fix_missing_locations(tree)) if zeros.stores else ""
 
 
 def _reached(tree: ast.Module, kernel: str, kernels: set[str]) -> set[str]:
-    """The kernel and the functions of the device that it calls, and those that they call."""
+    """Returns the kernel and the functions of the device that it calls, directly or not."""
     reached, ahead = {kernel}, [kernel]
     while ahead:
         nodes = chain.from_iterable(map(ast.walk, _functions(tree, ahead.pop())))
@@ -97,7 +99,7 @@ def _reached(tree: ast.Module, kernel: str, kernels: set[str]) -> set[str]:
 
 
 class _Zeros(ast.NodeTransformer):
-    """Every store is one of zeros, also in the place of an atomic whose result is not used."""
+    """Makes every store one of zeros, also in the place of an atomic whose result is not used."""
 
     def __init__(self, imported: Mapping[str, str], renamed: Mapping[str, str]) -> None:
         self._imported, self._renamed = imported, renamed
@@ -129,7 +131,7 @@ class _Zeros(ast.NodeTransformer):
         return node
 
     def _zero(self, store: ast.Call, position: int, *, block: bool) -> None:
-        """In the place of the value.  block: if a number will not do."""
+        """Puts zeros in the place of the value. block: if a number is not allowed."""
         keyword = next((k for k in store.keywords if k.arg == "value"), None)
         if keyword is None and len(store.args) <= position:
             return
@@ -146,7 +148,7 @@ class _Zeros(ast.NodeTransformer):
 
 
 def _copying(plan: LaunchPlan, kernel: str, written: Sequence[int]) -> LaunchPlan:
-    """The plan with copies after each launch of the kernel, of arguments to what it seems to write."""
+    """Returns the plan with copies after each launch of the kernel, of arguments to what it seems to write."""
     inputs = {b for b, buffer in enumerate(plan.buffers) if buffer.input is not None and buffer.input not in written}
     before: set[int] = set()  # buffers that steps before mention
     steps: list[Step] = []
@@ -160,7 +162,11 @@ def _copying(plan: LaunchPlan, kernel: str, written: Sequence[int]) -> LaunchPla
 
 
 def _copies(config: Config, inputs: set[int], before: set[int]) -> list[Copy]:
-    """inputs: buffers that no kernel may write.  What no launch before had is written by this one."""
+    """Returns copies into what a launch seems to write.
+
+    inputs: buffers that no kernel may write; before: buffers of earlier launches.  A buffer that is new here is written
+    by this launch.
+    """
     refs = [ref for ref in refs_of(dict(config.args)) if ref.numel]
     others = [ref for ref in refs if ref.buffer not in inputs and _is_plain(ref)]
     targets = {ref.buffer: ref for ref in reversed([r for r in others if r.buffer not in before] or others)}
@@ -172,7 +178,7 @@ def _copies(config: Config, inputs: set[int], before: set[int]) -> list[Copy]:
 
 
 def _is_plain(ref: TensorRef) -> bool:
-    """Whether each element is one of its own."""
+    """Returns whether no two elements share memory."""
     return all(stride for size, stride in zip(ref.shape, ref.strides, strict=True) if size > 1)
 
 

@@ -1,9 +1,9 @@
-"""Whether the check of a task is vacuous: kernels that do not do their work must be found wrong in every case.
+"""Checks whether the check of a task is vacuous: kernels that do not do their work must be found wrong in all cases.
 
-What is tried are the seed's own kernels, one after the other (`fitness/validation/idle.py`).  One that is not found
-wrong is compared with the seed again, bit for bit, on other inputs: random numbers in all floating tensors and those of
-8 bits, whatever the task draws there.  If it is the same there too, the kernel is such a function (it copies, or its
-results are not used).  Else the case says nothing of the kernel: candidates that do nothing would pass.
+The seed's own kernels are tried, one after the other (`fitness/validation/idle.py`).  One that is not found wrong is
+compared with the seed again, bit for bit, on other inputs.  These are random numbers in all floating tensors and those
+of 8 bits, whatever the task draws there.  If it is the same there too, that is the kernel's function (it copies, or its
+results are not used).  Otherwise the case does not test the kernel: candidates that do nothing would pass.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from fitness.verify.verify import Executable, Expectations, Jobs, expectations, 
 
 VACUOUS, SAME, UNTRIED = "vacuous", "same", "untried"
 
-# What becomes of an idle kernel in each case, on the task's inputs or on others.
-Judge = Callable[[Idle, bool], Mapping[str, Check | Stop]]
+# The result of an idle kernel in each case, on the task's inputs or on others.
+Evaluate = Callable[[Idle, bool], Mapping[str, Check | Stop]]
 
 
 @dataclass(frozen=True)
 class VacuousFinding:
     """An idle kernel that is not found wrong in a case.
 
-    what: VACUOUS; SAME, if the kernel is such a function; UNTRIED, if it could not be executed.
+    what: VACUOUS; SAME, if that is the kernel's function; UNTRIED, if it could not be executed.
     """
 
     case: str
@@ -50,24 +50,27 @@ class VacuousFinding:
 
 
 def findings(
-    source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], judge: Judge
+    source: str, plans: Mapping[str, LaunchPlan], written: Sequence[int], evaluate: Evaluate
 ) -> list[VacuousFinding]:
-    """Of all idle kernels of a seed.  plans: by case; written: positions of the arguments that the entry writes."""
+    """Returns findings for all idle kernels of a seed.
+
+    plans: by case; written: positions of the arguments that the entry writes; evaluate: verifies an idle kernel.
+    """
     found = []
     for idle in idle_kernels(source, plans, written):
-        judged = judge(idle, False)
-        passed = [case for case, result in judged.items() if isinstance(result, Check)]
-        again = judge(replace(idle, plans={case: idle.plans[case] for case in passed}), True) if passed else {}
+        results = evaluate(idle, False)
+        passed = [case for case, result in results.items() if isinstance(result, Check)]
+        again = evaluate(replace(idle, plans={case: idle.plans[case] for case in passed}), True) if passed else {}
         found += [
             VacuousFinding(case, idle.kernel, idle.kind, *_meaning(result, again.get(case)))
-            for case, result in judged.items()
+            for case, result in results.items()
             if isinstance(result, Check) or result.verdict is not Verdict.WRONG
         ]
     return found
 
 
 def _meaning(result: Check | Stop, elsewhere: Check | Stop | None) -> tuple[str, str]:
-    """What a result says, and why.  elsewhere: the result on other inputs, of which the seed says what is right."""
+    """Returns what a result means, and why. elsewhere: the result on other inputs, compared with the seed."""
     if isinstance(result, Stop):
         if result.message == NOTHING_COMPARED:
             return VACUOUS, "nothing is compared: what the reference gives is never finite"
@@ -89,43 +92,43 @@ def check(found: Sequence[VacuousFinding]) -> None:
 
 
 def of_task(task: Task, target: Target, zygote: Zygote, limits: Limits | None = None) -> list[VacuousFinding]:
-    """By the interpreter, at the sizes for a CPU.
+    """Returns the findings by the interpreter, at the sizes for a CPU.
 
     Raises Stop if the seed kernel itself does not pass.
     """
     limits = limits or Limits()
-    recorder = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
-    judge = CpuBackend(task, target, limits=limits, zygote=zygote)
+    front_end = FrontEnd(task, target, measured=False, limits=limits, zygote=zygote)
+    backend = CpuBackend(task, target, limits=limits, zygote=zygote)
     try:
-        facts = recorder.collect(task.seed_source)
-        judge.prepare(task.seed_source, facts)
+        compiled = front_end.collect(task.seed_source)
+        backend.prepare(task.seed_source, compiled)
     finally:
-        judge.close()
-        recorder.close()
-    return by_interpreter(task, executable(task, task.seed_source, facts), zygote, limits)
+        backend.close()
+        front_end.close()
+    return by_interpreter(task, executable(task, task.seed_source, compiled), zygote, limits)
 
 
 def by_interpreter(task: Task, seed: Executable, zygote: Zygote, limits: Limits) -> list[VacuousFinding]:
-    """`seed`: what the interpreter executes of the seed kernel, at the sizes for a CPU."""
+    """Returns the findings. seed: what the interpreter executes of the seed kernel, at the sizes for a CPU."""
     with scratch_folder() as scratch:
         trials = _Trials(task, seed, Jobs(zygote, scratch, limits))
         plans = {case.name: seed.plans[case.name] for case in task.cases}
-        return findings(task.seed_source, plans, task.written, trials.judge)
+        return findings(task.seed_source, plans, task.written, trials.evaluate)
 
 
 class _Trials:
-    """Idle kernels under the interpreter; what they are compared with is made once."""
+    """Verifies idle kernels under the interpreter; what they are compared with is made once."""
 
     def __init__(self, task: Task, seed: Executable, jobs: Jobs) -> None:
         self._task, self._seed, self._jobs = task, seed, jobs
         self._expected: dict[tuple[str, bool, bool], Expectations] = {}
 
-    def judge(self, idle: Idle, elsewhere: bool) -> dict[str, Check | Stop]:
+    def evaluate(self, idle: Idle, elsewhere: bool) -> dict[str, Check | Stop]:
         kernel = replace(self._seed, source=idle.source, plans={**self._seed.plans, **idle.plans})
         return {c.name: self._verified(kernel, c, elsewhere) for c in self._task.cases if c.name in idle.plans}
 
     def _verified(self, kernel: Executable, case: Case, elsewhere: bool) -> Check | Stop:
-        """On plain inputs first, which are enough for most."""
+        """Verifies on plain inputs first, which are enough for most."""
         whole = single_case(self._task, case, elsewhere)
         try:
             for stress in (False, True) if whole.stress else (False,):
@@ -148,31 +151,32 @@ class _Trials:
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def work_of(facts: CompiledCandidate) -> LaunchBundle:
-    """What a GPU gets of the facts."""
-    return LaunchBundle(facts.plans, facts.builds, facts.cubins)
+def bundle_of(compiled: CompiledCandidate) -> LaunchBundle:
+    """Returns the launch bundle of a compiled candidate."""
+    return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
 
 def on_gpu(
     task: Task,
-    facts: CompiledCandidate,
+    compiled: CompiledCandidate,
     build: Callable[[str, CompiledCandidate], CompiledCandidate],
     beside: Callable[[Task, LaunchBundle, LaunchBundle, bool], Mapping[str, Report]],
 ) -> list[VacuousFinding]:
-    """`facts`: of the seed, built; `build`: the same for another source and its plans; `beside`: `Runner.beside` for a
-    task.
+    """Returns the findings on a GPU.
+
+    compiled: the seed, built; build: builds another source with its plans; beside: `Runner.beside` for a task.
     """
 
-    def judge(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
+    def evaluate(idle: Idle, elsewhere: bool) -> Mapping[str, Check | Stop]:
         try:
-            built = build(idle.source, replace(facts, plans=dict(idle.plans), builds={}, cubins={}))
+            built = build(idle.source, replace(compiled, plans=dict(idle.plans), builds={}, cubins={}))
         except Stop as stop:
             return dict.fromkeys(idle.plans, stop)
-        reports = beside(task, work_of(facts), work_of(built), elsewhere)
+        reports = beside(task, bundle_of(compiled), bundle_of(built), elsewhere)
         return {case: _said(report) for case, report in reports.items()}
 
-    plans = {case.name: facts.plans[case.name] for case in task.cases}
-    return findings(task.seed_source, plans, task.written, judge)
+    plans = {case.name: compiled.plans[case.name] for case in task.cases}
+    return findings(task.seed_source, plans, task.written, evaluate)
 
 
 def _said(report: Report) -> Check | Stop:

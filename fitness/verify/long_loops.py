@@ -1,13 +1,13 @@
-"""Sizes at which loops take many turns, for candidates that are executed without a GPU.
+"""Chooses sizes at which loops take many iterations, for candidates that are executed without a GPU.
 
-At the sizes for a CPU a loop over blocks mostly takes a single turn, and what is wrong from the second on is not seen:
-a running maximum that rescales nothing, a pointer that is not advanced.  So each axis in turn is as long as the
-interpreter can bear, beside the least sizes of all others: at least two where it bears that too, because what is wrong
-where two axes are counted together is not seen where one of them is a single step.
+At the sizes for a CPU a loop over blocks mostly takes one iteration.  Mistakes from the second iteration on are not
+seen: a running maximum that rescales nothing, a pointer that is not advanced.  So there is one long-loop case per axis.
+The axis is as long as the interpreter can bear, beside the least sizes of all others.  The others are at least two if
+it bears that too: mistakes in counting two axes together hide if one of them is a single step.
 
-What is wrong for values far apart alone is looked for at a part of these sizes, which costs little beside them.
+Some mistakes show only for values far apart.  They are looked for at a part of these sizes, which costs little.
 
-An axis that the task has in odd sizes may have any size, so each such axis in turn is also reduced to one element.
+An axis that the task has in odd sizes may have any size, so each such axis is also reduced to one element.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from fitness.frontend.plan import LaunchPlan
 from fitness.tasks.calls import quiet
 from fitness.tasks.task import Task, run_reference
 
-SEVERAL = 2  # the least size of an axis beside a long one, where it has such sizes
-PART = 16  # how many times less than a long one is a size that is tried on LONG_STRESS
-LONG_STRESS = "large"  # inputs: blocks of a long row differ by more there than an exponential bears
-SHRINK = 2  # a size that is too much is followed by half of it
-PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second
-# Of making the inputs and of the reference, which must not take long, or more memory than there is.
-ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made
+SEVERAL = 2  # the least size of an axis beside a long one, if it has such sizes.
+PART = 16  # how many times less than a long one is a size that is tried on LONG_STRESS.
+LONG_STRESS = "large"  # inputs: blocks of a long row differ by more there than an exponential bears.
+SHRINK = 2  # a size that is too much is followed by half of it.
+PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second.
+# Limits on making the inputs and on the reference, which must not take long or more memory than there is.
+ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made.
 
 
 @dataclasses.dataclass(frozen=True)
 class AddedCase(Case):
-    """A size that is none of the task's own, and the variant of inputs that it is tried on."""
+    """A size that the task itself does not have, and the variant of inputs that it is tried on."""
 
     variant: str = "normal"
     reduced: bool = False
 
 
-def added(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
-    """All of them; none where what is right is what the seed kernel does.
+def added_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+    """Returns all added cases; empty if the seed kernel is the reference.
 
-    plan_of: the plan of the seed kernel for a case, None where there is none.
+    plan_of: returns the plan of the seed kernel for a case, None if it has none.
     """
     if task.reference is None:
         return []
-    long = stretched(task, plan_of)
-    return [*long, *_in_part(task, long, plan_of), *reduced(task, plan_of)]
+    long = long_loop_cases(task, plan_of)
+    return [*long, *_in_part(task, long, plan_of), *reduced_cases(task, plan_of)]
 
 
 def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
-    """The stretched cases in part, on LONG_STRESS, where they are still longer than at the sizes for a CPU."""
+    """Returns the long-loop cases in part, on LONG_STRESS, if they are still longer than at the sizes for a CPU."""
     cases = []
     for case in long if task.stress else ():
         on_cpu = {axis: max(c.on_cpu().axes[axis] for c in task.cases) for axis in case.axes}
@@ -72,23 +72,23 @@ def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], La
     return [case for case in cases if _bearable(task, case, plan_of)]
 
 
-def stretched(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
-    """At most one case for each axis; `plan_of` as of `added`."""
+def long_loop_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+    """Returns at most one long-loop case for each axis. plan_of: see `added`."""
     found = (next((case for case in sizes if _bearable(task, case, plan_of)), None) for sizes in _by_axis(task))
     return [case for case in found if case is not None]
 
 
-def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
-    """A case for each axis that can be 1, beside the least sizes of all others; `plan_of` as of `added`.
+def reduced_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+    """Returns a case for each axis that can be 1, beside the least sizes of all others. plan_of: see `added`.
 
-    Axes that are longer in no case stay so: they are 1 as well, or there is none if they cannot be.
+    Axes that are never longer than this one stay so: they are 1 as well.  If they cannot be, the case is left out.
     """
     sizes = _sizes(task)
     least = {axis: min(found) for axis, found in sizes.items()}
     free = {axis for axis, found in sizes.items() if _is_general(found)}
     cases = []
     for axis in sorted(free, key=list(sizes).index):
-        # Which may mean something: so many rows of a table are distinct.
+        # Such a relation may mean something: the number of distinct rows of a table, for instance.
         never_longer = {a for a, found in sizes.items() if all(s <= t for s, t in zip(found, sizes[axis], strict=True))}
         ones = dict.fromkeys(never_longer & free, 1)
         if all({**least, **ones}[a] == 1 for a in never_longer):
@@ -99,20 +99,20 @@ def reduced(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[Ad
 
 
 def _sizes(task: Task) -> dict[str, list[int]]:
-    """All sizes that the cases have, by axis."""
-    known = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
-    return {axis: [axes[axis] for axes in known if axis in axes] for axis in known[0]}
+    """Returns all sizes that the cases have, by axis."""
+    sizes = [axes for case in task.cases for axes in (case.axes, case.on_cpu().axes)]
+    return {axis: [axes[axis] for axes in sizes if axis in axes] for axis in sizes[0]}
 
 
 def _is_general(sizes: Sequence[int]) -> bool:
-    """Whether 1 is a size like these: they differ, and some are odd, so nothing says that all divide by a number."""
+    """Returns whether 1 is a size like these: they differ, and some are odd, so no common divisor is implied."""
     return min(sizes) > 1 and len(set(sizes)) > 1 and any(size % 2 for size in sizes)
 
 
 def _is_meaningful(task: Task, case: Case) -> bool:
-    """Whether task.py can make inputs and results of this size, which is no larger than any of its cases.
+    """Returns whether task.py can make inputs and results of this size, not larger than any of its cases.
 
-    Not where a result is zero throughout: errors are relative to it, so a right kernel would need all bits right.
+    A result of zeros is not meaningful: errors are relative to it, so a right kernel would need all bits right.
     """
     try:
         arguments = task.inputs(case, torch.Generator().manual_seed(0))
@@ -123,7 +123,7 @@ def _is_meaningful(task: Task, case: Case) -> bool:
 
 
 def _by_axis(task: Task) -> Iterator[list[AddedCase]]:
-    """The longest size first, odd where the task has odd ones too: the last turn of a loop is a part of one then."""
+    """Yields the sizes per axis, longest first; odd if the task has odd ones, so that the last iteration is partial."""
     sizes = _sizes(task)
     least = {axis: min(found) for axis, found in sizes.items()}
     several = {axis: max(least[axis], min(SEVERAL, max(found))) for axis, found in sizes.items()}
@@ -149,7 +149,7 @@ def _has_few_programs(plan: LaunchPlan | None) -> bool:
 
 
 def _is_little(task: Task, case: Case) -> bool:
-    """Whether the inputs and the reference cost little.  Not if task.py fails at such a size, or decides by values."""
+    """Returns whether inputs and reference cost little.  False if task.py fails at this size, or decides by values."""
     reference = task.reference
     assert reference is not None
 
@@ -160,7 +160,7 @@ def _is_little(task: Task, case: Case) -> bool:
 
 
 def costs_little(call: Callable[[], Any], *, elements: int, flops: int, by_values: bool = False) -> bool:
-    """Whether what PyTorch does in `call` makes at most so many elements and takes at most so many operations.
+    """Returns whether PyTorch makes at most `elements` elements and takes at most `flops` operations in `call`.
 
     Found without computing it, so False if it fails, and `by_values` if it decides by values.
     """

@@ -1,12 +1,12 @@
-"""The oracle: fresh inputs, expected outputs in float64, and how far from them a candidate may be.
+"""Draws fresh inputs and computes expected outputs in float64, and how far from them a candidate may be.
 
 The budget of an output is relative to what the reference itself achieves at the task's precision:
 
-    error(candidate) <= c * max(error(reference), rounding)
+error(candidate) <= c * max(error(reference), rounding)
 
 on the root mean square and on the largest error, both measured against the reference in float64.  `rounding` is the
-error of rounding the exact result to the output's dtype: its root mean square is ROUNDING_RMS unit roundoffs of the
-output's root mean square, its largest value one unit roundoff of the largest output.
+error of rounding the exact result to the output's dtype.  Its root mean square is ROUNDING_RMS unit roundoffs of the
+output's root mean square.  Its largest value is one unit roundoff of the largest output.
 
 Nothing here depends on the candidate; expected values never leave the process that compares.
 """
@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -35,16 +35,17 @@ COARSE = 2.0**-20  # formats with larger steps are 16-bit ones or TensorFloat-32
 
 
 def slack(dtype: torch.dtype) -> float:
-    """`c`: how many times the error of the reference a candidate may have.
+    """Returns `c`: how many times the error of the reference a candidate may have.
 
-    16-bit and narrower outputs are computed in float32 and rounded once, so a right kernel stays near 1 and the error
-    of the next narrower format (bfloat16 for float16: 8 times) must fail: 4.  In float32 and float64 the computation
-    has no wider format to lean on: the order of summation and approximate functions count, and the next narrower
-    formats (TensorFloat-32, float16: 2^13 times) are far away: 64.
+    4 for 16-bit and narrower outputs.  They are computed in float32 and rounded once, so a right kernel stays near 1.
+    The error of the next narrower format (bfloat16 for float16: 8 times) must fail.
 
-    Measured on all built-in tasks, normal inputs: right kernels take at most 0.31 (float16) and 0.07 (float32) of the
-    budget, under the interpreter and on an H200; bfloat16 takes 1.9 times that of float16 or more, TensorFloat-32 and
-    float16 seven times that of float32 or more.
+    64 for float32 and float64.  The computation has no wider format to lean on: the order of summation and approximate
+    functions count.  The next narrower formats (TensorFloat-32, float16: 2^13 times) are far away.
+
+    Measured on all built-in tasks, normal inputs, under the interpreter and on an H200: right kernels take at most 0.31
+    (float16) and 0.07 (float32) of the budget. bfloat16 takes 1.9 times that of float16 or more.  TensorFloat-32 and
+    float16 take seven times that of float32 or more.
     """
     return 4.0 if dtype.itemsize <= 2 else 64.0
 
@@ -55,7 +56,7 @@ Stress = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
 
 
 def _scale(dtype: torch.dtype) -> float:
-    """How far `large` and `tiny` go: products of two float16 values must stay within its five decades."""
+    """Returns how far `large` and `tiny` go: products of two float16 values must stay within its five decades."""
     return 16.0 if dtype in (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2) else 1e4
 
 
@@ -64,7 +65,7 @@ def _large(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.
 
 
 def _tiny(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    """Nothing at all at the beginning of the first dimension: what is divided by a row's size needs its epsilon."""
+    """Returns x with small values; the first row is zero, so what is divided by a row's size needs its epsilon."""
     x = x / _scale(x.dtype)
     if x.dim() > 1 and x.shape[0] > 1:
         x.select(0, 0).zero_()
@@ -72,18 +73,18 @@ def _tiny(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.T
 
 
 def _negated(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    """Every other floating input, so that the sign of a product changes too."""
+    """Negates every other floating input, so that the sign of a product changes too."""
     return -x if position % 2 == 0 else x
 
 
 def _heavy(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    """Multiplied by cubed normal numbers of unit variance: a few values far above the rest."""
+    """Multiplies by cubed normal numbers of unit variance: a few values far above the rest."""
     normal = torch.randn(x.shape, generator=generator, device=x.device)
     return (x.float() * normal**3 / math.sqrt(15)).to(x.dtype)
 
 
 def _last_tile(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    """The last row and column, where masks go wrong, and about eight random elements weigh eight times as much."""
+    """Makes the last row and column (masks go wrong there) and about eight random elements eight times as large."""
     chosen = _few(x, generator)
     for dim in range(max(x.dim() - 2, 0), x.dim()):
         chosen.select(dim, -1).fill_(True)
@@ -99,12 +100,12 @@ def _heavier(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def _few(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A mask of about eight random elements."""
+    """Returns a mask of about eight random elements."""
     return torch.rand(x.shape, generator=generator, device=x.device) < 8 / x.numel()
 
 
 def _negative(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    """Far below zero, and every other floating input above it: no input, sum or product is near a neutral 0."""
+    """Moves values far below zero, and every other floating input above it: nothing is near a neutral 0."""
     size = x.float().abs()
     away = (size + size.mean()) * _scale(x.dtype)
     return (-away if position % 2 == 0 else away).to(x.dtype)
@@ -123,19 +124,19 @@ VARIANTS = tuple(_STRESS)
 
 
 def variants(task: Task) -> tuple[str, ...]:
-    """The variants of inputs `task` is verified on: all of them, or "normal" only where its values mean something."""
+    """Returns the variants of inputs `task` is verified on: all, or only "normal" if its values mean something."""
     return VARIANTS if task.stress else ("normal",)
 
 
 def key_of(seed: str) -> int:
-    """The number that keys inputs, of a text that says what they are for."""
+    """Returns the number that keys inputs, from a text that says what they are for."""
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big")
 
 
 def make_inputs(
     task: Task, case: Case, seed: int, variant: str = "normal", *, device: torch.device | str = "cpu"
 ) -> tuple[Any, ...]:
-    """Arguments of the entry at `case.axes` (pass `case.on_cpu()` for the small size), tensors on `device`.
+    """Returns arguments of the entry at `case.axes` (pass `case.on_cpu()` for the small size), tensors on `device`.
 
     Same (seed, case, variant) and kind of device, same values, in every process.  Variants change floating tensors
     only: index tensors and plain numbers stay valid.
@@ -149,8 +150,10 @@ def make_inputs(
 
 
 def with_few_changed(task: Task, arguments: Sequence[Any], generator: torch.Generator) -> tuple[Any, ...] | None:
-    """`arguments` with about eight random elements of each floating tensor eight times as large, which no look at some
-    of their elements tells from what they were.  None where the values mean something, or none is floating.
+    """Returns `arguments` with about eight random elements of each floating tensor eight times as large.
+
+    A kernel that looks at some of their elements cannot tell them from the old ones.  None if the values mean
+    something, or no argument is floating.
     """
     floating = any(isinstance(a, torch.Tensor) and a.is_floating_point() and a.numel() for a in arguments)
     return _all_stressed(arguments, _few_heavier, generator) if task.stress and floating else None
@@ -166,7 +169,7 @@ def _all_stressed(arguments: Sequence[Any], stress: Stress, generator: torch.Gen
 
 
 def _stressed(x: torch.Tensor, stress: Stress, position: int, generator: torch.Generator) -> torch.Tensor:
-    """With the strides of `x`: elements that share their memory (`expand`) are one."""
+    """Returns a stressed `x` with its strides: elements that share their memory (`expand`) are one."""
     once = x
     for dim, stride in enumerate(x.stride()):
         once = once if stride else once.narrow(dim, 0, 1)
@@ -186,7 +189,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a right candidate returns: outputs in float64 (exact where the output is integer or bool).
+    """What a right candidate returns: outputs in float64 (exact if the output is integer or bool).
 
     One item per output in each tuple: returned tensors in order, then written arguments.  `budgets` holds None for
     outputs that are compared exactly.
@@ -203,7 +206,7 @@ class Expected:
     partial: tuple[bool, ...] = ()
 
     def label(self, index: int) -> str:
-        """What a message calls an output: a written argument by its name."""
+        """Returns what a message calls an output: a written argument by its name."""
         returned = len(self.outputs) - len(self.written)
         if index >= returned:
             return f"output {self.written[index - returned]!r}"
@@ -211,28 +214,31 @@ class Expected:
 
     @property
     def infinite(self) -> bool:
-        """Whether an output of a seed kernel holds infinities, which are the same however far beyond the format."""
+        """Returns whether an output of a seed kernel holds infinities.
+
+        They are the same however far beyond the format the values are.
+        """
         return any(bool(torch.isinf(o).any()) for o, p in zip(self.outputs, self.partial, strict=False) if p)
 
     @property
     def rms_budget(self) -> float:
-        """Of the first output that is not compared exactly; 0 where all are."""
+        """Returns the budget of the first output that is not compared exactly; 0 if all are."""
         return next((b.rms for b in self.budgets if b is not None), 0.0)
 
 
 def expect(
     task: Task, case: Case, seed: int, variant: str = "normal", *, device: torch.device | str = "cpu"
 ) -> Expected | None:
-    """The expectation for `make_inputs(task, case, seed, variant, device=device)`, computed on that device.
+    """Returns the expectation for `make_inputs(task, case, seed, variant, device=device)`, computed on that device.
 
-    None where nothing can be compared: the float64 result is not finite or does not fit the output's dtype, or the
+    None if nothing can be compared: the float64 result is not finite or does not fit the output's dtype, or the
     reference overflows at the task's own precision.
     """
     return expect_for(task, case, variant, make_inputs(task, case, seed, variant, device=device))
 
 
 def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -> Expected | None:
-    """`expect` for arguments as `make_inputs` gave them.  They are used up: the reference may write to them."""
+    """Returns `expect` for given arguments of `make_inputs`.  They are used up: the reference may write to them."""
     structure, outputs, own = computed(task, case, variant, arguments)
     sizes = [norms(e, o) if o.is_floating_point() and o.numel() else None for e, o in zip(outputs, own, strict=True)]
     if not all(size is None or usable(size, o.dtype) for size, o in zip(sizes, own, strict=True)):
@@ -250,7 +256,7 @@ def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -
 def computed(
     task: Task, case: Case, variant: str, arguments: Sequence[Any]
 ) -> tuple[str, tuple[torch.Tensor, ...], list[torch.Tensor]]:
-    """The structure of what the reference gives, in float64 (if floating) and at the task's own precision.
+    """Returns the structure of the reference's results, and these in float64 (if floating) and at the task's precision.
 
     The arguments are used up.
     """
@@ -261,19 +267,20 @@ def computed(
 
 
 def written_names(task: Task, arguments: Sequence[Any]) -> tuple[str, ...]:
-    """Of the written arguments that are there, as `run_reference` gives them."""
+    """Returns the names of the written arguments that are there, in the order of `run_reference`."""
     return tuple(n for n, i in zip(task.writes, task.written, strict=True) if arguments[i] is not None)
 
 
 def usable(size: Norms, dtype: torch.dtype) -> bool:
-    """Both finite (a difference is finite only where both are), and the exact one within the range of the dtype."""
+    """Returns whether both are finite (only then is the difference), and the exact one in the range of the dtype."""
     return math.isfinite(size.error_largest) and size.largest <= torch.finfo(dtype).max  # false for NaN
 
 
 def budget(size: Norms | None, own: torch.Tensor, tolerance: float | None, step: float = 0.0) -> Budget | None:
-    """`size`: of the exact output and of the reference's own error; None where there is nothing to measure.
+    """Returns the budget of an output, None if there is nothing to measure.
 
-    `step`: relative spacing of the format computed in, where that is coarser than the output's.
+    size: of the exact output and of the reference's own error; step: relative spacing of the format used to compute, if
+    it is coarser than the output's.
     """
     if not own.is_floating_point():
         return None
@@ -282,152 +289,8 @@ def budget(size: Norms | None, own: torch.Tensor, tolerance: float | None, step:
     info = torch.finfo(own.dtype)
     c = slack(torch.float16) if step > COARSE else slack(own.dtype)
     unit = max(info.eps, step) / 2
-    spacing = info.smallest_normal * info.eps  # of subnormal numbers: below it, relative errors mean nothing
+    spacing = info.smallest_normal * info.eps  # of subnormal numbers; relative errors below it mean nothing.
     return Budget(
         rms=max(c * max(size.error_rms, ROUNDING_RMS * unit * size.rms, spacing), (tolerance or 0.0) * size.rms),
         max=max(c * max(size.error_largest, unit * size.largest, spacing), (tolerance or 0.0) * size.largest),
     )
-
-
-# --- comparison ------------------------------------------------------------------------------------------------------
-
-
-def compare(
-    expected: Expected,
-    structure: str,
-    outputs: Sequence[torch.Tensor],
-    strides: Sequence[tuple[int, ...]] | None = None,
-) -> tuple[float, str | None]:
-    """(largest error in units of its budget, None), or (above 1, what is wrong with which output).
-
-    Form comes before values: structure, count, shapes, dtypes and, where given, strides must be those of the reference.
-    NaN and infinity never pass.  A wrong form and a wrong integer count as infinitely far.
-    """
-    wrong = wrong_form(expected, structure, outputs, strides)
-    if wrong is not None:
-        return math.inf, wrong
-    worst: tuple[float, str | None] = (0.0, None)
-    for index, (exact, got, budget) in enumerate(zip(expected.outputs, outputs, expected.budgets, strict=True)):
-        label = expected.label(index)
-        if budget is not None and expected.partial and expected.partial[index]:
-            exact, got = _defined(exact, got, budget)
-        ratio, message = compare_values(label, exact, got, budget)
-        if ratio > worst[0]:
-            worst = (ratio, message)
-    return worst
-
-
-def _defined(exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both without the elements that the reference does not define, infinities that are the same, and what one rounds
-    to infinity and the other does not.
-    """
-    skipped = torch.isnan(exact) | (torch.isinf(exact) & (got == exact)) | _at_the_edge(exact, got, budget.max)
-    return torch.where(skipped, 0.0, exact), torch.where(skipped, 0.0, got.double()).to(got.dtype)
-
-
-def _at_the_edge(exact: torch.Tensor, got: torch.Tensor, margin: float) -> torch.Tensor:
-    """Elements of which one is infinite and the other one, of the same sign, within `margin` of the largest number of
-    the format.
-
-    None if the reference has fewer finite elements there than that.  Outputs that pass the edge have as many just below
-    it as just beyond; outputs that are cut off there, or infinite for another reason, have not.
-    """
-    lowest = torch.finfo(got.dtype).max - margin
-    value = got.double()
-    below = torch.isfinite(exact) & (exact.abs() >= lowest)
-    differs = (torch.isinf(exact) != torch.isinf(value)) & (exact.sign() == value.sign())
-    differs &= (exact.abs() >= lowest) & (value.abs() >= lowest)
-    within = lowest > 0 and int(differs.sum()) <= int(below.sum())
-    return differs if within else torch.zeros_like(differs)
-
-
-class Formed(Protocol):
-    """A tensor, or what is told of one that is not read yet."""
-
-    @property
-    def shape(self) -> torch.Size: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-
-def wrong_form(
-    expected: Expected,
-    structure: str,
-    outputs: Sequence[Formed],
-    strides: Sequence[tuple[int, ...]] | None,
-) -> str | None:
-    """What `compare` finds before it looks at values."""
-    if structure != expected.structure:
-        return f"the entry must return {expected.structure!r}, got {structure!r}"
-    if len(outputs) != len(expected.outputs):
-        return f"expected {len(expected.outputs)} outputs (returned and written), got {len(outputs)}"
-    for index, (exact, dtype, got) in enumerate(zip(expected.outputs, expected.dtypes, outputs, strict=True)):
-        label = expected.label(index)
-        if got.shape != exact.shape:
-            return f"{label} must have shape {tuple(exact.shape)}, got {tuple(got.shape)}"
-        if got.dtype != dtype:
-            return f"{label} must be {dtype}, got {got.dtype}"
-        if strides is not None and not _same_strides(got.shape, expected.strides[index], strides[index]):
-            return f"{label} must have strides {expected.strides[index]}, got {tuple(strides[index])}"
-    return None
-
-
-def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
-    """Strides of dimensions with one element, or of an empty tensor, say nothing."""
-    return math.prod(shape) == 0 or (
-        len(a) == len(b) and all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
-    )
-
-
-def compare_values(
-    label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget | None
-) -> tuple[float, str | None]:
-    """`compare` for the values of one output, which a message calls `label`."""
-    return _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
-
-
-def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[float, str | None]:
-    differs = exact != got
-    count = int(differs.sum())
-    if count == 0:
-        return 0.0, None
-    where = _position(differs)
-    return math.inf, (
-        f"{label} is wrong at {where}: expected {exact[where].item()}, got {got[where].item()} "
-        f"({count} of {exact.numel()} elements differ)"
-    )
-
-
-def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[float, str | None]:
-    if not exact.numel():
-        return 0.0, None
-    size = norms(exact, got)
-    rms, largest = size.error_rms, size.error_largest
-    if not math.isfinite(largest):
-        bad = ~torch.isfinite(got.double() - exact)
-        where = _position(bad)
-        return math.inf, (
-            f"{label} is {got[where].item()} at {where}, expected {exact[where].item():.6g} "
-            f"({int(bad.sum())} of {exact.numel()} elements are not finite)"
-        )
-    ratio = max(rms / budget.rms, largest / budget.max)
-    if ratio <= 1:
-        return ratio, None
-    error = (got.double() - exact).abs()
-    where = _position(error == error.max())
-    return ratio, (
-        f"{label} is wrong: worst at {where}, expected {exact[where].item():.9g}, got {got[where].item():.9g}; "
-        f"largest error {largest:.3g} (budget {budget.max:.3g}){_relative(largest, size.largest, 'largest value')}, "
-        f"rms error {rms:.3g} (budget {budget.rms:.3g}){_relative(rms, size.rms, 'rms value')}"
-    )
-
-
-def _relative(error: float, size: float, of: str) -> str:
-    """An error as what the `tolerance` of a task is compared with."""
-    return f", {error / size:.2g} of the {of}" if size else ""
-
-
-def _position(mask: torch.Tensor) -> tuple[int, ...]:
-    """Index of the first true element."""
-    return tuple(int(i) for i in mask.nonzero()[0])

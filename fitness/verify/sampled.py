@@ -1,11 +1,12 @@
-"""Verification at full size without a GPU: a few programs of every launch, on real inputs, against the reference.
+"""Verifies at full size without a GPU: executes a few programs of every launch on real inputs.
 
-A case is executed as a whole only at its size for a CPU.  At its full size some elements of each output are drawn, by a
-key that the candidate does not know.  The programs that store them are executed, as far as it is known which they are
-(`fitness.interpreter.stores`); of other launches some programs are drawn.  All that they store in the outputs is
-compared with the float64 reference (`fitness.verify.slices`), and so are drawn elements that no program stores.
-So branches on sizes, second turns of loops, indices that overflow, elements that nobody writes and kernels that are
-launched at large sizes only are seen.
+A case is executed as a whole only at its size for a CPU. At its full size some elements of each output are drawn, by a
+key that the candidate does not know.  The programs that store them are executed, as far as `fitness.interpreter.stores`
+knows them; of other launches some programs are drawn.  All that they store in the outputs is compared with the float64
+reference (`fitness.verify.slices`).  So are drawn elements that no program stores.
+
+This shows wrong branches on sizes, wrong second iterations of loops, indices that overflow, unwritten elements and
+kernels that are launched at large sizes only.
 
 Not compared: what depends on programs that are not executed (`fitness.interpreter.validity`), such as sums by atomics;
 outputs along whose axes the reference cannot be cut, if the whole of it takes too long; plans with operators of
@@ -37,21 +38,22 @@ from fitness.sandbox.scratch import LeftError, opened
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
 from fitness.verify import oracle
-from fitness.verify.slices import Part, Slices
+from fitness.verify.compare import compare_elements
+from fitness.verify.slices import Slices
 from fitness.verify.verify import Executable, check_accesses, check_stores, output_refs
 
-INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept for as long as the task is searched
-MEMORY_BYTES = 1 << 31  # of all buffers of a plan
-FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never written: any plan can be mapped on it
-PLACES = 6  # drawn once a run: what the reference gives there is computed once
-DIMENSIONS = 8  # of an output that have places of their own
-TURNS = 4  # elements of an output, or programs of a launch, that are looked at
-MOST_WRITERS = 4  # programs that may store an element
-ALL = 4  # a launch of so few programs is executed as a whole
+INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept as long as the task is searched.
+MEMORY_BYTES = 1 << 31  # of all buffers of a plan.
+FILE_BYTES = 1 << 36  # what the file of inputs claims to have, most of it never written: any plan can be mapped on it.
+PLACES = 6  # drawn once a run: the reference computes them once.
+DIMENSIONS = 8  # of an output that have places of their own.
+ROUNDS = 4  # elements of an output, or programs of a launch, that are looked at.
+MOST_WRITERS = 4  # programs that may store an element.
+ALL = 4  # a launch of at most this number of programs is executed as a whole.
 # What the programs of a candidate may cost together (`LaunchWork.cost`): those of the first turns, and all.
 FIRST_TURNS, FIRST_COST, COST = 2, 30_000, 8_000
-TRIES = 8  # each time with half of the elements, until the reference can be borne
-ELEMENTS = 4096  # of an output, compared of one program
+TRIES = 8  # each time with half of the elements, until the reference is cheap enough.
+ELEMENTS = 4096  # of an output, compared of one program.
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Sampled:
     def prepare(
         self, seed: Executable, work: Mapping[str, Sequence[LaunchWork]], scratch: Path, limits: Limits
     ) -> None:
-        """Draws the inputs.  Cases at which the seed kernel itself does not pass are left out."""
+        """Draws the inputs.  Leaves out cases that the seed kernel itself does not pass."""
         if self._slices is None:
             return
         found = []
@@ -144,7 +146,7 @@ class Sampled:
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     def _full(self, case: Case, variant: str, plan: LaunchPlan) -> _FullCase | None:
-        """The case with its inputs, None if they are too large."""
+        """Returns the case with its inputs, None if they are too large."""
         inputs = [b for b in plan.buffers if b.input is not None]
         if sum(b.nbytes for b in inputs) > INPUT_BYTES:
             return None
@@ -166,7 +168,7 @@ class Sampled:
         scratch: Path,
         limits: Limits,
     ) -> str:
-        """Why the seed kernel does not pass these cases, "" if it does."""
+        """Returns why the seed kernel does not pass these cases, "" if it does."""
         random = np.random.Generator(np.random.PCG64(self._key))
         try:
             self._execute(self._drawn(cases, seed, work, random), seed, random, scratch, limits)
@@ -183,7 +185,7 @@ class Sampled:
         work: Mapping[str, Sequence[LaunchWork]],
         random: np.random.Generator,
     ) -> list[_Sample]:
-        """Elements and programs for each case: the last ones, and drawn ones in turn while they cost little."""
+        """Draws elements and programs for each case: the last ones, then random ones while they cost little."""
         samples = []
         for full in cases:
             name = full.case.name
@@ -195,18 +197,18 @@ class Sampled:
                 launches = [replace(w, written=tuple(set(w.written) - constant)) for w in work[name]]
                 samples.append(_Sample(full, plan, choice, launches, outputs, [set() for _ in plan.launches]))
         spent = 0.0
-        for turn in range(TURNS):
+        for number in range(ROUNDS):
             for i in random.permutation(len(samples)):
                 spent += _add(
-                    samples[i], self._place(turn, random), (FIRST_COST if turn < FIRST_TURNS else COST) - spent
+                    samples[i], self._place(number, random), (FIRST_COST if number < FIRST_TURNS else COST) - spent
                 )
         return [sample for sample in samples if any(sample.programs)]
 
-    def _place(self, turn: int, random: np.random.Generator) -> np.ndarray:
-        """(1 + DIMENSIONS,) from 0 to 1, of a program in its grid and of an element along each dimension."""
-        if turn % 2:
+    def _place(self, number: int, random: np.random.Generator) -> np.ndarray:
+        """Returns (1 + DIMENSIONS,) from 0 to 1, of a program in its grid and of an element along each dimension."""
+        if number % 2:
             return self._places[random.integers(PLACES)]
-        return np.full(1 + DIMENSIONS, 1.0 if turn == 0 else 0.0)
+        return np.full(1 + DIMENSIONS, 1.0 if number == 0 else 0.0)
 
     # --- execution ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +259,7 @@ class Sampled:
         }
 
     def _compare(self, sample: _Sample, left: _Left, random: np.random.Generator) -> None:
-        """Raises Stop if something that was stored is not what is expected there."""
+        """Raises Stop if a stored value is not what is expected there."""
         layout = Layout(sample.plan)
         for program in left.programs:
             for output, ref in enumerate(sample.outputs):
@@ -265,7 +267,7 @@ class Sampled:
                 self._compare_elements(sample, output, at, values, random)
 
     def _compare_unwritten(self, sample: _Sample, left: _Left, random: np.random.Generator) -> None:
-        """Raises Stop if a drawn element is stored by nobody, and is not what was there before."""
+        """Raises Stop if no program stores a drawn element and it does not hold what was there before."""
         layout = Layout(sample.plan)
         for element in sample.elements:
             ref = sample.outputs[element.output]
@@ -292,7 +294,7 @@ class Sampled:
                 full.case, full.file.name, full.arguments, output, ref.shape, at[chosen], random
             )
             if part is not None:
-                if wrong := _wrong(ref, part, at[chosen], values[chosen]):
+                if wrong := compare_elements(part.exact, _values(ref, values[chosen]), part.budget, at[chosen]):
                     label = self._label(sample, output)
                     raise Stop("verify", Verdict.WRONG, f"{sample}: {label} is wrong at {wrong}")
                 return
@@ -300,7 +302,7 @@ class Sampled:
             chosen = _fewer(at, random, dims, most)
 
     def _label(self, sample: _Sample, output: int) -> str:
-        """What a message calls an output."""
+        """Returns what a message calls an output."""
         returned = len(sample.plan.outputs)
         if output >= returned:
             return f"output {self._task.writes[output - returned]!r}"
@@ -308,10 +310,13 @@ class Sampled:
 
 
 def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
-    """Adds an element of each output, and programs, at a place, unless they cost more than `room`; what they cost."""
+    """Adds an element of each output, and programs, at a place, unless they cost more than `room`.
+
+    Returns their cost.
+    """
     programs: list[set[int]] = [set() for _ in sample.programs]
     elements = []
-    known = set()  # launches of which it is known who stores the elements
+    certain = set()  # launches for which the programs that store the elements are known
     for output, ref in enumerate(sample.outputs):
         writers = [i for i, launch in enumerate(sample.work) if ref.buffer in launch.written]
         block = sample.work[writers[0]].block(ref.buffer) if len(writers) == 1 else None
@@ -324,12 +329,12 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
             if len(storing) <= MOST_WRITERS:
                 elements.append(_Element(output, index, byte))
                 programs[writers[0]] |= set(storing)
-        known.add(writers[0])
+        certain.add(writers[0])
     for i, grid in enumerate(sample.grids):
         size = math.prod(grid)
         if size <= ALL:
             programs[i] = set(range(size))
-        elif i not in known:
+        elif i not in certain:
             programs[i].add(min(size - 1, int(place[0] * size)))
     new = [numbers - before for numbers, before in zip(programs, sample.programs, strict=True)]
     cost = math.fsum(launch.cost * len(numbers) for launch, numbers in zip(sample.work, new, strict=True))
@@ -342,7 +347,7 @@ def _add(sample: _Sample, place: np.ndarray, room: float) -> float:
 
 
 def _unwritten(ref: TensorRef, block: StoreBlock, size: int, place: np.ndarray) -> Iterator[tuple[int, ...]]:
-    """The index of one element of the window that no program stores, if there are any; which one, `place` says."""
+    """Yields the index of at most one element of the window that no program stores; `place` says which."""
     missing = block.missing(size)
     if missing is not None and missing.size:
         ends = np.cumsum(missing.ends - missing.starts)
@@ -354,14 +359,14 @@ def _unwritten(ref: TensorRef, block: StoreBlock, size: int, place: np.ndarray) 
 
 
 def _written_last(sample: _Sample, launch: int, buffer: int) -> bool:
-    """Whether no other step writes to the buffer after this launch."""
+    """Returns whether no other step writes to the buffer after this launch."""
     steps = sample.plan.steps
     at = [i for i, step in enumerate(steps) if isinstance(step, Launch)][launch]
     return not any(isinstance(step, (Fill, Copy)) and step.dst.buffer == buffer for step in steps[at:])
 
 
 def _before(sample: _Sample, element: _Element) -> torch.Tensor | None:
-    """What an element holds if no program stores it, as a tensor of no dimension; None if nothing wrote it."""
+    """Returns what an element holds if no program stores it (0 dimensions); None if nothing wrote it."""
     ref = sample.outputs[element.output]
     steps = sample.plan.steps
     owner = sample.plan.buffers[ref.buffer].input
@@ -373,7 +378,7 @@ def _before(sample: _Sample, element: _Element) -> torch.Tensor | None:
 
 
 def _can_be_sampled(plan: LaunchPlan) -> bool:
-    """Whether memory and operators of the plan can be borne, and its inputs are where the file has them."""
+    """Returns whether the plan's memory and operators are affordable and its inputs lie at their places in the file."""
     inputs = [b for b, buffer in enumerate(plan.buffers) if buffer.input is not None]
     return (
         inputs == list(range(len(inputs)))
@@ -398,7 +403,7 @@ class _Left:
         return np.unique(self.spans[:, 0]).tolist()
 
     def within(self, layout: Layout, buffer: int, program: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(offsets in the buffer, values) of the bytes that a program, or any, stored there."""
+        """Returns (offsets in the buffer, values) of the bytes that a program, or any, stored there."""
         start = layout.offsets[buffer]
         ends = np.cumsum(self.spans[:, 2] - self.spans[:, 1])
         end = start + layout.plan.buffers[buffer].nbytes
@@ -415,7 +420,7 @@ class _Left:
 
 
 def _left(path: Path, size: int) -> _Left:
-    """What a job says it left: so many spans, then their bytes.  Raises LeftError."""
+    """Reads what a job says it left: `size` spans, then their bytes.  Raises LeftError."""
     if type(size) is not int or not 0 <= size * ROW_BYTES <= LEFT_BYTES:
         raise LeftError(f"expected at most {LEFT_BYTES // ROW_BYTES} spans, got {size!r}")
     with opened(path) as file:
@@ -428,7 +433,7 @@ def _left(path: Path, size: int) -> _Left:
 
 
 def _elements(ref: TensorRef, offsets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (n, dimensions) of the elements of a window of which every byte was stored, and their bytes (n, size)."""
+    """Returns indices (n, dimensions) of a window's elements that were stored whole, and their bytes (n, size)."""
     size = ITEMSIZE[ref.dtype]
     numbers = offsets // size - ref.offset
     whole, first, count = np.unique(numbers, return_index=True, return_counts=True)
@@ -448,7 +453,7 @@ def _elements(ref: TensorRef, offsets: np.ndarray, values: np.ndarray) -> tuple[
 
 
 def _fewer(at: np.ndarray, random: np.random.Generator, dims: Sequence[int], most: int) -> np.ndarray:
-    """Which of the elements are compared: a part of their indices along the separable dimensions, `most` at most."""
+    """Chooses the elements to compare: at most `most`, from a part of their indices along the separable dimensions."""
     chosen = np.arange(len(at))
     while chosen.size:
         used = {dim: np.unique(at[chosen, dim]) for dim in dims}
@@ -460,18 +465,7 @@ def _fewer(at: np.ndarray, random: np.random.Generator, dims: Sequence[int], mos
     return chosen if chosen.size <= most else random.choice(chosen, most, replace=False)
 
 
-def _wrong(ref: TensorRef, part: Part, at: np.ndarray, values: np.ndarray) -> str | None:
-    """Where and how far the values lie from what is expected, None if within the budget."""
+def _values(ref: TensorRef, values: np.ndarray) -> torch.Tensor:
+    """Returns bytes of elements, (n, size), as elements of the window's dtype, (n,)."""
     got = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1)
-    got = got.to(torch.bool) if ref.dtype == "bool" else got.view(DTYPES[ref.dtype])
-    ratio, _ = oracle.compare_values("output", part.exact, got, part.budget)
-    if ratio <= 1:
-        return None
-    if part.budget is None:
-        worst = int((got != part.exact).nonzero()[0])
-    else:
-        error = (got.double() - part.exact).abs()
-        worst = int(torch.where(torch.isfinite(error), error, math.inf).argmax())
-    place = tuple(int(i) for i in at[worst])
-    budget = "" if part.budget is None else f" (largest error allowed {part.budget.max:.3g})"
-    return f"{place}: expected {part.exact[worst].item():.9g}, got {got[worst].item():.9g}{budget}"
+    return got.to(torch.bool) if ref.dtype == "bool" else got.view(DTYPES[ref.dtype])

@@ -1,7 +1,7 @@
-"""The seed kernel as the reference of a task: there is no result in float64.
+"""Computes expected outputs and budgets from the seed kernel, if it is the reference of a task.
 
-Exact is then what the seed computed, and the error of the reference is how far its outputs move when its inputs move by
-as much as one rounding (`moved`).
+No float64 result exists then.  Exact is what the seed computed.  The error of the reference is how far its outputs
+move when its inputs move by one rounding (`moved`).
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from fitness.frontend.plan import TensorRef
 from fitness.tasks.task import Task
 from fitness.verify.oracle import ROUNDING_RMS, Budget, Expected, budget, written_names
 
-# What is added where the seed kernel does not do what it did itself.
+# Appended to a message if the seed kernel does not repeat its own results.
 UNLIKE_ITSELF = (
     "; this is the kernel that says what is right, executed twice on the same inputs in other memory: it uses what it "
     "reads beyond its arrays, or what it never wrote"
 )
-_TF32_EPS = 2.0**-10  # what tl.dot makes of float32 by default
+_TF32_EPS = 2.0**-10  # the precision to which tl.dot rounds float32 by default
 
 
 def poison(task: Task, number: int) -> Poison:
-    """What memory that nothing has written is filled with, one after the other by `number`.
+    """Returns the fill for memory that nothing has written, by `number`.
 
-    What a seed kernel that is the reference leaves unwritten is no error: always the same then.
+    A seed kernel that is the reference may leave memory unwritten; the fill is then always the same.
     """
     return POISONS[0] if task.reference is None else POISONS[number % len(POISONS)]
 
 
 def _step(dtype: torch.dtype, dots: bool) -> float:
-    """Relative spacing of the numbers that a kernel computes with when it is given `dtype`."""
+    """Returns the relative spacing of the numbers that a kernel computes with when it gets `dtype`."""
     eps = torch.finfo(dtype).eps
     return max(eps, _TF32_EPS) if dots else eps
 
 
 def multiplies(task: Task) -> bool:
-    """Whether the seed multiplies matrices, in which float32 is rounded to TensorFloat-32."""
+    """Returns whether the seed multiplies matrices, in which float32 is rounded to TensorFloat-32."""
     return "dot(" in task.seed_source
 
 
 def moved(task: Task, arguments: Sequence[Any], seed: int) -> tuple[Any, ...]:
-    """`arguments` with a few elements of each floating tensor one step of their format up or down.
+    """Returns `arguments` with a few elements of each floating tensor one step of their format up or down.
 
     As many as give the root mean square of the error of rounding.
     """
@@ -72,11 +72,12 @@ def expect(
     own: Sequence[torch.Tensor],
     after_move: Sequence[torch.Tensor],
 ) -> Expected | None:
-    """What a right candidate returns for `arguments`: what the seed kernel left for them (`own`, the windows `refs` of
-    its plan).  `after_move` is what it left for `moved` ones.
+    """Returns what a right candidate returns for `arguments`; None if an output has no finite element.
 
-    Elements that it leaves as NaN, or never writes, are not compared; infinities must be the same, but for what lies at
-    the edge of the format (`oracle.compare`).  None where an output has no finite element.
+    own: what the seed kernel left for them (the windows `refs` of its plan); after_move: what it left for `moved` ones.
+
+    Elements that it leaves as NaN, or never writes, are not compared.  Infinities must be the same, except at the edge
+    of the format (`fitness.verify.compare`).
     """
     floating = [a.dtype for a in arguments if isinstance(a, torch.Tensor) and a.is_floating_point()]
     step = max((_step(dtype, multiplies(task)) for dtype in floating), default=0.0)
@@ -91,9 +92,9 @@ def expect(
         finite = torch.isfinite(double)
         if output.numel() and not bool(finite.any()):
             return None
-        known = torch.where(finite, double, 0.0)
-        there = torch.where(finite & torch.isfinite(other), other.double(), known)
-        size = norms(known, there.to(output.dtype)) if output.numel() else None
+        defined = torch.where(finite, double, 0.0)
+        there = torch.where(finite & torch.isfinite(other), other.double(), defined)
+        size = norms(defined, there.to(output.dtype)) if output.numel() else None
         budgets.append(budget(size, output, task.tolerance, step))
         exact.append(double)
     return Expected(
@@ -108,6 +109,6 @@ def expect(
 
 
 def _is_partial(output: torch.Tensor, budget: Budget) -> bool:
-    """Whether a floating output has elements that are not finite, or so large that another rounding is not."""
+    """Returns whether a floating output has elements that are not finite, or so large that another rounding is not."""
     edge = torch.finfo(output.dtype).max - budget.max
     return bool((~(output.double().abs() < edge)).any())

@@ -1,9 +1,8 @@
-"""The reference of a task on parts of its inputs, for outputs of which only some elements are compared.
+"""Runs the reference of a task on parts of its inputs, for outputs of which only some elements are compared.
 
-At full size the reference itself may take minutes: in float64, on a CPU.  Most references do the same along some axes,
-rows of a softmax or columns of a product of matrices, whatever the other elements along that axis are.  Such axes are
-found by trying them at the sizes for a CPU.  Of a full-size case the reference then computes the indices alone that are
-asked for.
+At full size the reference itself may take minutes: in float64, on a CPU. Most references treat the indices along some
+axes independently: rows of a softmax or columns of a product of matrices.  Such axes are found by trying them at the
+sizes for a CPU. The reference then computes only the requested indices of a full-size case.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ from fitness.verify.long_loops import costs_little
 
 TRIES = 2  # inputs on which an axis must prove to be separable
 AGREE = 1e-9  # relative difference that the order of a float64 summation may make
-# Of one execution of the reference: elements of all tensors that are made, and floating-point operations.
+# Limits on one execution of the reference: elements of all tensors that are made, and floating-point operations.
 ELEMENTS, FLOPS = 1 << 28, 1 << 34
-LITTLE = 1 << 20  # elements of the arguments of a reference that decides by values, whose costs cannot be foreseen
-# Output elements a slice has at least, if its axes are that long: the error of a single one says little of a budget.
+LITTLE = 1 << 20  # elements of the arguments of a reference that decides by values, whose cost is unknown before.
+# Output elements a slice has at least, if its axes are that long: a single error says little of a budget.
 LEAST = 256
-KEPT_BYTES = 256 << 20  # of slices that are kept, as candidates of one run ask for the same ones again
+KEPT_BYTES = 256 << 20  # of slices that are kept: candidates of one run ask for the same ones again
 
 
 @dataclass(frozen=True)
 class Axis:
     """An axis of a case along which an output may be computed in parts.
 
-    arguments: dimension of the axis in each argument that has it, by the argument's position; dim: the same in the
-    output.
+    arguments: dimension of the axis in each argument that has it, by the argument's position; dim: that of the output.
     """
 
     name: str
@@ -69,7 +67,7 @@ class Slices:
 
     @cached_property
     def axes(self) -> tuple[tuple[Axis, ...], ...]:
-        """Of each output (returned tensors in order, then written arguments), the axes along which it is separable."""
+        """Returns, for each output (returned tensors, then written arguments), the axes along which it is separable."""
         return _separable(self._task)
 
     def expected(
@@ -82,9 +80,9 @@ class Slices:
         at: np.ndarray,
         random: np.random.Generator,
     ) -> Part | None:
-        """What the output of this shape holds at the indices `at` (elements, dimensions), for these arguments.
+        """Returns what the output of this shape holds at the indices `at` (elements, dimensions), for these arguments.
 
-        inputs: names the arguments.  None if it takes the reference too long, or the reference is not finite there.
+        inputs: names the arguments.  None if the reference takes too long, or is not finite there.
         """
         axes = self.axes[output] if output < len(self.axes) else ()
         chosen = {axis.name: np.unique(at[:, axis.dim]) for axis in axes}
@@ -113,7 +111,7 @@ class Slices:
         axes: Sequence[Axis],
         indices: Mapping[str, np.ndarray],
     ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, np.ndarray]] | None:
-        """The slice of the output at these indices, in float64 and at the task's precision, and the indices."""
+        """Returns the slice of the output at these indices, in float64 and at the task's precision, and the indices."""
         key = hashlib.sha256(f"{inputs}:{output}".encode())
         for axis in axes:
             key.update(indices[axis.name].tobytes() + b";")
@@ -141,7 +139,7 @@ class Slices:
 
 
 def _larger(one: oracle.Budget | None, other: oracle.Budget | None) -> oracle.Budget | None:
-    """The larger budgets of a slice and of the elements compared, whose values may be larger than others in it."""
+    """Returns the larger budgets: the compared elements may be larger than others in the slice."""
     if one is None or other is None:
         return one
     return oracle.Budget(max(one.rms, other.rms), max(one.max, other.max))
@@ -150,7 +148,7 @@ def _larger(one: oracle.Budget | None, other: oracle.Budget | None) -> oracle.Bu
 def _padded(
     axes: Sequence[Axis], shape: Sequence[int], chosen: Mapping[str, np.ndarray], random: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """`chosen` with more indices along the longest axes, until a slice of the output has LEAST elements."""
+    """Returns `chosen` with more indices along the longest axes, until a slice of the output has LEAST elements."""
     found = dict(chosen)
     whole = math.prod(size for dim, size in enumerate(shape) if dim not in [axis.dim for axis in axes])
     for axis in sorted(axes, key=lambda axis: -shape[axis.dim]):
@@ -162,12 +160,12 @@ def _padded(
 
 
 def _own(argument: Any) -> Any:
-    """What a reference may write to."""
+    """Returns a copy that a reference may write to."""
     return argument.clone() if isinstance(argument, torch.Tensor) else argument
 
 
 def _narrowed(arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> list[Any]:
-    """The arguments at some indices of each axis."""
+    """Returns the arguments at some indices of each axis."""
     found = list(arguments)
     for axis in axes:
         chosen = torch.from_numpy(np.ascontiguousarray(indices[axis.name], np.int64))
@@ -207,7 +205,7 @@ def _try(task: Task, case: Case, name: str, found: list[list[Axis]]) -> None:
 
 
 def _dimension(a: Any, b: Any, size: int) -> int | None:
-    """The one dimension in which `b` is twice as long as `a`, None if they are alike.
+    """Returns the one dimension in which `b` is twice as long as `a`, None if they are alike.
 
     Raises ValueError if they differ in another way.
     """
@@ -224,7 +222,7 @@ def _dimension(a: Any, b: Any, size: int) -> int | None:
 
 
 def _agrees(task: Task, case: Case, output: int, axes: Sequence[Axis], seed: int) -> bool:
-    """Whether the output on some of the inputs is some of the output on all of them."""
+    """Returns whether the output on some of the inputs is some of the output on all of them."""
     arguments = oracle.make_inputs(task, case, seed)
     random = np.random.Generator(np.random.PCG64(seed))
     chosen = {}

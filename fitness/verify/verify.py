@@ -1,8 +1,8 @@
-"""Verification without a GPU: the plan's launches under Triton's interpreter, against the float64 oracle.
+"""Verifies without a GPU: executes the plan's launches under Triton's interpreter and compares with the oracle.
 
-Inputs go into a file of poisoned buffers with guard zones, a sandboxed child executes the plan on that file, and
-what is left in the file is judged here.  Expected values never enter the file or the child.  Where the seed kernel is
-the reference, it is executed in a child of its own before.
+Inputs go into a file of poisoned buffers with guard zones.  A sandboxed child executes the plan on that file, and this
+process compares what is left in the file.  Expected values never enter the file or the child.  If the seed kernel is
+the reference, a child of its own executes it first.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.scratch import LeftError, scratch_folder
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
-from fitness.verify import oracle, seed_oracle
+from fitness.verify import compare, oracle, seed_oracle
 from fitness.verify.long_loops import AddedCase
 
-# Of the files in which plans are executed: as many times what arguments and outputs take, and so much more for scratch
-# buffers, in each file and in all files of a verification; but no more than MOST, or twice what arguments and outputs
-# take where that is more.
+# Limits on the files in which plans are executed, for one file and for all files of a verification.  A file may take
+# TIMES_NEEDED times the bytes of arguments and outputs, plus the spare bytes for scratch buffers.  It may take at most
+# MOST, or twice the arguments and outputs if that is more.
 TIMES_NEEDED = 8
 SPARE_BYTES, SPARE_TOGETHER = 128 << 20, 1 << 30
 MOST_BYTES, MOST_TOGETHER = 1 << 30, 8 << 30
@@ -41,19 +41,19 @@ GUARDS_OF_SEED = (1 << 20) + 1  # the number of its guard zones; candidates have
 class PlanExecution:
     """One execution of a case's plan on one set of inputs.
 
-    order: in which order the programs of a grid run; poison: of memory that nothing has written yet; stretched: whether
-    the case is none of the task's own.
+    order: in which order the programs of a grid run; poison: of memory that nothing has written yet; added: whether
+    it is an added case (long-loop or reduced).
     """
 
     case: Case
     variant: str
     order: str = "forward"
     poison: Poison = POISONS[0]
-    stretched: bool = False
+    added: bool = False
 
     @property
     def inputs(self) -> tuple[str, str]:
-        """Equal for replays on the same inputs."""
+        """Returns a key that is equal for executions on the same inputs."""
         return self.case.name, self.variant
 
     def __str__(self) -> str:
@@ -61,14 +61,14 @@ class PlanExecution:
         return f"{self.case.name} ({self.case.role}), inputs {self.variant!r}, {programs}"
 
 
-def replays(task: Task, stretched: Sequence[AddedCase] = ()) -> list[PlanExecution]:
-    """What is executed: every case on fresh inputs in all program orders, and on each stress variant of them.
+def executions(task: Task, added: Sequence[AddedCase] = ()) -> list[PlanExecution]:
+    """Returns the executions: every case on fresh inputs in all program orders, and on each stress variant of them.
 
-    Those that are `stretched` (or reduced) on their own variant alone.
+    Added cases run on their own variant alone.
 
-    A kernel whose programs depend on each other's results (a race on the device) differs between the orders, or when no
-    program sees what others store (unless they meet in atomics, or the seed kernel says what is right).  Where the
-    programs are seen to touch nothing that others store, the other orders are left out.
+    A kernel whose programs depend on each other's results (a race on the device) differs between the orders.  Or it
+    differs when no program sees what others store (unless they meet in atomics, or the seed kernel is the reference).
+    The other orders are skipped if no program touches what others store.
     """
     found = []
     orders = ("forward", "reverse") if task.reference is None else ("forward", "reverse", "at once")
@@ -81,16 +81,16 @@ def replays(task: Task, stretched: Sequence[AddedCase] = ()) -> list[PlanExecuti
             for i, variant in enumerate(stress, 1)
         ]
     return found + [
-        PlanExecution(case, case.variant, order, seed_oracle.poison(task, number), stretched=True)
-        for number, case in enumerate(stretched)
+        PlanExecution(case, case.variant, order, seed_oracle.poison(task, number), added=True)
+        for number, case in enumerate(added)
         for order in orders
     ]
 
 
 class Expectations(NamedTuple):
-    """What to compare each replay with, and what the seed kernel does that others may do too."""
+    """What each execution is compared with, and what the seed kernel does that candidates may do too."""
 
-    replays: list[tuple[PlanExecution, oracle.Expected]]
+    executions: list[tuple[PlanExecution, oracle.Expected]]
     habits: Habits = NO_HABITS
 
 
@@ -106,14 +106,17 @@ class Executable:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Where jobs are executed."""
+    """The zygote, folder and limits with which jobs are executed."""
 
     zygote: Zygote
     scratch: Path
     limits: Limits
 
     def interpret(self, what: Executable, runs: Sequence[_Run]) -> list[_Run]:
-        """Executes them; those that were, which lack only runs whose twin shows what they would.  Raises Stop."""
+        """Executes the runs and returns those executed; a run is skipped if its paired run already proves the result.
+
+        Raises Stop.
+        """
         payload = {
             "source": what.source,
             "constants": dict(what.constants),
@@ -123,30 +126,30 @@ class Jobs:
         for run, notes, stored in zip(runs, value["notes"], value["stored"], strict=True):
             run.notes = notes
             run.stored.update(stored)
-        return [run for number, run in enumerate(runs) if run.twin is None or number not in value["left_out"]]
+        return [run for number, run in enumerate(runs) if run.paired is None or number not in value["left_out"]]
 
 
 @dataclass(eq=False)
 class _Run:
-    """A replay with its memory."""
+    """An execution with its memory."""
 
-    replay: PlanExecution
+    execution: PlanExecution
     plan: LaunchPlan
     choice: list[int]
     inputs: tuple
     layout: Layout
-    file: str  # of buffers, in the scratch folder
-    authors: str = ""  # file of their authors, where operators might be among them
-    twin: int | None = None  # index of the run that differs in nothing but the order of programs
-    zeros: bool = False  # in lanes that are undefined
-    notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # as the job of `interpret` gives them
-    stored: set[int] = field(default_factory=set)  # arguments that something was stored to, once it was executed
+    file: str  # of buffers, in the scratch folder.
+    authors: str = ""  # file of their authors, if operators might be among them.
+    paired: int | None = None  # index of the run that differs only in the order of programs.
+    zeros: bool = False  # in lanes that are undefined.
+    notes: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # from the job of `interpret`.
+    stored: set[int] = field(default_factory=set)  # arguments that something was stored to, after the execution.
 
     def payload(self) -> dict:
-        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.replay.order}
+        found: dict[str, Any] = {"plan": to_json(self.plan), "choice": self.choice, "order": self.execution.order}
         found |= {"buffers": self.file, "zeros": self.zeros}
         found |= {"authors": self.authors} if self.authors else {}
-        return found | ({} if self.twin is None else {"twin": self.twin})
+        return found | ({} if self.paired is None else {"twin": self.paired})
 
 
 def verify(
@@ -156,24 +159,25 @@ def verify(
     seed: str,
     jobs: Jobs,
     kernel: Executable | None = None,
-    stretched: Sequence[AddedCase] = (),
-    stretched_limits: Limits | None = None,
+    added: Sequence[AddedCase] = (),
+    added_limits: Limits | None = None,
     stored_by_seed: set[int] | None = None,
     prove: bool = True,
     expected: Expectations | None = None,
 ) -> Check:
     """Executes the candidate's plans and compares every output with the oracle.
 
-    `seed` keys the fresh inputs; `kernel` is the seed kernel, needed where it is the reference; `stretched`: as of
-    `replays`, where it is not, with limits of their own; `stored_by_seed`: arguments that the seed kernel stores to,
-    which a verification of the seed adds to it; `prove`: whether to ask who wrote the outputs; `expected`: what
-    `expectations` gave for the same.  Raises Stop with the verdict of the first replay that fails.
+    seed: keys the fresh inputs; kernel: the seed kernel, needed if it is the reference; added: cases beside the task's
+    own (see `executions`), used if the reference is another, within `added_limits`; stored_by_seed: arguments that the
+    seed kernel stores to, which a verification of the seed adds to it; prove: whether to ask which kernels wrote the
+    outputs; expected: what `expectations` gave for the same.  Raises Stop with the verdict of the first execution that
+    fails.
     """
     key = oracle.key_of(seed)
-    compared, habits = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, stretched=stretched)
+    compared, habits = expected or expectations(task, seed=seed, jobs=jobs, kernel=kernel, added=added)
     guards = {inputs: n for n, inputs in enumerate(dict.fromkeys(r.inputs for r, _ in compared))}
-    runs = [  # whose the outputs are is asked at the task's own sizes
-        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.stretched, guards=guards[r.inputs])
+    runs = [  # the authors of outputs are checked at the task's own sizes
+        _run(task, candidate, r, key, f"replay{number}", prove=prove and not r.added, guards=guards[r.inputs])
         for number, (r, _) in enumerate(compared)
     ]
     for run in runs:
@@ -181,69 +185,69 @@ def verify(
     for run, (_, expectation) in zip(runs, compared, strict=True):
         _check_form(task, run, expectation)
     _make_files(runs, [_needed(run.inputs, e) for run, (_, e) in zip(runs, compared, strict=True)], jobs.scratch)
-    usual, long = ([run for run in runs if run.replay.stretched is stretch] for stretch in (False, True))
+    usual, long = ([run for run in runs if run.execution.added is stretch] for stretch in (False, True))
     _pair(usual)
     executed = jobs.interpret(candidate, usual)
     if long:
         _pair(long)
-        executed += replace(jobs, limits=stretched_limits or jobs.limits).interpret(candidate, long)
-    worst, worst_replay, budget = 0.0, runs[0].replay, 0.0
+        executed += replace(jobs, limits=added_limits or jobs.limits).interpret(candidate, long)
+    worst, worst_replay, budget = 0.0, runs[0].execution, 0.0
     finals: dict[str, list[torch.Tensor]] = {}
     for run, (_, expectation) in zip(runs, compared, strict=True):
         if run not in executed:
             continue
         refs = output_refs(task, run.plan)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
-        check_accesses(run.replay, run.notes, habits)
+        check_accesses(run.execution, run.notes, habits)
         if candidate.source != task.seed_source:
-            check_stores(task, run.replay, run.stored, stored_by_seed or set())
+            check_stores(task, run.execution, run.stored, stored_by_seed or set())
         elif stored_by_seed is not None:
             stored_by_seed |= run.stored
-        ratio, message = oracle.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
+        ratio, message = compare.compare(expectation, run.plan.structure, outputs, [ref.strides for ref in refs])
         if message is not None:
             why = seed_oracle.UNLIKE_ITSELF if kernel is not None and kernel.source == candidate.source else ""
-            raise Stop("verify", Verdict.WRONG, f"{run.replay}: {message}{why}{_undefined(run)}")
+            raise Stop("verify", Verdict.WRONG, f"{run.execution}: {message}{why}{_undefined(run)}")
         if ratio >= worst:
-            worst, worst_replay, budget = ratio, run.replay, expectation.rms_budget
-        if run.replay.variant == "normal" and task.deterministic:
-            _same_in_all_orders(finals.setdefault(run.replay.case.name, outputs), outputs, run.replay)
+            worst, worst_replay, budget = ratio, run.execution, expectation.rms_budget
+        if run.execution.variant == "normal" and task.deterministic:
+            _same_in_all_orders(finals.setdefault(run.execution.case.name, outputs), outputs, run.execution)
     own = _own_share(task, executed, jobs.scratch)
     return Check(cases=len(executed), worst_case=str(worst_replay), max_error=worst, budget=budget, own_share=own)
 
 
 def expectations(
-    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, stretched: Sequence[AddedCase] = ()
+    task: Task, *, seed: str, jobs: Jobs, kernel: Executable | None = None, added: Sequence[AddedCase] = ()
 ) -> Expectations:
-    """What `verify` compares with.  Raises Stop if there is nothing."""
+    """Returns what `verify` compares with.  Raises Stop if there is nothing."""
     key = oracle.key_of(seed)
-    expected = _expectations(task, stretched, key) if kernel is None else _of_seed(task, kernel, key, jobs)
-    if not expected.replays:
+    expected = _expectations(task, added, key) if kernel is None else _of_seed(task, kernel, key, jobs)
+    if not expected.executions:
         raise Stop("verify", Verdict.INFRASTRUCTURE, NOTHING_COMPARED)
     return expected
 
 
 def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
-    """Raises Stop where the plan's outputs are of another form: then nothing has to be executed."""
+    """Raises Stop if the plan's outputs are of another form: then nothing has to be executed."""
     refs = output_refs(task, run.plan)
     strides = [ref.strides for ref in refs]
-    if wrong := oracle.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
-        raise Stop("verify", Verdict.WRONG, f"{run.replay}: {wrong}")
+    if wrong := compare.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
+        raise Stop("verify", Verdict.WRONG, f"{run.execution}: {wrong}")
 
 
 def _pair(runs: Sequence[_Run]) -> None:
-    """Tells runs of one job in other orders which one does the same in forward order."""
-    forward = {r.replay.inputs: i for i, r in enumerate(runs) if r.replay.order == "forward"}
+    """Pairs each run in another order with the run of the same inputs in forward order."""
+    forward = {r.execution.inputs: i for i, r in enumerate(runs) if r.execution.order == "forward"}
     for run in runs:
-        if run.replay.order != "forward":
-            run.twin = forward.get(run.replay.inputs)
+        if run.execution.order != "forward":
+            run.paired = forward.get(run.execution.inputs)
 
 
 def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
-    """The least share of own kernels in the outputs of a case.  Raises Stop where it is too little."""
+    """Returns the least share of own kernels in the outputs of a case.  Raises Stop if it is too little."""
     shares: dict[str, Share] = {}
     for run in runs:
         if run.authors:
-            share = shares.setdefault(run.replay.case.name, Share(run.plan, output_refs(task, run.plan)))
+            share = shares.setdefault(run.execution.case.name, Share(run.plan, output_refs(task, run.plan)))
             authors = _authors(run, scratch)
             share.add(Authors(run.layout, authors, authors))
     for case, share in shares.items():
@@ -252,7 +256,7 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
 
 
 def _authors(run: _Run, scratch: Path) -> torch.Tensor:
-    """What the job noted in the run's file of authors.  Raises Stop where there is no such file any more."""
+    """Returns what the job noted in the run's file of authors.  Raises Stop if the file was removed."""
     try:
         return torch.from_numpy(contents(scratch / run.authors, run.layout.total))
     except LeftError as error:
@@ -260,7 +264,7 @@ def _authors(run: _Run, scratch: Path) -> torch.Tensor:
 
 
 def _memory(run: _Run, scratch: Path) -> np.ndarray:
-    """The run's memory as the job left it.  Raises Stop where its file is another."""
+    """Returns the run's memory that the job left.  Raises Stop if its file was replaced."""
     try:
         return run.layout.left(scratch, run.file)
     except LeftError as error:
@@ -268,13 +272,13 @@ def _memory(run: _Run, scratch: Path) -> np.ndarray:
 
 
 def _foreign(run: _Run, error: LeftError) -> Stop:
-    return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: its files were replaced: {error}")
+    return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.execution}: its files were replaced: {error}")
 
 
 def _run(
     task: Task,
     what: Executable,
-    replay: PlanExecution,
+    execution: PlanExecution,
     key: int,
     name: str,
     *,
@@ -282,31 +286,31 @@ def _run(
     prove: bool = False,
     guards: int = GUARDS_OF_SEED,
 ) -> _Run:
-    """A replay of `what` on fresh inputs, in files called `name` that are yet to be made.
+    """Returns an execution of `what` on fresh inputs, in files called `name` that are yet to be made.
 
-    moved: inputs as `by_seed.moved` moves them; prove: authors are kept where operators might be among them; guards:
-    number of the bytes of the guard zones.
+    moved: whether `seed_oracle.moved` moves the inputs; prove: whether authors are kept if operators might be among
+    them; guards: number of the bytes of the guard zones.
     """
-    plan = what.plans[replay.case.name]
-    inputs = oracle.make_inputs(task, replay.case, key, replay.variant)
+    plan = what.plans[execution.case.name]
+    inputs = oracle.make_inputs(task, execution.case, key, execution.variant)
     if moved:
         inputs = seed_oracle.moved(task, inputs, key)
     authors = f"{name}.authors" if prove and needs_proof(plan) else ""
-    choice = list(what.choices[replay.case.name])
-    return _Run(replay, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
+    choice = list(what.choices[execution.case.name])
+    return _Run(execution, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
 
 
 def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> None:
-    """Makes the files of runs whose cases need so many bytes; none where they are too large.  Raises Stop."""
+    """Makes the files of all runs, `needed` bytes each; makes no file if one is too large.  Raises Stop."""
     for run, least in zip(runs, needed, strict=True):
-        _check_size(f"{run.replay}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
+        _check_size(f"{run.execution}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
     total = sum(run.layout.total for run in runs)
     _check_size(f"the buffers of {len(runs)} executions", total, sum(needed), SPARE_TOGETHER, MOST_TOGETHER)
     for run in runs:
         try:
-            run.layout.write_inputs(run.layout.create(scratch, run.file, run.replay.poison), run.inputs)
+            run.layout.write_inputs(run.layout.create(scratch, run.file, run.execution.poison), run.inputs)
         except PlanError as error:
-            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{run.replay}: {error}") from error
+            raise Stop("verify", Verdict.RUNTIME_ERROR, f"{run.execution}: {error}") from error
         if run.authors:
             (scratch / run.authors).write_bytes(bytes(run.layout.total))
 
@@ -319,46 +323,46 @@ def _check_size(what: str, size: int, needed: int, spare: int, most: int) -> Non
 
 
 def _needed(inputs: Sequence[object], expectation: oracle.Expected) -> int:
-    """Bytes of a case's arguments and outputs, whatever a plan says of them."""
+    """Returns the bytes of a case's arguments and outputs, whatever a plan says of them."""
     arguments = sum(a.untyped_storage().nbytes() for a in inputs if isinstance(a, torch.Tensor))
     outputs = zip(expectation.outputs, expectation.dtypes, expectation.strides, strict=True)
     return arguments + sum(_reach(tuple(o.shape), strides) * dtype.itemsize for o, dtype, strides in outputs)
 
 
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last one of a window."""
+    """Returns the elements from the first to the last one of a window."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
 
 
 def _planned(plan: LaunchPlan) -> int:
-    """Bytes of arguments and outputs as the plan says, where nobody else knows."""
+    """Returns the bytes of arguments and outputs by the plan, if nothing else says them."""
     buffers = {ref.buffer for ref in (*plan.inputs, *plan.outputs) if isinstance(ref, TensorRef)}
     return sum(plan.buffers[b].nbytes for b in buffers)
 
 
-def _expectations(task: Task, stretched: Sequence[AddedCase], key: int) -> Expectations:
-    """What to compare each replay with; without those where the float64 reference itself is not finite."""
-    every = replays(task, stretched)
-    firsts = {replay.inputs: replay for replay in reversed(every)}  # orders differ in nothing that is expected
-    known = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
-    return Expectations([(r, expected) for r in every if (expected := known[r.inputs]) is not None])
+def _expectations(task: Task, added: Sequence[AddedCase], key: int) -> Expectations:
+    """Returns what each execution is compared with; leaves out those for which the float64 reference is not finite."""
+    every = executions(task, added)
+    firsts = {execution.inputs: execution for execution in reversed(every)}  # orders have the same expectation
+    expectation_of = {inputs: oracle.expect(task, r.case, key, r.variant) for inputs, r in firsts.items()}
+    return Expectations([(r, expected) for r in every if (expected := expectation_of[r.inputs]) is not None])
 
 
 def _of_seed(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
-    """As `_seed_expectations`, of whose files none is left: the candidate's job could read them."""
+    """Returns `_seed_expectations` and leaves no file of it: the candidate's job could read them."""
     with scratch_folder(jobs.scratch) as own:
         return _seed_expectations(task, kernel, key, replace(jobs, scratch=own))
 
 
 def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> Expectations:
-    """As `_expectations`, by executing the seed kernel on the inputs and on moved ones; and its habits.
+    """Returns `_expectations` by executing the seed kernel on the inputs and on moved ones; and its habits.
 
-    Beside other guard zones than the candidate: a seed that reads beyond its arrays is not like itself.
+    Its guard zones differ from the candidate's: a seed that reads beyond its arrays does not repeat its results.
     """
-    firsts = {replay.inputs: replay for replay in reversed(replays(task))}
+    firsts = {execution.inputs: execution for execution in reversed(executions(task))}
     pairs = {
-        at: [_run(task, kernel, replay, key, f"seed{n}-{moved:d}", moved=moved) for moved in (False, True)]
-        for n, (at, replay) in enumerate(firsts.items())
+        at: [_run(task, kernel, execution, key, f"seed{n}-{moved:d}", moved=moved) for moved in (False, True)]
+        for n, (at, execution) in enumerate(firsts.items())
     }
     runs = [run for pair in pairs.values() for run in pair]
     for run in runs:
@@ -366,21 +370,21 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     _make_files(runs, [_planned(run.plan) for run in runs], jobs.scratch)
     jobs.interpret(kernel, runs)
     found = []
-    for replay in replays(task):
-        own, other = pairs[replay.inputs]
+    for execution in executions(task):
+        own, other = pairs[execution.inputs]
         refs = output_refs(task, own.plan)
         outputs, after_move = (_read(run, refs, _memory(run, jobs.scratch)) for run in (own, other))
         expected = seed_oracle.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
         if expected is not None:
-            found.append((replay, expected))
-    usual = [own for own, _ in pairs.values() if own.replay.variant == "normal" and "undefined" in own.notes]
+            found.append((execution, expected))
+    usual = [own for own, _ in pairs.values() if own.execution.variant == "normal" and "undefined" in own.notes]
     habits = Habits(any("load" in run.notes for run in runs), _needs_zeros(task, kernel, usual, key, jobs))
     return Expectations(found, habits)
 
 
 def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int, jobs: Jobs) -> bool:
-    """Whether these runs of the seed kernel end otherwise if what the language leaves undefined is not zero."""
-    again = [_run(task, kernel, run.replay, key, f"undefined{n}") for n, run in enumerate(runs)]
+    """Returns whether these seed runs end otherwise if what the language leaves undefined is not zero."""
+    again = [_run(task, kernel, run.execution, key, f"undefined{n}") for n, run in enumerate(runs)]
     _make_files(again, [_planned(run.plan) for run in again], jobs.scratch)
     try:
         if again:
@@ -392,42 +396,47 @@ def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int,
     for one, other in zip(runs, again, strict=True):
         refs = output_refs(task, one.plan)
         first, second = (_read(run, refs, _memory(run, jobs.scratch)) for run in (one, other))
-        if not all(map(_bitwise_equal, first, second)):
+        if not compare.same_outputs(first, second):
             return True
     return False
 
 
 def output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
-    """What is compared: returned tensors in order, then written arguments."""
+    """Returns what is compared: returned tensors in order, then written arguments."""
     return list(plan.outputs) + [plan.inputs[i] for i in plan.tensors_among(task.written)]
 
 
 def _formed(ref: TensorRef) -> torch.Tensor:
-    """Of the window's form, without memory: an expanded one may have more elements than the machine has bytes."""
+    """Returns a tensor of the window's form, without memory: an expanded one may be larger than the machine."""
     return torch.empty(ref.shape, dtype=DTYPES[ref.dtype], device="meta")
 
 
 def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
-    """The outputs left in the run's memory; raises Stop where anything else was written."""
+    """Returns the outputs left in the run's memory; raises Stop if anything else was written."""
     memory = _memory(run, scratch)
     broken = run.layout.broken_guards(memory)
     if broken:
-        raise Stop("verify", Verdict.WRONG, f"{run.replay}: store out of bounds: {'; '.join(broken)}")
+        raise Stop("verify", Verdict.WRONG, f"{run.execution}: store out of bounds: {'; '.join(broken)}")
     try:
         for i, value in enumerate(run.inputs):
             if not isinstance(value, torch.Tensor) or i in task.written:
                 continue
-            if not _bitwise_equal(run.layout.read(memory, run.plan.inputs[i]), value):
+            if not compare.same_outputs([run.layout.read(memory, run.plan.inputs[i])], [value]):
                 raise Stop(
-                    "verify", Verdict.WRONG, f"{run.replay}: input {task.parameters[i]!r} was modified; copy it instead"
+                    "verify",
+                    Verdict.WRONG,
+                    f"{run.execution}: input {task.parameters[i]!r} was modified; copy it instead",
                 )
     except JobError as error:
-        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+        raise Stop("verify", error.verdict, f"{run.execution}: {error.message}") from error
     return _read(run, refs, memory)
 
 
 def check_accesses(where: object, notes: Mapping[str, tuple[str, int]], habits: Habits = NO_HABITS) -> None:
-    """Raises Stop if a run with these notes left its arrays.  where: what a message calls the run."""
+    """Raises Stop if a run with these notes left its arrays.
+
+    where: what a message calls the run.
+    """
     for kind in ("store", "load"):
         if kind in notes and not (kind == "load" and habits.loads_beyond):
             text, line = notes[kind]
@@ -442,7 +451,7 @@ def check_stores(task: Task, where: object, stored: set[int], stored_by_seed: se
 
 
 def _undefined(run: _Run) -> str:
-    """What may be the cause of a wrong result."""
+    """Returns what may be the cause of a wrong result."""
     if "undefined" not in run.notes or run.zeros:
         return ""
     text, line = run.notes["undefined"]
@@ -453,19 +462,14 @@ def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torc
     try:
         return [run.layout.read(memory, ref) for ref in refs]
     except JobError as error:
-        raise Stop("verify", error.verdict, f"{run.replay}: {error.message}") from error
+        raise Stop("verify", error.verdict, f"{run.execution}: {error.message}") from error
 
 
-def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], replay: PlanExecution) -> None:
-    if not all(_bitwise_equal(a, b) for a, b in zip(first, second, strict=True)):
+def _same_in_all_orders(first: list[torch.Tensor], second: list[torch.Tensor], execution: PlanExecution) -> None:
+    if not compare.same_outputs(first, second):
         raise Stop(
             "verify",
             Verdict.WRONG,
-            f"case {replay.case.name}: the result depends on the order in which the programs of the grid run (a race)",
+            f"case {execution.case.name}: "
+            "the result depends on the order in which the programs of the grid run (a race)",
         )
-
-
-def _bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

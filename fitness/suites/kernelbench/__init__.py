@@ -1,1 +1,1 @@
-"""KernelBench, levels 1 to 3, as tasks (`docs/suites.md`)."""
+"""Turns KernelBench, levels 1 to 3, into tasks (`docs/suites.md`)."""

@@ -19,7 +19,7 @@ MOST_BYTES = 2 << 30
 
 
 class KernelBenchChecker(seeded.SeededChecker):
-    """As that of other suites; a problem's reference is its model, its seed kernel is evo's or the user's."""
+    """Checks like SeededChecker; a problem's reference is its model, its seed kernel is evo's or the user's."""
 
     stages = STAGES
 
@@ -33,7 +33,10 @@ class KernelBenchChecker(seeded.SeededChecker):
         seeds: Path | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`seeds`: a folder of kernels that go before evo's; `most_bytes`: of inputs, state and outputs of a case."""
+        """Keeps the settings.
+
+        seeds: kernels that are preferred to evo's; most_bytes: of inputs, state and outputs of a case.
+        """
         super().__init__(root, target, zygote, verifier, seeds=seeds)
         self._most_bytes = most_bytes
 
@@ -50,7 +53,7 @@ class KernelBenchChecker(seeded.SeededChecker):
 
 
 def _loaded(folder: Path, kernel: str | None) -> Task:
-    """The task, checked by running its reference.  Without a kernel the problem alone is checked."""
+    """Returns the task, checked by running its reference.  Without a kernel only the problem is checked."""
     path = folder / "kernel.py"
     if kernel is not None:
         return load_task(folder)

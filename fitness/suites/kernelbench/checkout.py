@@ -1,4 +1,4 @@
-"""Files of KernelBench (Ouyang et al. 2025, arXiv:2502.10517; github.com/ScalingIntelligence/KernelBench)."""
+"""Reads files of KernelBench (Ouyang et al. 2025, arXiv:2502.10517; github.com/ScalingIntelligence/KernelBench)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.core.errors import ConfigError
-from fitness.suites.texts import python_files, text_of
+from fitness.suites import python_files, text_of
 
 LEVELS = (1, 2, 3)
 TITLE = "KernelBench"
@@ -22,12 +22,12 @@ class KernelBenchFile:
 
     @property
     def family(self) -> str:
-        """The name without level, number and case: what a seed kernel is for."""
+        """Returns the name without level, number and case; a seed kernel is for one family."""
         return self.name.partition("_")[2].partition("_")[2].strip("_").lower()
 
 
 def sources(checkout: Path) -> list[KernelBenchFile]:
-    """The problems of a checkout, level by level and by number.  Raises ConfigError where it is none."""
+    """Returns the problems of a checkout, by level and number.  Raises ConfigError if it is not a checkout."""
     found = []
     for level in LEVELS:
         for root in (checkout, checkout / TITLE):

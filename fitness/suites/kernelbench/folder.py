@@ -1,4 +1,4 @@
-"""Task folders of problems: task.py is the problem's own text with a few lines below, kernel.py the seed kernel."""
+"""Writes task folders of problems: task.py is the problem's text with a few lines below, kernel.py the seed kernel."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from evo.core.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, KernelBenchFile
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of
-
-# Two results are the same within this share of the largest element, or within this much.
-CLOSE, NOTHING = 1e-5, 1e-6
+from fitness.verify.compare import same_but_rounding
 
 _TASK = '''"""{title}.  Generated."""
 
@@ -53,17 +51,17 @@ def baseline({parameters}):
 
 
 def write_folder(folder: Path, source: KernelBenchFile, kernel: str | None, most_bytes: int) -> Sizes:
-    """Makes `folder` (emptied before); without a `kernel` it has a task.py alone.
+    """Makes `folder` (emptied before); without a `kernel` it has only a task.py.
 
-    `most_bytes`: of inputs, state and outputs together.  Raises TaskError where the problem is none for a kernel.
+    most_bytes: of inputs, state and outputs together.  Raises TaskError if the problem is not suitable for a kernel.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     sizes = sizes_of(source.kernels, most_bytes)
-    facts = _facts(source.kernels, sizes)
+    fields = _fields(source.kernels, sizes)
     text = _TASK.format(
         title=f"{TITLE}, {source.name}.py", problem=_kept(source.kernels), mark=MARK, sizes=sizes,
-        own="reduced" if sizes.reduced else "own", **facts,
+        own="reduced" if sizes.reduced else "own", **fields,
     )  # fmt: skip
     (folder / "task.py").write_text(text, encoding="utf-8")
     if kernel is not None:
@@ -72,7 +70,7 @@ def write_folder(folder: Path, source: KernelBenchFile, kernel: str | None, most
 
 
 def _kept(text: str) -> str:
-    """What of a file is executed, as it is written there."""
+    """Returns the part of a file that is executed, as it is written there."""
     lines = text.splitlines()
     parts = []
     for node in top_level(text).body:
@@ -82,8 +80,8 @@ def _kept(text: str) -> str:
     return "\n".join(parts)
 
 
-def _facts(text: str, sizes: Sizes) -> dict[str, Any]:
-    """What is known by running it at the sizes for a CPU: names of arguments, state, signs, whether stress is valid."""
+def _fields(text: str, sizes: Sizes) -> dict[str, Any]:
+    """Runs it at the sizes for a CPU; returns names of arguments, state, signs, and whether stress is valid."""
     device = torch.device("cpu")
     try:
         given, model, plain = Problem(text).drawn(sizes.own_cpu, 1, device)
@@ -107,7 +105,7 @@ def _facts(text: str, sizes: Sizes) -> dict[str, Any]:
 
 
 def _state_read(model: torch.nn.Module, given: Sequence[Any]) -> list[str]:
-    """Paths of the state, without buffers that a call writes: statistics that training mode keeps and does not read."""
+    """Returns paths of the state, without buffers that a call writes: statistics that training never reads."""
     buffers = {path: value.clone() for path, value in model.named_buffers()}
     with torch.no_grad():
         model(*given)
@@ -117,7 +115,7 @@ def _state_read(model: torch.nn.Module, given: Sequence[Any]) -> list[str]:
 
 
 def _statistics(path: str, written: set[str]) -> bool:
-    """Beside a count that was written, statistics that happened to stay as they were."""
+    """Returns whether these are statistics, beside a count that was written, which happened to stay the same."""
     prefix, _, name = path.rpartition(".")
     return name.startswith("running_") and f"{prefix}.num_batches_tracked".lstrip(".") in written
 
@@ -130,22 +128,14 @@ def _check_repeatable(model: torch.nn.Module, given: Sequence[Any]) -> None:
             put(model, path, value.clone())
         with torch.no_grad():
             results.append(tensors_of(model(*given)))
-    if not all(same(a, b) for a, b in zip(*results, strict=True)):
+    if not all(same_but_rounding(a, b) for a, b in zip(*results, strict=True)):
         raise TaskError("its forward gives other results for the same arguments: it draws random numbers or counts")
 
 
 def _ignores_inputs(model: torch.nn.Module, given: Sequence[Any], others: Sequence[Any]) -> bool:
     with torch.no_grad():
         results = zip(tensors_of(model(*given)), tensors_of(model(*others)), strict=True)
-    return all(same(a, b) for a, b in results)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two results of one shape are the same but for rounding."""
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    largest = a[torch.isfinite(a)].abs().max().item() if bool(torch.isfinite(a).any()) else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=max(CLOSE * largest, NOTHING), equal_nan=True)
+    return all(same_but_rounding(a, b) for a, b in results)
 
 
 def _unsigned(text: str, sizes: Sizes) -> Any:
@@ -159,7 +149,7 @@ def _finite(result: Any) -> bool:
 
 
 def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str]) -> list[str]:
-    """Names of the arguments: those of forward, then the state's with dots replaced."""
+    """Returns names of the arguments: those of forward, then the state's with dots replaced."""
     names = list(inspect.signature(model.forward).parameters)[: len(given)]
     if len(names) < len(given):  # forward(*inputs)
         names = [f"x{i}" for i in range(len(given))]
@@ -172,7 +162,7 @@ def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str
 
 
 def parameters_of(folder: Path) -> list[str]:
-    """Names of the arguments of an entry, as the folder's task.py has them."""
+    """Returns the names of the arguments of an entry, from the folder's task.py."""
     tree = syntax.parse((folder / "task.py").read_text(encoding="utf-8"))
     reference = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "reference")
     return [argument.arg for argument in reference.args.args]

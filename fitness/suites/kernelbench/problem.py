@@ -1,9 +1,9 @@
-"""A problem of KernelBench as inputs and reference of a task.
+"""Turns a problem of KernelBench into the inputs and the reference of a task.
 
 A file has `class Model(nn.Module)`, `get_inputs()` and `get_init_inputs()`.  The integers at its top level are its
 sizes, and others can be put in their place.
 
-Files are the user's own and trusted, as a task.py is: they run in this process.  Of their top level only imports,
+Files are the user's own and trusted, like a task.py: they run in this process.  Of their top level only imports,
 definitions and assignments are executed.
 """
 
@@ -34,7 +34,7 @@ _DRAWING = threading.Lock()  # PyTorch's global generators are seeded while a pr
 
 
 def top_level(text: str) -> ast.Module:
-    """What of a file is executed.  Raises TaskError where it is not Python or lacks what a problem has."""
+    """Returns the part of a file that is executed.  Raises TaskError if it is not Python or not a problem."""
     try:
         tree = syntax.parse(text)
     except SyntaxError as error:
@@ -48,12 +48,12 @@ def top_level(text: str) -> ast.Module:
 
 
 def axes_of(text: str) -> dict[str, int]:
-    """The integers that the top level assigns, by name; those of a tuple `shape` are called `shape_0`, `shape_1`."""
+    """Returns the integers that the top level assigns, by name; a tuple `shape` gives `shape_0`, `shape_1`."""
     return {name: value for _, slots in _assigned(top_level(text)) for name, (_, value) in slots.items()}
 
 
 def with_axes(text: str, axes: Mapping[str, int]) -> ast.Module:
-    """The top level with other integers."""
+    """Returns the top level with other integers."""
     tree = top_level(text)
     for node, slots in _assigned(tree):
         for name, (place, _) in slots.items():
@@ -68,7 +68,7 @@ def with_axes(text: str, axes: Mapping[str, int]) -> ast.Module:
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[ast.Assign, dict[str, tuple[int | None, int]]]]:
-    """Assignments of integers: where in a tuple each is (None: it is the value itself), and the integer."""
+    """Yields assignments of integers: the position of each in a tuple (None: not in a tuple), and the integer."""
     for node in tree.body:
         if not isinstance(node, ast.Assign):
             continue
@@ -88,12 +88,12 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[ast.Assign, dict[str, tuple[in
 
 
 def _integer(node: ast.expr) -> int | None:
-    """The value of an expression of integer literals, None for any other."""
+    """Returns the value of an expression of integer literals, None for any other."""
     if any(isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(node)):
         return None
     try:
         value = eval(compile(ast.Expression(node), "size", "eval"), {"__builtins__": {}})
-    except Exception:  # whatever arithmetic raises
+    except Exception:  # arithmetic may raise anything
         return None
     return value if type(value) is int and value >= 0 else None
 
@@ -102,7 +102,7 @@ def _integer(node: ast.expr) -> int | None:
 
 
 class _Placed(TorchFunctionMode):
-    """Tensors come to be on one device, whatever the file names; uniform numbers become normal ones where `signed`.
+    """Puts new tensors on one device, whatever the file names; if `signed`, uniform numbers become normal ones.
 
     `drawn` are the tensors that random functions gave.
     """
@@ -138,7 +138,7 @@ def _names_device(value: Any) -> bool:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device, signed: bool = False) -> Iterator[_Placed]:
-    """Everything random is drawn from `seed`, everything new lies on `device`; global generators are restored."""
+    """Seeds all random numbers and puts new tensors on `device`; restores the global generators."""
     devices = [device] if device.type == "cuda" else []
     mode = _Placed(device, signed)
     with ExitStack() as stack:
@@ -155,11 +155,12 @@ def _seeded(seed: int, device: torch.device, signed: bool = False) -> Iterator[_
 
 
 class Problem:
-    """What a generated task.py makes its inputs and its reference with."""
+    """Makes inputs and reference for a generated task.py."""
 
     def __init__(self, text: str, *, state: Sequence[str] = (), signed: bool = True) -> None:
-        """`text`: of the file; `state`: parameters and buffers that kernels get, by path, after the inputs;
-        `signed`: normal numbers in place of uniform ones.
+        """Reads the problem. text: of the file; signed: normal numbers in place of uniform ones.
+
+        state: parameters and buffers that kernels get after the inputs, by path.
         """
         self._text, self.state, self.signed = text, tuple(state), signed
         self._code: dict[tuple[tuple[str, int], ...], dict[str, Any]] = {}
@@ -169,24 +170,24 @@ class Problem:
 
     @classmethod
     def of_task(cls, file: str, *, state: Sequence[str], signed: bool) -> Problem:
-        """Of the part of a generated task.py that is above the mark."""
+        """Reads the part of a generated task.py that is above the mark."""
         return cls(Path(file).read_text(encoding="utf-8").partition(MARK)[0], state=state, signed=signed)
 
     def inputs(self, axes: Mapping[str, int], generator: torch.Generator) -> tuple[Any, ...]:
-        """Inputs, then state, freshly initialised; keyed by the seed of `generator`, on its device."""
+        """Returns inputs, then state, freshly initialised; keyed by the seed of `generator`, on its device."""
         given, model, _ = self.drawn(axes, generator.initial_seed(), generator.device)
         arguments = (*given, *(_fresh(*item, generator) for item in self._state_of(model)))
         self._axes[_key(arguments)] = dict(axes)
         return arguments
 
     def reference(self, *arguments: Any) -> Any:
-        """What Model.forward gives for them, in their own precision."""
+        """Returns the result of Model.forward for them, in their own precision."""
         with self._lock:  # several threads may verify candidates of the task, with one model
             model, given = self.call(*arguments)
             return model(*given)
 
     def call(self, *arguments: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
-        """The model with its state in place, and its inputs."""
+        """Returns the model with its state in place, and its inputs."""
         axes = self._axes.get(_key(arguments))
         if axes is None:
             raise TaskError(f"expected arguments as inputs() draws them, got shapes {_key(arguments)}")
@@ -202,12 +203,12 @@ class Problem:
     def drawn(
         self, axes: Mapping[str, int], seed: int, device: torch.device
     ) -> tuple[list[Any], torch.nn.Module, list[torch.Tensor]]:
-        """(inputs, model, those of the inputs that are random numbers as they were drawn)."""
+        """Returns (inputs, model, those of the inputs that are unchanged random numbers)."""
         given, plain = self.given(axes, seed, device)
         return given, self._model(axes, device, seed + 1), plain
 
     def given(self, axes: Mapping[str, int], seed: int, device: torch.device) -> tuple[list[Any], list[torch.Tensor]]:
-        """The inputs alone, and those of them that are random numbers as they were drawn."""
+        """Returns the inputs alone, and those of them that are unchanged random numbers."""
         with torch.no_grad(), _seeded(seed, device, self.signed) as mode:
             given = list(self._names(axes)["get_inputs"]())
         return given, [x for x in given if any(x is one for one in mode.drawn)]
@@ -219,13 +220,13 @@ class Problem:
         return model.requires_grad_(False)
 
     def _state_of(self, model: torch.nn.Module) -> list[tuple[torch.Tensor, bool]]:
-        """Each tensor of the state, and whether it is a parameter."""
+        """Returns each tensor of the state, and whether it is a parameter."""
         found = dict(state(model))
         parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
         return [(found[path], path in parameters) for path in self.state]
 
     def _names(self, axes: Mapping[str, int]) -> dict[str, Any]:
-        """What the file defines at these sizes."""
+        """Returns the names that the file defines at these sizes."""
         key = tuple(axes.items())
         if key not in self._code:
             names: dict[str, Any] = {"__name__": "kernelbench_problem"}
@@ -235,7 +236,7 @@ class Problem:
 
 
 def state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers and other tensors that the modules hold, by path."""
+    """Yields parameters, buffers and other tensors that the modules hold, by path."""
     for prefix, module in model.named_modules():
         for name, value in itertools.chain(module._parameters.items(), module._buffers.items(), vars(module).items()):
             if isinstance(value, torch.Tensor):
@@ -243,7 +244,7 @@ def state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def put(model: torch.nn.Module, path: str, value: torch.Tensor) -> None:
-    """Puts `value` in the place of what `state` names so."""
+    """Puts `value` in the place that `state` calls `path`."""
     prefix, _, name = path.rpartition(".")
     module = model.get_submodule(prefix)
     if name in module._parameters:
@@ -255,18 +256,18 @@ def put(model: torch.nn.Module, path: str, value: torch.Tensor) -> None:
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    """Of what a model gives."""
+    """Returns the tensors in a model's result."""
     found = [result] if isinstance(result, torch.Tensor) else result
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def said(error: Exception) -> str:
-    """An error of a file's own code in one line."""
+    """Returns an error of a file's own code in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _fresh(value: torch.Tensor, parameter: bool, generator: torch.Generator) -> torch.Tensor:
-    """A parameter that was initialised to one value everywhere is spread around it; nothing is read by the host."""
+    """Spreads a parameter that was initialised to one value everywhere around it; the host reads nothing."""
     value = value.detach()
     if not (parameter and value.is_floating_point() and value.numel()):
         return value

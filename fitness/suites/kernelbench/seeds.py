@@ -1,7 +1,7 @@
-"""Seed kernels for problems, written for evo: simple, right and to be improved.
+"""Finds seed kernels for problems, written for evo: simple, right and to be improved.
 
-A file of `kernels/` is for a family of problems; words in capitals in it stand for what differs.  A problem is known by
-its name without level, number and case, so that it is found in other editions of the suite too.
+A file of `kernels/` is for a family of problems; words in capitals in it are replaced per family.  A problem is known
+by its name without level, number and case, so that it is found in other editions of the suite too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _MATMULS = {  # operands as batches of matrices, the result's shape, the result
 
 
 def _families() -> dict[str, tuple[str, dict[str, str]]]:
-    """Family -> file, and what stands in it for words in capitals."""
+    """Returns family -> file, and the replacement of its words in capitals."""
     found: dict[str, tuple[str, dict[str, str]]] = {
         "matrix_scalar_multiplication": ("scale", {}),
         "matmul_with_diagonal_matrices": ("diagonal", {}),
@@ -122,7 +122,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, str]]] = _families()
 
 
 def seed_kernel(source: KernelBenchFile, folder: Path | None = None) -> str | None:
-    """The seed of a problem: `NAME.py` of `folder` where that is there, else of its family, else None."""
+    """Returns the seed of a problem: `NAME.py` of `folder` if it exists, else of its family, else None."""
     if (kernel := given(source.name, folder)) is not None:
         return kernel
     if source.family not in FAMILIES or not source.name.startswith("level1_"):
@@ -132,7 +132,7 @@ def seed_kernel(source: KernelBenchFile, folder: Path | None = None) -> str | No
 
 
 def filled(pattern: Path, words: Mapping[str, str]) -> str:
-    """The text of a pattern with something for each of its words in capitals."""
+    """Returns the text of a pattern with its words in capitals replaced."""
     text = pattern.read_text(encoding="utf-8")
     for word, value in words.items():
         text = re.sub(rf"\b{word}\b", lambda _, value=value: value, text)  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""Sizes of a problem: those that fit a GPU and an interpreter, and others beside them.
+"""Chooses sizes of a problem: those that fit a GPU and an interpreter, and others beside them.
 
-A size is tried on PyTorch's meta device: shapes alone, no memory.  What the model does not take is left as it is.
+A size is tried on PyTorch's meta device: shapes alone, no memory.  Sizes that the model refuses are not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Axes = dict[str, int]
 
 @dataclass(frozen=True)
 class Extent:
-    """Of inputs, state and outputs at some sizes."""
+    """Shapes and bytes of inputs, state and outputs at some sizes."""
 
     inputs: tuple[tuple[int, ...], ...]  # shapes
     elements: int
@@ -30,7 +30,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Sizes:
-    """`own`: as the file says, or halved to fit; `other`: about three quarters of it, odd where that can be."""
+    """own: the file's sizes, or halved to fit; other: about three quarters of them, odd if possible."""
 
     own: Axes
     own_cpu: Axes
@@ -40,7 +40,7 @@ class Sizes:
 
 
 def sizes_of(text: str, most_bytes: int) -> Sizes:
-    """Raises TaskError where the problem does not run on shapes alone at its own size."""
+    """Chooses the sizes of a problem.  Raises TaskError if it does not run on shapes alone at its own size."""
     problem, axes = Problem(text), axes_of(text)
     try:
         first = extent(problem, axes)
@@ -61,7 +61,7 @@ def sizes_of(text: str, most_bytes: int) -> Sizes:
 
 
 def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
-    """Raises whatever the file's own code raises."""
+    """Returns the extent at these sizes.  Raises whatever the file's own code raises."""
     given, model, _ = problem.drawn(axes, 0, torch.device("meta"))
     with torch.no_grad():
         result = model(*given)
@@ -75,7 +75,7 @@ def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
 
 
 def _steering(problem: Problem, axes: Axes) -> list[str]:
-    """Names of the integers that inputs take their shapes from; kernel sizes and the like are left as they are."""
+    """Returns the integers that determine the inputs' shapes; kernel sizes and the like are not changed."""
     shapes, found = _shapes(problem, axes), []
     for name in (name for name, value in axes.items() if value > 1):
         try:
@@ -93,7 +93,7 @@ def _shapes(problem: Problem, axes: Axes) -> list[torch.Size]:
 def _halved(
     problem: Problem, axes: Axes, steering: Sequence[str], found: Extent, fits: Callable[[Extent], bool]
 ) -> Axes:
-    """The largest steering sizes, halved in turns until it fits or nothing can be halved."""
+    """Halves the largest of these sizes in alternation until it fits or nothing can be halved."""
     free = [name for name in steering if axes[name] >= 2 * LEAST]
     while free and not fits(found):
         name = max(free, key=lambda n: axes[n])
@@ -129,7 +129,7 @@ def _other(problem: Problem, axes: Axes, steering: Sequence[str]) -> Axes:
 
 
 def _smaller(problem: Problem, axes: Axes, than: Extent) -> Extent | None:
-    """The extent at `axes` where the model takes them and the inputs are smaller."""
+    """Returns the extent at `axes` if the model accepts them and the inputs are smaller."""
     try:
         there = extent(problem, axes)
     except Exception:  # the file's own code: these sizes do not agree

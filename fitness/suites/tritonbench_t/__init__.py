@@ -1,1 +1,1 @@
-"""TritonBench-T as tasks (`docs/suites.md`)."""
+"""Turns TritonBench-T into tasks (`docs/suites.md`)."""

@@ -1,7 +1,7 @@
 """Takes a file of TritonBench-T through every stage: its function's calls captured, then a seed kernel checked.
 
 A file has a PyTorch function in the place of kernels, which is the reference.  A seed kernel is a function of the same
-name and parameters.  Files are the user's own and trusted, as a task.py is; their tests run in the capture job alone.
+name and parameters.  Files are the user's own and trusted, like a task.py; their tests run only in the capture job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from evo.core.records import Case
 from fitness.suites import seeded
 from fitness.suites.check import CheckOutcome, first_line
 from fitness.suites.folder import write_folder, write_task
-from fitness.suites.kernelbench.folder import same
 from fitness.suites.tritonbench import TritonBenchFile
 from fitness.suites.tritonbench_t.seeds import seed_kernel
 from fitness.suites.values import span
 from fitness.tasks.task import Task, load_task, run_reference
+from fitness.verify.compare import same_but_rounding
 from fitness.verify.oracle import VARIANTS, make_inputs
 
 TITLE = "TritonBench-T"
@@ -31,14 +31,14 @@ DRAWS = 4  # inputs that are tried for a result that depends on them
 
 
 class TritonBenchTChecker(seeded.SeededChecker):
-    """As that of TritonBench-G, with another reference: what a file's function computes."""
+    """Checks like SeededChecker; the reference is the file's function."""
 
     launching = False
 
     def _capture(
         self, source: TritonBenchFile, scratch: Path, outcome: CheckOutcome, most_bytes: int
     ) -> list[Mapping[str, Any]]:
-        """The calls whose result a kernel can be compared with; those that are timed are large, and left to the GPU."""
+        """Returns the calls whose result a kernel can be compared with.  Timed calls are large, and left to the GPU."""
         captured = super()._capture(source, scratch, outcome, most_bytes)
         good = []
         for call in captured:
@@ -74,14 +74,14 @@ class TritonBenchTChecker(seeded.SeededChecker):
 
 
 def _is_data(call: Mapping[str, Any]) -> bool:
-    """Whether no floating tensor is a table or a mask, and none has gaps: then other values may do as well."""
+    """Returns whether other values are possible: no floating tensor is a table or a mask, and none has gaps."""
     tensors = (a["tensor"] for a in call["arguments"] if "tensor" in a)
     floating = [t for t in tensors if "float" in t["dtype"]]
     return all(t["rule"] != "kept" and span(t["shape"], t["strides"]) == prod(t["shape"]) for t in floating)
 
 
 def _takes_any_values(task: Task, cases: Sequence[Case]) -> bool:
-    """Whether the function raises for none of the variants of its inputs."""
+    """Returns whether the function accepts all variants of its inputs."""
     try:
         for case, variant in product(cases, VARIANTS):
             run_reference(task, make_inputs(task, case, 0, variant))
@@ -91,7 +91,7 @@ def _takes_any_values(task: Task, cases: Sequence[Case]) -> bool:
 
 
 def _written(task: Task, cases: Sequence[Case]) -> list[str]:
-    """Names of the arguments that the function writes to."""
+    """Returns the names of the arguments that the function writes to."""
     found = set()
     for case in cases:
         arguments, again = (make_inputs(task, case, 0) for _ in range(2))
@@ -102,7 +102,7 @@ def _written(task: Task, cases: Sequence[Case]) -> list[str]:
 
 
 def _check_comparable(task: Task) -> None:
-    """Raises TaskError where its only case has other results for the same inputs, or the same for all."""
+    """Raises TaskError if its only case has other results for the same inputs, or the same for all."""
     (case,) = task.cases
     results = [run_reference(task, make_inputs(task, case, seed))[1] for seed in (0, *range(DRAWS))]
     if _differ(results[0], results[1]):
@@ -113,4 +113,4 @@ def _check_comparable(task: Task) -> None:
 
 def _differ(a: Sequence[Any], b: Sequence[Any]) -> bool:
     tensors = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, torch.Tensor)]
-    return not all(x.shape == y.shape and same(x, y) for x, y in tensors)
+    return not all(x.shape == y.shape and same_but_rounding(x, y) for x, y in tensors)

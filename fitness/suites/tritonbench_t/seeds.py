@@ -1,7 +1,8 @@
-"""Seed kernels for functions, written for evo: simple, right for some of their calls, and to be improved.
+"""Finds seed kernels for functions, written for evo: simple, right for some of their calls, and to be improved.
 
-A seed is a pattern, one of KernelBench's or of `kernels/`, with expressions for its words in capitals, and below it a
-function that is called as the file's: it passes its arguments on to the pattern's entry, and refuses what that lacks.
+A seed is a pattern, one of KernelBench's or of `kernels/`, with expressions for its words in capitals.  Below it is a
+function with the name of the file's.  It passes its arguments on to the pattern's entry, and refuses those that the
+pattern does not support.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fitness.suites.tritonbench import TritonBenchFile
 
 KERNELS = Path(__file__).parent / "kernels"
 
-_REFUSED = {  # arguments that a seed does not know what to do with, and when they ask for something
+_REFUSED = {  # arguments that a seed does not support, and when they ask for something.
     "out": "out is not None",
     "out_tensor": "out_tensor is not None",
     "inplace": "inplace",
@@ -83,7 +84,7 @@ _BROADCAST = {  # `x` of `a`, `b` and `scale`, the result of `x`, and what the e
 
 _MEAN = "tl.sum(found, axis=0) / n_rows"
 _LEAST = ('float("inf")', f"tl.minimum(found, {_HALF_ERF})", "tl.min(found, axis=0)", "input, None")
-_REDUCTIONS = {  # where it starts, a step, what comes of it, what is reduced along which dimension
+_REDUCTIONS = {  # the start, a step, the result, what is reduced along which dimension.
     "exp_mean": ("0.0", "found + tl.where(mask, tl.exp(x), 0.0)", _MEAN, "input, dim"),
     "gelu_min": _LEAST,
     "mean": ("0.0", "found + x", _MEAN, "input_tensor, dim"),
@@ -150,7 +151,7 @@ def reduced(x, dim, keepdim):
 
 
 def _seeds() -> dict[str, tuple[Path, dict[str, str], str]]:
-    """Name -> pattern, what stands in it for words in capitals, and what its function returns."""
+    """Returns name -> pattern, the replacement of its words in capitals, and what its function returns."""
     found: dict[str, tuple[Path, dict[str, str], str]] = {}
     ready = kernelbench.KERNELS
     for name, value in _ELEMENTWISE.items():
@@ -180,7 +181,7 @@ SEEDS: Mapping[str, tuple[Path, Mapping[str, str], str]] = _seeds()
 
 
 def seed_kernel(source: TritonBenchFile, folder: Path | None = None) -> str | None:
-    """The seed of a function: `NAME.py` of `folder` where that is there, else evo's, else None."""
+    """Returns the seed of a function: `NAME.py` of `folder` if it exists, else evo's, else None."""
     if (kernel := given(source.name, folder)) is not None:
         return kernel
     if source.name not in SEEDS:
@@ -193,7 +194,7 @@ def seed_kernel(source: TritonBenchFile, folder: Path | None = None) -> str | No
 
 
 def _function(source: TritonBenchFile, result: str) -> str:
-    """Called as the file's function: without its annotations, which name what is not imported here."""
+    """Returns a function that is called like the file's, without its annotations: their names are not imported here."""
     tree = syntax.parse(source.kernels)
     arguments = next(n.args for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == source.name)
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]

@@ -1,4 +1,4 @@
-"""fitness.gpu.orphan: a process ends with the one that started it."""
+"""What the process of a runner loads, and that it ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUSY = (
-    "import sys, time; from fitness.gpu.orphan import end_with; end_with(int(sys.argv[1])); print('up', flush=True); {}"
-)
+HERE = Path(__file__).parent
+BUSY = """
+import sys, time
+from fitness.gpu.runner_process import end_with
+end_with(int(sys.argv[1]))
+print("up", flush=True)
+{}
+"""
 
 
 def start(work: str) -> tuple[socket.socket, subprocess.Popen[str]]:
@@ -18,7 +23,7 @@ def start(work: str) -> tuple[socket.socket, subprocess.Popen[str]]:
         process = subprocess.Popen(
             [sys.executable, "-c", BUSY.format(work), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            cwd=Path(__file__).parent.parent,
+            cwd=HERE.parent,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -37,3 +42,14 @@ def test_what_is_sent_does_not_end_it():
     ours.send(b"x")
     assert process.communicate(timeout=60)[0] == "b'x'\n"
     assert process.returncode == 7
+
+
+def test_it_loads_neither_the_rules_nor_the_recorder():
+    """They are large, and the trusted process has no use for them."""
+    unwanted = ("fitness.frontend.rules", "fitness.frontend.recording", "fitness.frontend.gate", "libcst")
+    program = (
+        "import sys, fitness.gpu.runner_process; "
+        f"print([name for name in sys.modules if name.startswith({unwanted!r})])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=HERE.parent, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

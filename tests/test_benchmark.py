@@ -13,7 +13,7 @@ from fitness.tasks.task import load_task
 pytest.importorskip("pynvml")
 
 from fitness.cuda.device import DeviceFacts
-from fitness.gpu.ceilings import check_roofline, rates
+from fitness.gpu.benchmark import check_roofline, rates
 
 GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 4e12, 3e12, 5e14)
 TASK = load_task("softmax")
