@@ -44,7 +44,6 @@ _SETTINGS = (
     "min_own_share",
     "certify",
     "lenient",
-    "eager",
 )
 _HEAD = '"""Written by evo from a task that was made in Python."""\n\nfrom __future__ import annotations\n'
 
