@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each name is.  `evo.search` is the package of that name, which can be called as the function.
+# The module that defines each name.  `evo.search` is the package of that name, which can be called as the function.
 _HOMES = {
     "BestKernel": "evo.api",
     "Case": "evo.core.records",

@@ -80,7 +80,7 @@ def one_thread_each() -> None:
 
 @contextmanager
 def pyarrow_for(what: str) -> Iterator[None]:
-    """Around an import that needs pyarrow.  Raises ConfigError where there is none."""
+    """Around an import that needs pyarrow.  Raises ConfigError if it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

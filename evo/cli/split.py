@@ -1,7 +1,7 @@
 """The halves of `evo run`: `--propose-only` proposes and evaluates nothing, `--evaluate-only` the other way round.
 
-Both work by turns on one run folder, which may be copied between machines: proposing needs no GPU and starts no
-evaluator, evaluating needs no network.  The first to evaluate decides on what the run is evaluated.
+Both work on one run folder, one after the other, and it may be copied between machines.  Proposing needs no GPU and
+starts no evaluator; evaluating needs no network.  The first to evaluate decides on what the run is evaluated.
 """
 
 from __future__ import annotations
