@@ -15,6 +15,7 @@ from evo.core.records import (
     candidate_id,
     profile_from_json,
     profile_to_json,
+    surely_faster,
 )
 
 SOURCE = 'def f(x):\n    text = """a\n\n  # no comment  \n"""\n    return f"{x!r:>{8}} # {text}"\n'
@@ -86,3 +87,12 @@ def test_a_profile_survives_its_json():
 def test_the_numbers_of_a_profile_keep_their_order():
     profile = Profile("ncu", "memory", "why", {"z": 1.0, "a": 2.0})
     assert list(profile_from_json(profile_to_json(profile)).numbers) == ["z", "a"]
+
+
+def test_a_speedup_is_surely_above_another_one_beyond_both_intervals() -> None:
+    assert surely_faster(1.02, 1.01, 1.0, 1.0) and not surely_faster(1.02, 0.79, 1.0, 1.0)
+    assert not surely_faster(1.02, 1.01, 1.0, 1.1)  # the other one may be as fast
+    # Half widths of log 1.1 each: the ratio has to exceed 1.1 to the power of the root of 2, which is 1.144.
+    assert surely_faster(1.15, 1.15 / 1.1, 1.0, 1.1) and not surely_faster(1.14, 1.14 / 1.1, 1.0, 1.1)
+    assert surely_faster(None, 1.0, 1.0, 1.0) is None and surely_faster(2.0, 2.0, None, 1.0) is None
+    assert not surely_faster(2.0, 0.0, 1.0, 1.0)
