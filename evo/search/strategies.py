@@ -67,7 +67,7 @@ class Strategy:
 
         config: the settings of the run, for example `islands`, `population` and `seed`.  `budget`, other limits and
             `workers` may differ when the run goes on: no choice should depend on them.
-        archive: the best elite of every niche.  The engine adds each trial before `tell` gets it; a strategy only reads it.
+        archive: the best elite of every niche, to be read only.  The engine adds each trial before `tell` gets it.
         """
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
@@ -106,7 +106,7 @@ class Evolve(Strategy):
         self._migrate_every = config.migrate_every
         self._archive_share = config.archive_share
         self._price = partial(price, budget=config.budget, max_tokens=config.max_tokens, max_usd=config.max_usd)
-        self._told = 0
+        self._finished = 0
         self.bandit = Bandit(config.operators)
         self.islands: list[list[Elite]] = [[] for _ in range(config.islands)]
 
@@ -116,8 +116,8 @@ class Evolve(Strategy):
             everywhere = trial.proposal.operator == SEED_OPERATOR
             for island in range(len(self.islands)) if everywhere else [trial.proposal.island]:
                 self._settle(island, elite)
-        self._told += 1
-        if self._told % self._migrate_every == 0:
+        self._finished += 1
+        if self._finished % self._migrate_every == 0:
             self._migrate()
 
     def _settle(self, island: int, elite: Elite) -> None:
