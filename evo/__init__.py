@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 from evo.core import VERSION as __version__
 
-# Where each name is.  `evo.search` is the package of that name, which can be called as the function.
+# The module that defines each name.  `evo.search` is the package of that name, which can be called as the function.
 _HOMES = {
     "BestKernel": "evo.api",
     "Case": "evo.core.records",

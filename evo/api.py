@@ -115,8 +115,8 @@ class Settings(TypedDict, total=False):
 def load_task(task: AnyTask, *, expected: str = "") -> Task:
     """The task, validated: its reference was run on the CPU inputs of every case.
 
-    task: the name of a built-in task, a task folder, or a Task made in Python, which is written to a folder
-    (`Task` says what that asks of its functions).
+    task: the name of a built-in task, a task folder, or a Task made in Python.  The last is written to a folder;
+    `Task` says what that asks of its functions.
     expected: the hash that its files must have; else ChangedTaskError is raised, and nothing is executed.
     Warns if the task was changed since it was frozen.  Raises TaskError saying what is wrong with it.
     """
@@ -179,7 +179,7 @@ def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
     models = read_models(stored, None if file is None else Path(file))
     operators = _operators(settings.get("operators"), strategy, models)
     assemble.check_models(models, functions)
-    slots = settings.get("llm_concurrency")
+    slots, guidance = settings.get("llm_concurrency"), settings.get("guidance")
     config = RunConfig(
         task=_stored_name(task),
         budget=settings.get("budget", RunConfig.budget),
@@ -193,7 +193,7 @@ def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
         llm_slots=slots if slots is not None else 1 if workers == 1 or not models else DEFAULT_CONCURRENCY,
         max_tokens=settings.get("max_tokens"),
         max_usd=settings.get("max_usd"),
-        guidance=settings.get("guidance") or GUIDANCE[0],
+        guidance=GUIDANCE[0] if guidance is None else guidance,
         triton=assemble.triton_version() if models else "",
         gpus=gpus,
         ray_address=settings.get("ray_address"),
@@ -251,7 +251,7 @@ def _operator_name(operator: AnyOperator) -> str:
 
 
 def _check_unused(config: RunConfig, settings: Settings) -> None:
-    """Raises ConfigError for settings about models if there are none."""
+    """Raises ConfigError for settings about models in a search without models."""
     check_limited(config.models, settings.get("max_tokens"), settings.get("max_usd"))
     if settings.get("guidance") is not None and not config.models:
         raise ConfigError(
@@ -305,7 +305,7 @@ class BestKernel:
 
 @dataclass(frozen=True)
 class Spending:
-    """What a run has cost.  Tokens and dollars are None if nobody counted them."""
+    """What a run has cost.  Tokens and dollars are None if some were not counted."""
 
     candidates: int  # evaluated, without the seed
     gpu_seconds: float
@@ -426,8 +426,8 @@ def search(
     progress: True prints how the search goes on; or a Listener that hears it.
     stop: called between steps; True ends the search as soon as what is being evaluated is done.
 
-    Raises ConfigError for a wrong setting, TaskError if the task or its seed kernel is at fault, StoreError if the run
-    cannot be stored, LlmError if a model cannot be asked.
+    Raises ConfigError for a wrong setting; TaskError if the task or its seed kernel is at fault; StoreError if the run
+    cannot be stored; LlmError if a model cannot be asked.
     """
     task = load_task(task) if isinstance(task, Task) else task
     settings = Settings(
@@ -541,7 +541,7 @@ def resume(
     """Goes on with a run that was stopped, or goes further with one that is over; `evo resume` does the same.
 
     budget, gpu_seconds, max_tokens, max_usd: other limits, in total; None: as before.
-    models: where models of the run are to be asked now; a model that is a Python function must be given again.
+    models: other endpoints for models of the run; a model that is a Python function must be given again.
     gpus, ray_address, workers: None: as before.  progress, stop: as for `search`.
     Raises StoreError if the task or a version is another one than the run was started with; else as `search`.
     """

@@ -40,11 +40,11 @@ class Annealing(Strategy):
     def start(self, config: RunConfig, archive: Archive) -> None:
         # Not the budget: it may be another one when the run goes on, and the same trials must lead to the same path.
         self._seed = config.seed
-        self._told = 0
+        self._trials = 0
         self._path: list[Elite] = []  # the present candidate, then the one before it
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
-        self._told += 1
+        self._trials += 1
         if elite is not None and (not self._path or self._accepts(elite)):
             self._path = [elite, *self._path[:1]]
 
@@ -52,7 +52,7 @@ class Annealing(Strategy):
         gain = math.log(elite.speedup / self._path[0].speedup)
         if gain >= 0:
             return True
-        temperature = self.temperature * self.cooling**self._told
+        temperature = self.temperature * self.cooling**self._trials
         # A choice in `tell` needs a generator of its own, which is the same again after a restart.
         return random.Random(f"{self._seed}/annealing/{elite.index}").random() < math.exp(gain / temperature)
 

@@ -61,6 +61,10 @@ class Draft:
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     base: int = 0
 
+    def base_first(self, parents: Sequence[int]) -> tuple[int, ...]:
+        """The numbers of the parents, that of the base first: lineages and diffs follow it."""
+        return *parents[self.base : self.base + 1], *parents[: self.base], *parents[self.base + 1 :]
+
 
 class Operator(Protocol):
     """A way to make new sources.  Operators are pure: same parents, same rng, same draft."""

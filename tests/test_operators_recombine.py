@@ -35,6 +35,14 @@ def test_a_kernel_of_one_in_the_other() -> None:
     assert {child(one, two, i) for i in range(20)} == {both, source}
 
 
+def test_the_base_is_the_parent_whose_text_the_child_has() -> None:
+    one = "# one\n" + seed("softmax")
+    two = "# two\n" + set_genes(seed("softmax"), {"softmax_kernel.BLOCK_SIZE": 1024, "softmax_kernel.num_warps": 4})
+    drafts = [Recombine()([Parent(0, one, 1.0), Parent(1, two, 1.2)], Context(random.Random(i))) for i in range(30)]
+    bases = {(draft.base, draft.source.partition("\n")[0]) for draft in drafts if draft}
+    assert bases == {(0, "# one"), (1, "# two")}
+
+
 def test_kernels_that_are_launched_otherwise_do_not_mix() -> None:
     one = seed("matmul")
     two = REWRITES["swap_axes"].apply(one, random.Random(0))

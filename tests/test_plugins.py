@@ -22,12 +22,13 @@ from analysis.benchmarks.instant import Mutate
 from evo.cli.main import main
 from evo.core import plugins
 from evo.core.errors import ConfigError
+from evo.core.models import Model
 from evo.core.plugins import PluginRecord
 from evo.core.settings import RunConfig
-from evo.llm.models import Model, read_models
+from evo.llm.models import read_models
 from evo.llm.providers import open_provider
 from evo.search.archive import Archive
-from evo.search.strategies import STRATEGIES, HillClimb, Strategy, new_strategy
+from evo.search.strategies import STRATEGIES, HillClimb, Strategy, new_strategy, strategy_of
 from evo.storage.store import RunReader
 from fitness.frontend.target import TARGETS, from_spec, get_target
 from operators.registry import OPERATORS, asks_model, find_operator, get_operators
@@ -390,7 +391,7 @@ def test_settings_know_their_plugins_and_are_read_without_them(halve: Path) -> N
     read = RunConfig.from_json(text)
     assert read == config and dataclasses.replace(read, workers=2).plugins == config.plugins
     with pytest.raises(ConfigError, match=r"strategy: expected one of evolve, .*, got 'best'"):
-        RunConfig("softmax", ("params",), strategy="best")
+        strategy_of(RunConfig("softmax", ("params",), strategy="best"))
     assert RunConfig.from_json(json.dumps(OLD)).plugins == ()
     assert all(RunConfig.from_json(json.dumps(OLD | {"strategy": name})) for name in ("evolve", "random", "hillclimb"))
 

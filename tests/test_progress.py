@@ -72,6 +72,16 @@ def test_a_tally_says_what_operators_achieve_and_cost() -> None:
     assert tally.credit_text() == "better than their parents: mutate@gpt 1 of 2, params 0 of 1; 2,468 tokens, $0.10"
 
 
+def test_a_gain_within_the_intervals_is_not_counted() -> None:
+    tally = ProgressCounts(10)
+    tally.add(ok_trial(0, 1.0, operator="seed"), replayed=False)
+    trial = ok_trial(1, 1.02, operator="params", parents=(0,))
+    assert trial.fitness is not None
+    fitness = dataclasses.replace(trial.fitness, ci95=(0.79, 1.30))
+    tally.add(dataclasses.replace(trial, fitness=fitness), replayed=False)
+    assert tally.credit_text() == "better than their parents: params 0 of 1"
+
+
 def test_replayed_trials_do_not_count_for_the_rate() -> None:
     clock = FakeClock()
     tally = ProgressCounts(100, clock)

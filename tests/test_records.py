@@ -15,6 +15,7 @@ from evo.core.records import (
     candidate_id,
     profile_from_json,
     profile_to_json,
+    surely_faster,
 )
 
 SOURCE = 'def f(x):\n    text = """a\n\n  # no comment  \n"""\n    return f"{x!r:>{8}} # {text}"\n'
@@ -123,3 +124,12 @@ def test_only_a_measured_difference_can_be_insignificant() -> None:
     assert timing(False, {"counts": 1.0}).significant
     assert timing(False, {}).significant  # runs of before it was stored
     assert timing(True, {"counts": 0.0}).significant
+
+
+def test_a_speedup_is_surely_above_another_one_beyond_both_intervals() -> None:
+    assert surely_faster(1.02, 1.01, 1.0, 1.0) and not surely_faster(1.02, 0.79, 1.0, 1.0)
+    assert not surely_faster(1.02, 1.01, 1.0, 1.1)  # the other one may be as fast
+    # Half widths of log 1.1 each: the ratio has to exceed 1.1 to the power of the root of 2, which is 1.144.
+    assert surely_faster(1.15, 1.15 / 1.1, 1.0, 1.1) and not surely_faster(1.14, 1.14 / 1.1, 1.0, 1.1)
+    assert surely_faster(None, 1.0, 1.0, 1.0) is None and surely_faster(2.0, 2.0, None, 1.0) is None
+    assert not surely_faster(2.0, 0.0, 1.0, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -107,6 +108,17 @@ def test_summaries(tmp_path: Path) -> None:
         assert credit == {"grow": (3, 2, 1, 3.0), "mix": (2, 2, 1, 3.0), "seed": (1, 1, 0, 1.0)}
         assert {(o.tokens, o.usd) for o in store.operators()} == {(None, None)}
         assert [t.index for t in store.lineage(5)] == [5, 3, 1, 0]
+
+
+def test_what_lies_within_the_intervals_is_no_improvement(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        for index, (operator, speedup, ci95) in enumerate(
+            (("seed", 1.0, (1.0, 1.0)), ("wide", 1.02, (0.79, 1.30)), ("narrow", 1.02, (1.01, 1.03)))
+        ):
+            trial = ok_trial(index, speedup, operator=operator, parents=(0,) if index else ())
+            assert trial.fitness is not None
+            fill(store, dataclasses.replace(trial, fitness=dataclasses.replace(trial.fitness, ci95=ci95)))
+        assert {o.name: o.improved for o in store.operators()} == {"seed": 0, "wide": 0, "narrow": 1}
 
 
 def test_operators_are_credited_with_what_their_answers_cost(tmp_path: Path) -> None:

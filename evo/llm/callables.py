@@ -30,7 +30,7 @@ class CallableProvider:
         return self._answer(found)
 
     def _answer(self, found: Any) -> ModelAnswer:
-        """Raises LlmError for what is no answer: the function would not return one when asked again."""
+        """Raises LlmError for anything else than an answer: the function would not return one when asked again."""
         text = found if isinstance(found, str) else getattr(found, "text", None)
         if not isinstance(text, str):
             raise LlmError(

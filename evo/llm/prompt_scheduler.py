@@ -159,7 +159,8 @@ class PromptScheduler:
 
         def proposal(candidate: Candidate, note: str) -> Proposal:
             q = question
-            return Proposal(index, candidate, q.operator, q.parents, q.island, seed, note, cost)
+            ordered = draft.base_first(q.parents) if isinstance(draft, Draft) else q.parents
+            return Proposal(index, candidate, q.operator, ordered, q.island, seed, note, cost)
 
         if isinstance(draft, Unreadable):
             nothing = _no_source(index, draft.reason)

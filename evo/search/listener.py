@@ -1,4 +1,4 @@
-"""Who hears what a search does: nobody, a terminal, or a class of the caller's."""
+"""Listeners hear what a search does: a silent one, one that prints, or a class of the caller's."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class Scheduler:
             index=index,
             candidate=candidate,
             operator=name,
-            parents=_base_first([p.index for p in parents], draft.base),
+            parents=draft.base_first([p.index for p in parents]),
             island=island,
             seed=self._seed_of(index),
             note=draft.note,
@@ -210,11 +210,6 @@ class Scheduler:
 
     def _seed_of(self, index: int) -> int:
         return random.Random(f"{self._config.seed}/{index}").getrandbits(31)  # fits every library's seed
-
-
-def _base_first(parents: Sequence[int], base: int) -> tuple[int, ...]:
-    """What lineages and diffs follow comes first."""
-    return parents[base], *parents[:base], *parents[base + 1 :]
 
 
 def _as_parents(elites: Sequence[Elite], *, frozen: bool = False) -> list[Parent]:

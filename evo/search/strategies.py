@@ -39,7 +39,7 @@ class Strategy:
       makes its own generator from `config.seed` and `trial.index`.
 
     `evo replay` finds a strategy that breaks them.  With several workers trials finish out of order, and up to
-    `config.workers` candidates are chosen before the first of them is told.
+    `config.workers` candidates are chosen before `tell` gets the first of them.
 
     A strategy of a user subclasses this, has a `name`, and is registered as a class (called without arguments) or as an
     instance with settings of its own (copied before `start`): `evo.register_strategy`, docs/plugins.md.
@@ -49,7 +49,7 @@ class Strategy:
     operators: names of those that work if the user names none.
     asks: whether the strategy works with language models alone.
     path: whether it knows every result before it chooses, so that one candidate and one question are on their way.
-    remembers: whether prompts tell what was tried.
+    remembers: whether prompts say what was tried.
     ended: why it chooses nothing any more; "" while it does.
     """
 
@@ -62,11 +62,11 @@ class Strategy:
     ended: str = ""
 
     def start(self, config: RunConfig, archive: Archive) -> None:
-        """Begin a run, before the first trial is told.
+        """Begin a run, before the first `tell`.
 
         config: the settings of the run, for example `islands`, `population` and `seed`.  `budget`, other limits and
             `workers` may differ when the run goes on: no choice should depend on them.
-        archive: the best elite of every niche.  The engine adds each trial before it is told; a strategy reads it only.
+        archive: the best elite of every niche, to be read only.  The engine adds each trial before `tell` gets it.
         """
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
@@ -105,7 +105,7 @@ class Evolve(Strategy):
         self._migrate_every = config.migrate_every
         self._archive_share = config.archive_share
         self._price = partial(price, budget=config.budget, max_tokens=config.max_tokens, max_usd=config.max_usd)
-        self._told = 0
+        self._finished = 0
         self.bandit = Bandit(config.operators)
         self.islands: list[list[Elite]] = [[] for _ in range(config.islands)]
 
@@ -115,8 +115,8 @@ class Evolve(Strategy):
             everywhere = trial.proposal.operator == SEED_OPERATOR
             for island in range(len(self.islands)) if everywhere else [trial.proposal.island]:
                 self._settle(island, elite)
-        self._told += 1
-        if self._told % self._migrate_every == 0:
+        self._finished += 1
+        if self._finished % self._migrate_every == 0:
             self._migrate()
 
     def _settle(self, island: int, elite: Elite) -> None:

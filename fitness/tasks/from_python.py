@@ -44,7 +44,6 @@ _SETTINGS = (
     "min_own_share",
     "certify",
     "lenient",
-    "eager",
 )
 _HEAD = '"""Written by evo from a task that was made in Python."""\n\nfrom __future__ import annotations\n'
 
@@ -229,7 +228,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def _importable(value: Any) -> tuple[str, str] | None:
-    """Module and name under which a class or function of an installed package can be imported; None if it is none."""
+    """Module and name under which a class or function of an installed package can be imported; else None."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "." in name or not _installed(module):
         return None
