@@ -31,7 +31,7 @@ LINKED = sorted(
     (*DOCUMENTS, *ROOT.glob("runs/**/README.md"), *ROOT.glob("analysis/**/*.md"), *ROOT.glob("tests/*/*.md"))
 )
 PACKAGES = ("evo", "operators", "fitness", "analysis")
-CHECKED_FOLDERS = (*PACKAGES, "tests", "docs", "runs/reference")
+CHECKED_FOLDERS = tuple(f for f in (*PACKAGES, "tests", "docs", "examples", "runs/reference") if (ROOT / f).is_dir())
 # Options of other programs; `--plugin` is of the commands that load plug-ins.
 FOREIGN_OPTIONS = {"--clock-control", "--cap-add", "--plugin"}
 # Groups of entry points, which look like modules.
