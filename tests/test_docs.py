@@ -1,7 +1,7 @@
 """README.md, ARCHITECTURE.md, CHANGELOG.md, CONTRIBUTING.md and docs/: what they name exists, what they show works.
 
-Conventions: command lines stand in fenced blocks `console`, Python in blocks `python` (compiled) or `python run`
-(executed in a temporary folder with the repository's `runs` in it), TOML in blocks `toml`.
+Conventions: command lines stand in fenced blocks `console`, TOML in blocks `toml`.  Python stands in blocks `python`,
+which are compiled, or `python run`, which are executed in a temporary folder with the repository's `runs` in it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def path_problem(span: str) -> str:
-    """What is wrong with a text in backticks that is a path of this repository; "" for nothing, or if it is none."""
+    """What is wrong with a text in backticks that is a path of this repository; "" for nothing, and for any other text."""
     if not re.fullmatch(r"[\w.*\-/]+", span) or not span.startswith(tuple(f"{f}/" for f in CHECKED_FOLDERS)):
         return ""
     return "" if any(ROOT.glob(span.rstrip("/"))) else f"no file or folder {span}"
