@@ -116,7 +116,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def path_problem(span: str) -> str:
-    """What is wrong with a text in backticks that is a path of this repository; "" for nothing, and for any other text."""
+    """What is wrong with a path of this repository in backticks; "" for nothing, and for any other text."""
     if not re.fullmatch(r"[\w.*\-/]+", span) or not span.startswith(tuple(f"{f}/" for f in CHECKED_FOLDERS)):
         return ""
     return "" if any(ROOT.glob(span.rstrip("/"))) else f"no file or folder {span}"
