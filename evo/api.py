@@ -255,7 +255,7 @@ def _check_unused(config: RunConfig, settings: Settings) -> None:
     check_limited(config.models, settings.get("max_tokens"), settings.get("max_usd"))
     if settings.get("guidance") is not None and not config.models:
         raise ConfigError(
-            "--guidance: expected a model that it tells of profiles, got none; add --model, or leave it out"
+            "--guidance: expected a model whose prompts have profiles, got none; add --model, or leave it out"
         )
 
 

@@ -722,7 +722,7 @@ def test_files_of_the_current_folder_are_not_taken_for_parts_of_evo(tmp_path: Pa
         [sys.executable, "-m", "evo", "run", "--operators", "nothing"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert process.returncode == 2 and "expected operators among" in process.stderr, process.stderr
+    assert process.returncode == 2 and "operator: expected one of" in process.stderr, process.stderr
 
 
 def test_evos_own_warnings_are_one_line(

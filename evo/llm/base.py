@@ -19,8 +19,8 @@ class LlmError(EvoError):
 class Failed(Exception):
     """An attempt without an answer; another may succeed.
 
-    `bill`: what it cost (None: not known, so it may have cost all that was reserved); `wait_s`: how long the endpoint
-    asks to be left alone.
+    `bill`: what it cost (None: unknown, so it may have cost all that was reserved); `wait_s`: seconds for which the
+    endpoint wants no request.
     """
 
     def __init__(self, message: str, bill: Bill | None = None, wait_s: float | None = None) -> None:
