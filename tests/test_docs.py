@@ -32,8 +32,8 @@ LINKED = sorted(
 )
 PACKAGES = ("evo", "operators", "fitness", "analysis")
 CHECKED_FOLDERS = tuple(f for f in (*PACKAGES, "tests", "docs", "examples", "runs/reference") if (ROOT / f).is_dir())
-# Options of other programs; `--plugin` is of the commands that load plug-ins.
-FOREIGN_OPTIONS = {"--clock-control", "--cap-add", "--plugin"}
+# Options of other programs.
+FOREIGN_OPTIONS = {"--clock-control", "--cap-add"}
 # Groups of entry points, which look like modules.
 ENTRY_POINTS = {f"evo.{kind}" for kind in ("operators", "strategies", "targets", "suites", "providers")}
 
