@@ -83,7 +83,7 @@ def test_few_pairs_give_no_intervals_no_tests_and_no_words() -> None:
     rows = [line for line in campaign_report.markdown(comparison).split("\n") if line.startswith("| worse |")]
     assert len(rows) == 2 and rows[1].count("| – |") == 2
     (panel,) = campaign_report._curves(comparison, few).axes[:1]
-    assert not panel.collections and not campaign_report._effects(comparison).axes[0].collections
+    assert not panel.collections and not campaign_report._effects_figure(comparison).axes[0].collections
     enough = compare([o for o in OUTCOMES if o.task == "task-1"], VARIANTS)
     assert enough.enough and "[" in campaign_report.markdown(enough)
 

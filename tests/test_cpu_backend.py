@@ -340,7 +340,7 @@ def test_a_fault_ends_the_evaluation_of_one_candidate_alone(monkeypatch):
             patched.setattr(evaluator._front_end, "collect", fail)
             found = evaluator.evaluate(candidate, seed=1, known={})
             assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "record")
-            assert re.fullmatch(r"RecursionError: too deep \(raised in test_evaluator\.py, line \d+\)", found.message)
+            assert re.fullmatch(r"RecursionError: too deep \(raised in test_cpu_backend\.py, line \d+\)", found.message)
             assert evaluator.plan_hash(candidate.source) == ""
             assert evaluator.screen([candidate.source]) == [None]
         with monkeypatch.context() as patched:

@@ -15,8 +15,8 @@ from fitness.gpu.gpu_lock import GpuLock
 HOLDER = """
 import sys
 from pathlib import Path
-from fitness.gpu.gpu_lock import Turn
-with Turn("GPU-1", Path(sys.argv[1])).held():
+from fitness.gpu.gpu_lock import GpuLock
+with GpuLock("GPU-1", Path(sys.argv[1])).held():
     print("mine", flush=True)
     sys.stdin.read()
 """
@@ -24,8 +24,8 @@ with Turn("GPU-1", Path(sys.argv[1])).held():
 COUNTER = """
 import sys
 from pathlib import Path
-from fitness.gpu.gpu_lock import Turn
-turn, file = Turn("GPU-1", Path(sys.argv[1])), Path(sys.argv[1], "count")
+from fitness.gpu.gpu_lock import GpuLock
+turn, file = GpuLock("GPU-1", Path(sys.argv[1])), Path(sys.argv[1], "count")
 for _ in range(200):
     with turn.held():
         file.write_text(str(int(file.read_text()) + 1))

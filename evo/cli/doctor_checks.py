@@ -21,7 +21,7 @@ from typing import Any
 
 from evo.core.errors import EvoError, how_to_install
 from evo.core.models import Model
-from fitness.devices import Gpus
+from fitness.cuda.gpus import Gpus
 
 OK, MISSING, UNUSABLE = "ok", "missing", "not usable"
 
