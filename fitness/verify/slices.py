@@ -118,12 +118,9 @@ class Slices:
         with self._lock:  # one after the other: each takes all cores and much memory
             name = key.hexdigest()
             if name not in self._kept:
-                part = _narrowed(arguments, axes, indices)
-                reference = self._task.reference
-                assert reference is not None
-                little = sum(a.numel() for a in part if isinstance(a, torch.Tensor)) <= LITTLE
-                if not costs_little(lambda: reference(*part), elements=ELEMENTS, flops=FLOPS, by_values=little):
+                if not self._costs_little(arguments, axes, indices):
                     return None
+                part = _narrowed(arguments, axes, indices)
                 _, every, at_own_precision = oracle.computed(self._task, case, inputs, [_own(a) for a in part])
                 self._keep(name, every[output].clone(), at_own_precision[output].clone())
             self._kept.move_to_end(name)
@@ -131,6 +128,16 @@ class Slices:
         if own.is_floating_point() and not oracle.usable(norms(exact, own), own.dtype):
             return None
         return exact, own, indices
+
+    def _costs_little(self, arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> bool:
+        """Returns whether the reference computes this slice fast; computes neither the slice nor the reference."""
+        reference = self._task.reference
+        assert reference is not None
+        shapes = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments]
+        little = sum(a.numel() for a in _narrowed(shapes, axes, indices) if isinstance(a, torch.Tensor)) <= LITTLE
+        return costs_little(
+            lambda: reference(*_narrowed(arguments, axes, indices)), elements=ELEMENTS, flops=FLOPS, by_values=little
+        )
 
     def _keep(self, name: str, exact: torch.Tensor, own: torch.Tensor) -> None:
         self._kept[name] = exact, own
@@ -167,7 +174,11 @@ def _own(argument: Any) -> Any:
 def _narrowed(arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> list[Any]:
     """Returns the arguments at some indices of each axis."""
     found = list(arguments)
-    for axis in axes:
+
+    def left(axis: Axis) -> float:
+        return len(indices[axis.name]) / max(arguments[i].shape[dim] for i, dim in axis.arguments.items())
+
+    for axis in sorted(axes, key=left):  # what leaves least comes first: the others copy less then
         chosen = torch.from_numpy(np.ascontiguousarray(indices[axis.name], np.int64))
         for i, dim in axis.arguments.items():
             found[i] = found[i].index_select(dim, chosen)
