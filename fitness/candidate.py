@@ -207,19 +207,20 @@ class FrontEnd:
         """Returns the sizes beside the task's own at which the seed can be recorded."""
         with self._lock:
             if self._added is None:
-                self._added = tuple(added_cases(self.task, self._plan_of_seed))
+                self._added = tuple(added_cases(self.task, self._plans_of_seed))
             return self._added
 
-    def _plan_of_seed(self, case: Case) -> LaunchPlan | None:
-        """Returns the seed's plan, None if the seed cannot be recorded at these sizes."""
-        call = {"name": case.name, "args": self._calls.describe(case)}
+    def _plans_of_seed(self, cases: Sequence[Case]) -> list[LaunchPlan | None]:
+        """Returns the seed's plan for each case, None if the seed cannot be recorded at these sizes."""
+        calls = [{"name": str(number), "args": self._calls.describe(case)} for number, case in enumerate(cases)]
         with scratch_folder(self._root) as scratch:
             try:
-                return steps.record(self.task.seed_source, self.task, [call], **self._in(scratch)).plans[case.name]
+                plans = steps.record(self.task.seed_source, self.task, calls, **self._in(scratch)).plans
             except Stop as stop:
                 if stop.verdict is Verdict.INFRASTRUCTURE:
                     raise
-                return None
+                return [None] if len(cases) == 1 else [self._plans_of_seed([case])[0] for case in cases]
+        return [plans[str(number)] for number in range(len(cases))]
 
     def _compile(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
         """Compiles every configuration of every launch at the target's sizes, for the cases that are timed."""

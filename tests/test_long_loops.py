@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ def planned(programs: int) -> LaunchPlan:
     return LaunchPlan((), (), (), "none", (Launch("kernel", (Config((programs, 1, 1), {}, {}, ""),), 1),))
 
 
+def each(plan_of: Callable[[Case], LaunchPlan | None]) -> Callable[[Sequence[Case]], list[LaunchPlan | None]]:
+    return lambda cases: [plan_of(case) for case in cases]
+
+
 def sizes(task: Task, **limits: int) -> dict[str, int]:
     """axis -> size, of a seed that has `programs` programs, or one for so many of the first axis."""
     first = next(iter(task.cases[0].axes))
@@ -36,7 +40,7 @@ def sizes(task: Task, **limits: int) -> dict[str, int]:
         return planned(case.axes[first] // limits.get("rows", 1 << 40))
 
     found = {}
-    for case in long_loop_cases(task, plan_of):
+    for case in long_loop_cases(task, each(plan_of)):
         axis, size = case.name.removeprefix("stretched to ").split("=")
         assert case.axes[axis] == int(size) and case.role == "holdout" and case.cpu_axes is None
         found[axis] = int(size)
@@ -45,7 +49,7 @@ def sizes(task: Task, **limits: int) -> dict[str, int]:
 
 def test_each_axis_in_turn_is_as_long_as_in_any_case_and_odd_where_cases_are() -> None:
     assert sizes(SOFTMAX) == {"M": 32767, "N": 16383}
-    [rows, columns] = long_loop_cases(SOFTMAX, lambda case: planned(1))
+    [rows, columns] = long_loop_cases(SOFTMAX, each(lambda case: planned(1)))
     assert rows.axes == {"M": 32767, "N": 64} and columns.axes == {"M": 3, "N": 16383}
     even = dataclasses.replace(SOFTMAX, cases=SOFTMAX.cases[:1])
     assert sizes(even) == {"M": 4096, "N": 4096}
@@ -62,7 +66,8 @@ def test_other_axes_have_several_steps_where_that_can_be_borne() -> None:
 
     def found(programs_of: Callable[[dict[str, int]], int]) -> list[list[int]]:
         return [
-            list(case.axes.values()) for case in long_loop_cases(task, lambda case: planned(programs_of(case.axes)))
+            list(case.axes.values())
+            for case in long_loop_cases(task, each(lambda case: planned(programs_of(case.axes))))
         ]
 
     assert found(lambda axes: 1) == [[3, 2, 45, 1], [2, 15, 45, 1], [2, 2, 2047, 1]]
@@ -99,8 +104,8 @@ def test_no_size_is_stretched_to_less_than_twice_its_own() -> None:
 
 
 def test_where_the_seed_says_what_is_right_there_is_none() -> None:
-    assert added_cases(dataclasses.replace(SOFTMAX, reference=None), lambda case: planned(1)) == []
-    assert long_loop_cases(dataclasses.replace(SOFTMAX, cases=[Case("one", {})]), lambda case: planned(1)) == []
+    assert added_cases(dataclasses.replace(SOFTMAX, reference=None), each(lambda case: planned(1))) == []
+    assert long_loop_cases(dataclasses.replace(SOFTMAX, cases=[Case("one", {})]), each(lambda case: planned(1))) == []
 
 
 ONE = {
@@ -129,20 +134,20 @@ def test_stretched_sizes_are_executed_in_all_orders() -> None:
 
 
 def test_stretched_sizes_are_tried_in_part_on_large_inputs() -> None:
-    found = {case.name: (dict(case.axes), case.variant) for case in added_cases(SOFTMAX, lambda case: planned(1))}
+    found = {case.name: (dict(case.axes), case.variant) for case in added_cases(SOFTMAX, each(lambda case: planned(1)))}
     assert found["stretched to N=16383"] == ({"M": 3, "N": 16383}, "normal")
     assert found["stretched in part to N=1023"] == ({"M": 3, "N": 1023}, "large")
     assert found["reduced to N=1"] == ({"M": 3, "N": 1}, "normal")
     assert [r.variant for r in executions(SOFTMAX, [AddedCase("a", {"M": 3, "N": 9}, variant="large")])][-1] == "large"
-    plain = added_cases(dataclasses.replace(SOFTMAX, stress=False), lambda case: planned(1))
+    plain = added_cases(dataclasses.replace(SOFTMAX, stress=False), each(lambda case: planned(1)))
     assert {case.name for case in plain} == {name for name in found if " in part " not in name}
     # What is no longer than at the sizes for a CPU shows nothing new.
     short = dataclasses.replace(SOFTMAX, cases=[Case("a", {"M": 16, "N": 400}, cpu_axes={"M": 8, "N": 100})])
-    assert [case.name for case in added_cases(short, lambda case: planned(1))] == ["stretched to N=400"]
+    assert [case.name for case in added_cases(short, each(lambda case: planned(1)))] == ["stretched to N=400"]
 
 
 def ones(task: Task, plan_of: Callable[[Case], LaunchPlan | None] = lambda case: planned(1)) -> dict[str, dict]:
-    return {case.name.removeprefix("reduced to "): dict(case.axes) for case in reduced_cases(task, plan_of)}
+    return {case.name.removeprefix("reduced to "): dict(case.axes) for case in reduced_cases(task, each(plan_of))}
 
 
 def test_axes_with_odd_sizes_are_reduced_to_one_beside_the_least_of_others() -> None:

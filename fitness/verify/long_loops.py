@@ -13,8 +13,9 @@ An axis that the task has in odd sizes may have any size, so each such axis is a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +29,14 @@ from fitness.frontend.plan import LaunchPlan
 from fitness.tasks.calls import quiet
 from fitness.tasks.task import Task, run_reference
 
+# The plan of the seed kernel for each case, None if it has none.
+PlansOf = Callable[[Sequence[Case]], Sequence[LaunchPlan | None]]
+
 SEVERAL = 2  # the least size of an axis beside a long one, if it has such sizes.
 PART = 16  # how many times less than a long one is a size that is tried on LONG_STRESS.
 LONG_STRESS = "large"  # inputs: blocks of a long row differ by more there than an exponential bears.
 SHRINK = 2  # a size that is too much is followed by half of it.
+TOGETHER = 4  # cases that are recorded by one job
 PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second.
 # Limits on making the inputs and on the reference, which must not take long or more memory than there is.
 ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made.
@@ -45,18 +50,18 @@ class AddedCase(Case):
     reduced: bool = False
 
 
-def added_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+def added_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
     """Returns all added cases; empty if the seed kernel is the reference.
 
-    plan_of: returns the plan of the seed kernel for a case, None if it has none.
+    plans_of: returns the plan of the seed kernel for each case, None if it has none.
     """
     if task.reference is None:
         return []
-    long = long_loop_cases(task, plan_of)
-    return [*long, *_in_part(task, long, plan_of), *reduced_cases(task, plan_of)]
+    long = long_loop_cases(task, plans_of)
+    return [*long, *_in_part(task, long, plans_of), *reduced_cases(task, plans_of)]
 
 
-def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
+def _in_part(task: Task, long: Sequence[AddedCase], plans_of: PlansOf) -> list[AddedCase]:
     """Returns the long-loop cases in part, on LONG_STRESS, if they are still longer than at the sizes for a CPU."""
     cases = []
     for case in long if task.stress else ():
@@ -69,17 +74,20 @@ def _in_part(task: Task, long: Sequence[AddedCase], plan_of: Callable[[Case], La
             cases.append(
                 AddedCase(f"stretched in part to {axis}={size}", axes, case.dtype, "holdout", variant=LONG_STRESS)
             )
-    return [case for case in cases if _bearable(task, case, plan_of)]
+    return list(_with_few_programs((case for case in cases if _is_little(task, case)), plans_of))
 
 
-def long_loop_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
-    """Returns at most one long-loop case for each axis. plan_of: see `added`."""
-    found = (next((case for case in sizes if _bearable(task, case, plan_of)), None) for sizes in _by_axis(task))
+def long_loop_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
+    """Returns at most one long-loop case for each axis. plans_of: see `added_cases`."""
+    found = (
+        next(_with_few_programs((case for case in sizes if _is_little(task, case)), plans_of), None)
+        for sizes in _by_axis(task)
+    )
     return [case for case in found if case is not None]
 
 
-def reduced_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> list[AddedCase]:
-    """Returns a case for each axis that can be 1, beside the least sizes of all others. plan_of: see `added`.
+def reduced_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
+    """Returns a case for each axis that can be 1, beside the least sizes of all others. plans_of: see `added_cases`.
 
     Axes that are never longer than this one stay so: they are 1 as well.  If they cannot be, the case is left out.
     """
@@ -95,7 +103,7 @@ def reduced_cases(task: Task, plan_of: Callable[[Case], LaunchPlan | None]) -> l
             cases.append(
                 AddedCase(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout", reduced=True)
             )
-    return [case for case in cases if _is_meaningful(task, case) and _has_few_programs(plan_of(case))]
+    return list(_with_few_programs((case for case in cases if _is_meaningful(task, case)), plans_of))
 
 
 def _sizes(task: Task) -> dict[str, list[int]]:
@@ -138,8 +146,11 @@ def _by_axis(task: Task) -> Iterator[list[AddedCase]]:
         yield cases
 
 
-def _bearable(task: Task, case: Case, plan_of: Callable[[Case], LaunchPlan | None]) -> bool:
-    return _is_little(task, case) and _has_few_programs(plan_of(case))
+def _with_few_programs(cases: Iterable[AddedCase], plans_of: PlansOf) -> Iterator[AddedCase]:
+    """Yields the cases for which the seed kernel has a plan of few programs.  Several are recorded together."""
+    left = iter(cases)
+    while batch := list(itertools.islice(left, TOGETHER)):
+        yield from (case for case, plan in zip(batch, plans_of(batch), strict=True) if _has_few_programs(plan))
 
 
 def _has_few_programs(plan: LaunchPlan | None) -> bool:
