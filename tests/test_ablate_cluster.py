@@ -18,7 +18,7 @@ tasks = ["vector_sin"]
 seeds = 2
 variants = ["full", "hillclimb"]
 [budget]
-trials = 2
+trials = 1
 [run]
 screen_budget = 0
 """

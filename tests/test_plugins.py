@@ -501,6 +501,7 @@ def test_an_example_runs_is_read_without_its_file_and_goes_on_with_it(
 ) -> None:
     plugin = ("--plugin", str(EXAMPLES / name))
     run = ("run", "vector_sin", "--budget", "4", "--gpus", "none", "--workers", "1", "--run-dir", "r")
+    run += ("--screen-budget", "0")
     made = evo_command(tmp_path, *run, *chosen, *plugin)
     assert made.returncode == 0, made.stderr
     shown = evo_command(tmp_path, "show", "r")
