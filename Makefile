@@ -13,7 +13,7 @@ run: $(VENV)/.installed
 
 # Two processes with two threads of PyTorch each would wait for each other on two cores.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

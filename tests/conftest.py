@@ -14,16 +14,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs all tests of a file; one process runs all files that use `evaluators`, which cost minutes."""
-    users = {item.path for item in items if "evaluators" in getattr(item, "fixturenames", ())}
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            group = "evaluators" if item.path in users else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def evaluators() -> Iterator[Callable]:
     """`evaluators(task_name, use_gate=True, cpu_s=30)`: a prepared CpuEvaluator, kept for the session.

@@ -41,7 +41,6 @@ from tests.cluster_support import two_nodes
 TASK = "vector_sin"
 OTHER = "rms_norm"
 TARGET = get_target("sm_90")
-pytestmark = pytest.mark.xdist_group("pool")  # it takes as long as the other users of `evaluators` take together
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------
