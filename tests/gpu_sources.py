@@ -111,12 +111,12 @@ RIGHT = {
 
 # candidate -> text of the message that must say so
 WRONG = {
-    "nothing written": (source("pass"), "not finite"),
+    "nothing written": (source("pass"), "nothing has written"),
     "zeros": (source("tl.store(o + row + c, c * 0.0, mask=mask)"), "wrong"),
     "last element missing": (
         source("v = tl.load(x + row + c, mask=mask, other=0.0)\nt = tl.sum(v, 0)\n"
                "tl.store(o + row + c, v * 2 + t, mask=c < n - 1)"),
-        "not finite",
+        "nothing has written",
     ),
     "part of the input ignored": (
         source("v = tl.load(x + row + c, mask=mask, other=0.0)\n"

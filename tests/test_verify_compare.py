@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fitness.verify.compare import compare_elements, same_bits, same_outputs, same_where_defined
+from fitness.frontend.memory import POISONS, Poison
+from fitness.verify.compare import compare_elements, compare_values, same_bits, same_outputs, same_where_defined
 from fitness.verify.oracle import Budget
 
 LAYOUTS = {
@@ -57,3 +58,18 @@ def test_the_worst_of_some_elements_is_named_by_its_place_in_the_output() -> Non
     whole = torch.tensor([1, 2])
     assert compare_elements(whole, torch.tensor([1, 3]), None, at) == "(7, 1): expected 2, got 3"
     assert compare_elements(whole, whole.clone(), None, at) is None
+
+
+@pytest.mark.parametrize("poison", POISONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
+def test_an_element_that_nothing_has_written_is_told_as_such(dtype: torch.dtype, poison: Poison) -> None:
+    exact = torch.ones(4, dtype=torch.float64 if dtype.is_floating_point else dtype)
+    got = torch.ones(4, dtype=dtype)
+    budget = Budget(1e-3, 1e-3) if dtype.is_floating_point else None
+    got[2] = 7
+    message = compare_values("output", exact, got, budget)[1]
+    assert message and "(2,)" in message and "nothing has written" not in message
+    got.view(torch.uint8)[-dtype.itemsize :] = poison.floating if dtype.is_floating_point else poison.other
+    got[2] = 1
+    message = compare_values("output", exact, got, budget)[1]
+    assert message and "(3,)" in message and "the fill of memory that nothing has written" in message

@@ -15,6 +15,7 @@ import torch
 
 from fitness.cuda.norms import norms
 from fitness.cuda.own_kernels import compiled, launched, suits
+from fitness.frontend.memory import POISONS
 from fitness.frontend.plan import TensorRef
 
 if TYPE_CHECKING:
@@ -147,8 +148,8 @@ def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[
         return 0.0, None
     where = _position(differs)
     return math.inf, (
-        f"{label} is wrong at {where}: expected {exact[where].item()}, got {got[where].item()} "
-        f"({count} of {exact.numel()} elements differ)"
+        f"{label} is wrong at {where}: expected {exact[where].item()}, got {got[where].item()}"
+        f"{_unwritten(got[where])} ({count} of {exact.numel()} elements differ)"
     )
 
 
@@ -161,7 +162,7 @@ def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget)
         bad = ~torch.isfinite(got.double() - exact)
         where = _position(bad)
         return math.inf, (
-            f"{label} is {got[where].item()} at {where}, expected {exact[where].item():.6g} "
+            f"{label} is {got[where].item()}{_unwritten(got[where])} at {where}, expected {exact[where].item():.6g} "
             f"({int(bad.sum())} of {exact.numel()} elements are not finite)"
         )
     ratio = max(rms / budget.rms, largest / budget.max)
@@ -170,10 +171,19 @@ def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget)
     error = (got.double() - exact).abs()
     where = _position(error == error.max())
     return ratio, (
-        f"{label} is wrong: worst at {where}, expected {exact[where].item():.9g}, got {got[where].item():.9g}; "
+        f"{label} is wrong: worst at {where}, expected {exact[where].item():.9g}, "
+        f"got {got[where].item():.9g}{_unwritten(got[where])}; "
         f"largest error {largest:.3g} (budget {budget.max:.3g}){_relative(largest, size.largest, 'largest value')}, "
         f"rms error {rms:.3g} (budget {budget.rms:.3g}){_relative(rms, size.rms, 'rms value')}"
     )
+
+
+def _unwritten(element: torch.Tensor) -> str:
+    """Returns a remark if an element of an output holds what its memory was filled with before the execution."""
+    data = set(element.reshape(1).view(torch.uint8).tolist())
+    fills = {poison.floating if element.is_floating_point() else poison.other for poison in POISONS}
+    told = element.element_size() > 1 and len(data) == 1 and data <= fills
+    return ", the fill of memory that nothing has written," if told else ""
 
 
 def _relative(error: float, size: float, of: str) -> str:
