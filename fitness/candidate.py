@@ -122,7 +122,7 @@ class FrontEnd:
     def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
         """Returns the candidate with the builds that are verified and not timed.
 
-        A duplicate does not need them. Raises Stop.
+        A duplicate does not need them.  Only a GPU needs their machine code.  Raises Stop.
         """
         if not compiled.unbuilt:
             return compiled
@@ -131,7 +131,7 @@ class FrontEnd:
         )  # others may be reading `compiled`
         begin = time.perf_counter()
         with scratch_folder(self._root) as scratch, surviving("compile"):
-            self._compile_cases(source, whole, scratch, compiled.unbuilt, label="rest")
+            self._compile_cases(source, whole, scratch, compiled.unbuilt, label="rest", machine_code=self._measured)
         whole.seconds["compile"] += time.perf_counter() - begin
         # made with configurations of which some have now been left out
         if whole.estimates and whole.left_out != compiled.left_out:
@@ -232,13 +232,13 @@ class FrontEnd:
         compiled.unbuilt = tuple(name for name in self._at_target() if name not in compiled.builds)
 
     def _compile_cases(
-        self, source: str, compiled: CompiledCandidate, scratch: Path, cases: Sequence[str], *, label: str
+        self, source: str, compiled: CompiledCandidate, scratch: Path, cases: Sequence[str], **how: Any
     ) -> None:
         """Compiles these cases.  Raises Stop also if one build takes far longer than the seed's."""
         seed_s = self._slowest_of_seed()
         most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
         try:
-            self._build(source, compiled, scratch, cases=cases, build_s=most, slow=slow, label=label)
+            self._build(source, compiled, scratch, cases=cases, build_s=most, slow=slow, **how)
         except Stop as stop:
             if stop.verdict is not Verdict.TIMEOUT:
                 raise

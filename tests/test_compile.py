@@ -97,6 +97,20 @@ def test_equal_launches_are_compiled_once_and_alignment_is_specialised(tmp_path)
     assert shifted["sass_hash"] != first["sass_hash"] and shifted["ptx_features"]["load_bytes"] == 4
 
 
+def test_without_machine_code_builds_tell_shared_memory_and_errors(tmp_path):
+    a, b, c = (TensorRef(i, "float16", (64, 64), (64, 1)) for i in range(3))
+    arguments = {"a": a, "b": b, "c": c, "K": 64, "BM": 64, "BN": 64, "BK": 64}
+    plain = encoded(Config((1, 1, 1), arguments, {"num_warps": 4}), "matmul")
+    cooperative = encoded(Config((1, 1, 1), arguments, {"launch_cooperative_grid": True}), "matmul")
+    [whole] = compile_launches(tmp_path, plain)
+    short, again, with_code = compile_launches(tmp_path, plain, plain, cooperative, machine_code=False)
+    assert short == again and set(short) == {"kernel", "shared_bytes", "num_warps", "compile_s", "key"}
+    assert short["shared_bytes"] == whole["shared_bytes"] > 0 and short["key"] != whole["key"]
+    assert with_code["launch"]["cooperative"] and (tmp_path / with_code["cubin"]).exists()
+    with pytest.raises(JobError, match="power of 2"):
+        compile_launches(tmp_path, rows(), source=SOURCE.replace("arange(0, B)", "arange(0, 7)"), machine_code=False)
+
+
 def test_names_comments_and_lines_leave_the_machine_code_alone(tmp_path):
     other = re.sub(r"\brows\b", "zeilen", SOURCE.replace("@triton.jit", "# a comment\n\n@triton.jit")).replace(
         "SCALE", "2.0"

@@ -391,7 +391,9 @@ def test_a_build_is_known_by_all_that_decides_it():
         key_of("scale", args={**LAUNCH["args"], "BLOCK": 32}),
         key_of("scale", options={"num_warps": 8}),
     ]
-    assert len({same, *changed}) == 6
+    short = build_key(closures(HELPED.format(factor="3", addend="1")), {"SCALE": 2.0}, "sm_90",
+                      {"kernel": "scale", **LAUNCH}, machine_code=False)  # fmt: skip
+    assert len({same, *changed, short}) == 7
     assert key_of("other") == key_of("other", factor="4", scale=3.0)
 
 

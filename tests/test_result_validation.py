@@ -43,6 +43,16 @@ def test_a_build_is_taken_with_its_occupancy_computed_here() -> None:
     assert "more" not in validated_build({**BUILD, "more": "text for a prompt"}, "k", TARGET)
 
 
+def test_only_a_build_that_was_asked_for_without_machine_code_lacks_it() -> None:
+    names = ("kernel", "shared_bytes", "num_warps", "compile_s", "key")
+    short = {name: BUILD[name] for name in names}
+    assert validated_build(short, "k", TARGET, machine_code=False) == short
+    with pytest.raises(KeyError):
+        validated_build(short, "k", TARGET)
+    with pytest.raises(KeyError):
+        validated_build({**short, "cubin": BUILD["cubin"]}, "k", TARGET, machine_code=False)
+
+
 def test_a_problem_is_text_and_a_line() -> None:
     assert validated_build({"problem": "too \x1b large", "line": 3, "x": 1}, "k", TARGET) == {
         "problem": r"too \x1b large",

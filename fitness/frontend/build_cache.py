@@ -43,7 +43,9 @@ class BuildCache:
         return found
 
     def add(self, scratch: Path, builds: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adds builds by their keys; their cubins are in `scratch`.  Failed builds have no cubin.
+        """Adds builds by their keys; their cubins are in `scratch`.
+
+        Failed builds have none, nor do those that end before it.
 
         Raises `fitness.sandbox.scratch.LeftError` if a cubin is missing or is not a regular file.
         """
@@ -61,7 +63,12 @@ def cubin_of(scratch: Path, build: Mapping[str, Any]) -> bytes:
 
 
 def build_key(
-    kernels: Mapping[str, Closure], constants: Mapping[str, Any], target: str, launch: Mapping[str, Any]
+    kernels: Mapping[str, Closure],
+    constants: Mapping[str, Any],
+    target: str,
+    launch: Mapping[str, Any],
+    *,
+    machine_code: bool = True,
 ) -> str:
     """The cache key of a launch's build, "" if the launch does not determine its build."""
     if launch["kernel"] not in kernels:
@@ -69,7 +76,8 @@ def build_key(
     kernel = kernels[launch["kernel"]]
     used = {name: value for name, value in constants.items() if name in kernel.names}
     decisive = json.dumps(
-        [kernel.digest, used, target, launch["kernel"], launch["args"], launch["options"]], sort_keys=True
+        [kernel.digest, used, target, launch["kernel"], launch["args"], launch["options"], machine_code],
+        sort_keys=True,
     )
     # The text of a function that is passed to a kernel, or is the value of a constant, is not part of the key.
     return "" if '"jit"' in json.dumps([used, launch["args"]]) else sha256(decisive.encode()).hexdigest()[:32]

@@ -63,6 +63,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
     payload: "source", "constants", "target" (`Target.spec`), "launches": [{"kernel", "args", "options", "line"?}] with
     arguments encoded as in plans.  "cache_dir" (optional): a folder for Triton's cache instead of `scratch`.
+    "machine_code" (optional): false if it is enough to know that launches compile, and with how much shared memory.
+    Their builds then end at LLVM's IR, unless CUDA limits the launch by its registers (a cooperative one).
 
     A build has the fields of `evo.core.records.Build` and:
     - "parameters": names of the runtime parameters, in order
@@ -71,6 +73,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     - "key": Triton's name of the build; equal builds are compiled once
     - "ptx_features": see `ptx_features`
     - "cubin": file name in `scratch`
+
+    A build that ends at LLVM's IR has "kernel", "shared_bytes", "num_warps", "compile_s" and "key" only.
 
     A launch that Triton's autotuner would skip has {"problem", "line"} instead: why, and the line within the kernel,
     from 1 (0: unknown).  Raises JobError(COMPILE_ERROR) for all other errors.
@@ -86,15 +90,19 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             args = {name: _stand_in(decode(value), kernels) for name, value in launch["args"].items()}
             options = {name: decode(value) for name, value in launch["options"].items()}
             _check_options(launch, options)
+            code = payload.get("machine_code", True) or bool(options.get("launch_cooperative_grid"))
             begin = time.perf_counter()
             try:
-                compiled = _compile(kernel, args, options, kernels, scratch)
+                with contextlib.nullcontext() if code else _until_llvm():
+                    compiled = _compile(kernel, args, options, kernels, scratch)
             except _SkippedConfiguration as error:
                 builds.append({"problem": error.message, "line": _own_line(kernel, error.line)})
                 continue
             if compiled.hash not in by_hash:
                 seconds = time.perf_counter() - begin
-                by_hash[compiled.hash] = _describe(compiled, launch["kernel"], target, seconds, scratch)
+                found = {"kernel": launch["kernel"], "compile_s": seconds, "key": compiled.hash}
+                found |= {"shared_bytes": compiled.metadata.shared, "num_warps": compiled.metadata.num_warps}
+                by_hash[compiled.hash] = found | (_describe_code(compiled, target, scratch) if code else {})
             builds.append(by_hash[compiled.hash])
     return {"builds": builds}
 
@@ -175,6 +183,24 @@ def _compiling_for(target: Target, cache: Path, scratch: Path) -> Iterator[None]
 
 
 @contextlib.contextmanager
+def _until_llvm() -> Iterator[None]:
+    """Leaves out the last stages, PTX and machine code, which take most of the time of a large kernel.
+
+    Triton finds all errors in a kernel before.
+    """
+
+    def leave_out(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
+        if stages is not None:
+            stages["ptx"] = lambda module, metadata: metadata.setdefault("name", "")
+            stages["cubin"] = lambda module, metadata: b""
+        return "until LLVM", "until LLVM"  # part of Triton's keys of builds
+
+    with knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = leave_out
+        yield
+
+
+@contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
     """Redirects file descriptor 2, to which MLIR and LLVM write too, to the file `path`."""
     saved = os.dup(2)
@@ -238,25 +264,19 @@ def _explain(error: BaseException, kernels: Mapping[str, JITFunction], log: str)
 # --- what was built --------------------------------------------------------------------------------------------------
 
 
-def _describe(compiled: Any, kernel: str, target: Target, seconds: float, scratch: Path) -> dict[str, Any]:
+def _describe_code(compiled: Any, target: Target, scratch: Path) -> dict[str, Any]:
     cubin: bytes = compiled.asm["cubin"]
     name = f"{compiled.hash[:16]}.cubin"
     (scratch / name).write_bytes(cubin)
     registers, spill_bytes = resources(cubin)
-    shared, num_warps = compiled.metadata.shared, compiled.metadata.num_warps
-    resident, share = screen.occupancy(registers, shared, num_warps, target)
+    resident, share = screen.occupancy(registers, compiled.metadata.shared, compiled.metadata.num_warps, target)
     return {
-        "kernel": kernel,
         "registers": registers,
         "spill_bytes": spill_bytes,
-        "shared_bytes": shared,
-        "num_warps": num_warps,
         "occupancy": share,
         "resident": resident,
         "sass_hash": sass_hash(cubin),
-        "compile_s": seconds,
         "parameters": [p for p, kind in compiled.src.signature.items() if kind != "constexpr"],
-        "key": compiled.hash,
         "ptx_features": ptx_features(compiled.asm["ptx"]),
         "cubin": name,
         "launch": _launch_needs(compiled),

@@ -27,10 +27,11 @@ _CUBIN = re.compile(r"[0-9a-f]{16}\.cubin")
 _KEY = re.compile(r"[0-9A-Za-z_-]{16,200}")
 
 
-def validated_build(raw: Any, kernel: str, target: Target) -> dict[str, Any]:
+def validated_build(raw: Any, kernel: str, target: Target, *, machine_code: bool = True) -> dict[str, Any]:
     """The validated build of `kernel`, without any other key.
 
-    raw: an item of "builds" as `fitness.frontend.compile.job` returned it.  How many programs fit on a multiprocessor
+    raw: an item of "builds" as `fitness.frontend.compile.job` returned it; machine_code: whether it must have
+    some.  How many programs fit on a multiprocessor
     is computed here, not taken from it.  Raises ValueError, TypeError or KeyError.
     """
     if not isinstance(raw, Mapping):
@@ -42,20 +43,27 @@ def validated_build(raw: Any, kernel: str, target: Target) -> dict[str, Any]:
         return {"problem": problem, "line": line}
     if raw["kernel"] != kernel:
         raise ValueError("a build of another kernel")
-    registers, shared, warps = _count(raw["registers"]), _count(raw["shared_bytes"]), _warps(raw["num_warps"])
-    resident, share = occupancy(registers, shared, warps, target)
-    return {
+    shared, warps = _count(raw["shared_bytes"]), _warps(raw["num_warps"])
+    found = {
         "kernel": kernel,
-        "registers": registers,
-        "spill_bytes": _count(raw["spill_bytes"]),
         "shared_bytes": shared,
         "num_warps": warps,
+        "compile_s": _seconds(raw["compile_s"]),
+        "key": _matching(_KEY, raw["key"]),
+    }
+    return found | _validated_code(raw, shared, warps, target) if machine_code or "cubin" in raw else found
+
+
+def _validated_code(raw: Mapping[str, Any], shared: int, warps: int, target: Target) -> dict[str, Any]:
+    registers = _count(raw["registers"])
+    resident, share = occupancy(registers, shared, warps, target)
+    return {
+        "registers": registers,
+        "spill_bytes": _count(raw["spill_bytes"]),
         "occupancy": share,
         "resident": resident,
         "sass_hash": _matching(_DIGEST, raw["sass_hash"]),
-        "compile_s": _seconds(raw["compile_s"]),
         "parameters": [_name(p) for p in _list(raw["parameters"])],
-        "key": _matching(_KEY, raw["key"]),
         "ptx_features": {_name(feature): _count(n) for feature, n in dict(raw["ptx_features"]).items()},
         "cubin": _matching(_CUBIN, raw["cubin"]),
         "launch": _launch(dict(raw["launch"])),

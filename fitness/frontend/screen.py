@@ -42,7 +42,8 @@ def occupancy(registers: int, shared_bytes: int, num_warps: int, target: Target)
 def out_of_resources(build: Build | Mapping[str, Any], target: Target) -> str | None:
     """Why the target cannot launch this build, or None."""
     b = _as_dict(build)
-    threads, registers = b["num_warps"] * WARP, b["registers"] * b["num_warps"] * WARP
+    threads = b["num_warps"] * WARP
+    registers = b.get("registers", 0) * threads  # unknown without machine code
     if b["shared_bytes"] > target.shared_per_program:
         return (
             f"needs {b['shared_bytes']} bytes of shared memory, a program on {target.device_name} has "
@@ -67,6 +68,8 @@ def cooperative_problem(plan: LaunchPlan, builds: Sequence[Sequence[Mapping[str,
     """
     for launch, by_config in zip(plan.launches, builds, strict=True):
         for config, build in zip(launch.configs, by_config, strict=True):
+            if "launch" not in build:  # made without machine code, which cooperative launches always have
+                continue
             needs = build["launch"]
             resident, _ = occupancy(build["registers"], build["shared_bytes"], build["num_warps"], target)
             # CUDA counts each CTA of a cluster by itself.

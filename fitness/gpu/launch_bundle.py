@@ -131,12 +131,14 @@ def build(
     cases: Collection[str] | None = None,
     build_s: float | None = None,
     slow: bool = False,
+    machine_code: bool = True,
     label: str = "build",
 ) -> Built:
     """Compiles every configuration of every launch of `plans`, or of those `cases`; leaves the cubins in `scratch`.
 
     cache: builds that are not compiled again; new ones are added; build_s: CPU seconds that one build may take, if less
-    than `limits` say; slow: whether one takes long; label: the beginning of the names of cubins.
+    than `limits` say; slow: whether one takes long; machine_code: whether builds have any (`fitness.frontend.compile`);
+    label: the beginning of the names of cubins.
 
     Many configurations are compiled side by side.  One after the other, those of an autotuned kernel of tensor cores
     would take longer than a candidate may.  Of equal launches one is compiled.
@@ -149,7 +151,7 @@ def build(
     kernels = closures(source)
     launches, ways = _launches(compiled)
     cache = cache or BuildCache()
-    keys = [build_key(kernels, constants, target, launch) for launch in launches]
+    keys = [build_key(kernels, constants, target, launch, machine_code=machine_code) for launch in launches]
     firsts = _firsts(keys)
     different = sorted(set(firsts))
     left = cache.left_in(scratch, [keys[i] for i in different])
@@ -161,10 +163,12 @@ def build(
         wanted = [i for part in parts for i in part]
         chosen = [launches[i] for i in wanted]
         payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
+        payload["machine_code"] = machine_code
         within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
         value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
         with _sound():
-            return [(i, _from(folder, b, launches[i], target)) for i, b in zip(wanted, value["builds"], strict=True)]
+            answers = zip(wanted, value["builds"], strict=True)
+            return [(i, _from(folder, b, launches[i], target, machine_code)) for i, b in answers]
 
     if unknown:
         a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
@@ -197,10 +201,10 @@ def _sound() -> Iterator[None]:
         raise Stop("compile", Verdict.RUNTIME_ERROR, f"its builds do not hold together: {error!r}") from error
 
 
-def _from(folder: Path, answer: Any, launch: Mapping[str, Any], target: str) -> dict[str, Any]:
+def _from(folder: Path, answer: Any, launch: Mapping[str, Any], target: str, machine_code: bool) -> dict[str, Any]:
     """Returns the build of a launch by a job in that folder, relative to its parent.  Raises as `validated_build`."""
-    build = validated_build(answer, launch["kernel"], from_spec(target))
-    return build if "problem" in build else {**build, "cubin": f"{folder.name}/{build['cubin']}"}
+    build = validated_build(answer, launch["kernel"], from_spec(target), machine_code=machine_code)
+    return {**build, "cubin": f"{folder.name}/{build['cubin']}"} if "cubin" in build else build
 
 
 def as_record(build: Mapping[str, Any]) -> Build:

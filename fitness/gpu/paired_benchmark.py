@@ -39,6 +39,7 @@ NEW_US = 5.0  # of a sample, and at least this much: what comes before it may ad
 
 # A sample should last this long: the noise of one measured pair of events is about a microsecond.
 SAMPLE_US, MAX_COPIES = 100.0, 32
+COPIES_SAMPLES = 5  # the least of these decides how many copies a sample takes.
 LONGEST_SAMPLE_US = 3000.0  # of the baseline, if it is much slower than the candidate.
 COPIES_BYTES = 2 << 30  # device memory for all copies of one case.
 
@@ -242,7 +243,7 @@ class SeedTimes:
 
     def copies(self, case: Case, program: Program) -> int:
         """Returns how many launches a sample takes: a power of two, so that few graphs of the seed are needed."""
-        time_us = self._timer.least(program, 2)
+        time_us = self._timer.least(program, COPIES_SAMPLES)
         seed_us = self._us.setdefault(case.name, time_us)  # the seed comes first
         most = min(MAX_COPIES, LONGEST_SAMPLE_US / seed_us, COPIES_BYTES / program.nbytes)
         copies = 1

@@ -37,7 +37,7 @@ PART = 16  # how many times less than a long one is a size that is tried on LONG
 LONG_STRESS = "large"  # inputs: blocks of a long row differ by more there than an exponential bears.
 SHRINK = 2  # a size that is too much is followed by half of it.
 TOGETHER = 4  # cases that are recorded by one job
-PROGRAMS = 128  # of all launches of the seed: the interpreter executes some hundreds to thousands a second.
+PROGRAMS = 64  # of all launches of the seed: the interpreter executes some hundreds to thousands a second.
 # Limits on making the inputs and on the reference, which must not take long or more memory than there is.
 ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made.
 

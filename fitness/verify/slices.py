@@ -63,6 +63,7 @@ class Slices:
         """`task` must have a reference."""
         self._task = task
         self._kept: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self._little: dict[tuple[str, int, tuple[int, ...]], bool] = {}  # by inputs, output and length along each axis
         self._lock = threading.Lock()
 
     @cached_property
@@ -118,7 +119,10 @@ class Slices:
         with self._lock:  # one after the other: each takes all cores and much memory
             name = key.hexdigest()
             if name not in self._kept:
-                if not self._costs_little(arguments, axes, indices):
+                lengths = tuple(len(indices[axis.name]) for axis in axes)
+                if (inputs, output, lengths) not in self._little:
+                    self._little[inputs, output, lengths] = self._costs_little(arguments, axes, indices)
+                if not self._little[inputs, output, lengths]:
                     return None
                 part = _narrowed(arguments, axes, indices)
                 _, every, at_own_precision = oracle.computed(self._task, case, inputs, [_own(a) for a in part])
