@@ -165,6 +165,26 @@ def test_work_that_grows_along_the_grid_is_averaged(tmp_path):
     assert found.busiest == pytest.approx(2, rel=0.05)
 
 
+ROWS_OF_HEADS = """
+@triton.jit
+def heads(x, y, S, tiles, count, BM: tl.constexpr, D: tl.constexpr):
+    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
+        rows, d = tile % tiles * BM + tl.arange(0, BM), tl.arange(0, D)
+        at = tile // tiles * S * D + rows[:, None] * D + d[None, :]
+        tl.store(y + at, tl.load(x + at, mask=(rows < S)[:, None]), mask=(rows < S)[:, None])
+"""
+
+
+def test_all_programs_of_a_small_grid_are_counted_if_some_write_less_and_it_is_unknown_which(tmp_path):
+    """Every eleventh tile is cut off: five programs of 33 would show one or two of three."""
+    args = {"x": tensor(0, 3, 333, 64), "y": tensor(1, 3, 333, 64), "S": 333, "tiles": 11, "count": 33}
+    found = trace_of(ROWS_OF_HEADS, plan_of("heads", (33,), {**args, "BM": 32, "D": 64}, ("y",)), tmp_path, samples=5)
+    assert found.sampled == 33 and traffic(found, 1, "store").unrepeated == 3 * 333 * 64 * 4
+    # What each program writes is known of a plain copy, though its last block is cut off.
+    args = {"x": tensor(0, 8000), "y": tensor(1, 8000), "n": 8000, "BLOCK": 256}
+    assert trace_of(COPY, plan_of("copy", (32,), args, ("y",)), tmp_path, samples=5).sampled == 5
+
+
 CHAIN = """
 @triton.jit
 def chain(x, y, BLOCK: tl.constexpr):

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ _FAILURES = (
 # and periods of 2 to 64 programs: as many are in one run, and as many are whole periods apart.
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
-EVERYONE = 4 * WINDOW  # If some programs are idle, all programs of a grid of at most this size are counted ...
+EVERYONE = 4 * WINDOW  # Some grids of at most this size are counted as a whole (`_Tracer._run`) ...
 EVERYONE_COST = 50_000.0  # ... unless they cost more than this together.
 SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # If programs have roles: number of sampled pairs, golden ratio.
 
@@ -65,6 +65,9 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
             found.append({"launches": traces})
     return {"cases": found}
+
+
+Count = Callable[..., dict[int, Counter]]  # counts programs with these numbers; briefly, if the second argument says so
 
 
 class _Tracer:
@@ -92,38 +95,54 @@ class _Tracer:
     def _run(self, launch: Launch, config: Config) -> LaunchTrace:
         kernel = get_kernel(self._kernels, launch.kernel, launch.line)
         args = {name: self._argument(value) for name, value in config.args.items()}
+
+        def count(numbers: Iterable[int], brief: bool = False) -> dict[int, Counter]:
+            return {
+                n: self._interpreter.count(kernel, args, config.grid, position(n, config.grid), brief=brief)
+                for n in numbers
+            }
+
         programs = math.prod(config.grid)
         weights = places(config.grid, self._samples)
-        counters = [self._count(kernel, args, config.grid, number) for number in weights]
-        if programs > self._samples and has_roles(counters):
+        counters = count(weights)
+        if programs <= self._samples:
+            return self._summary(launch, config, weights, counters, count)
+        if has_roles(counters.values()):
             weights = spread(programs)
-            counters = [self._count(kernel, args, config.grid, number) for number in weights]
-        elif (
-            self._samples < programs <= EVERYONE and some_idle(counters) and _cost(counters, programs) <= EVERYONE_COST
-        ):
-            weights = dict.fromkeys(range(programs), 1 / programs)
-            counters = [self._count(kernel, args, config.grid, number, brief=True) for number in weights]
-        seen = dict(zip(weights, counters, strict=True))
-        near = far = counters
+            return self._summary(launch, config, weights, count(weights), count)
+        few = programs <= EVERYONE and _cost(counters.values(), programs) <= EVERYONE_COST
+        if not (few and some_idle(counters.values())):
+            found = self._summary(launch, config, weights, counters, count)
+            if not (few and some_write_less(counters.values()) and _unknown_blocks(found)):
+                return found
+        everyone = dict.fromkeys(range(programs), 1 / programs)
+        return self._summary(launch, config, everyone, count(everyone, brief=True), count)
+
+    def _summary(
+        self,
+        launch: Launch,
+        config: Config,
+        weights: Mapping[int, float],
+        counters: Mapping[int, Counter],
+        count: Count,
+    ) -> LaunchTrace:
+        """Returns the trace from the counts of these programs, by their weights, and of others that it counts itself."""
+        programs = math.prod(config.grid)
+        seen = dict(counters)
+        near = far = list(counters.values())
         if programs == len(weights) > self._samples:
             near = [seen[number] for number in window(programs)]
         elif programs > len(weights):
-
-            def brief(numbers: Iterable[int]) -> list[Counter]:
-                found = {n: self._count(kernel, args, config.grid, n, brief=True) for n in numbers}
-                seen.update(found)
-                return list(found.values())
-
-            near, far = brief(window(programs)), brief(_with_partners(config.grid, list(weights)[::2]))
-            brief(corners(config.grid) - set(seen))
+            beside, apart = count(window(programs), True), count(_with_partners(config.grid, list(weights)[::2]), True)
+            near, far = list(beside.values()), list(apart.values())
+            seen |= beside | apart
+            seen |= count(corners(config.grid) - set(seen), True)
         sizes = [b.nbytes for b in self._plan.buffers]
-        found = summary(launch.kernel, sizes, programs, dict(zip(weights.items(), counters, strict=True)), near, far)
+        samples = {(n, weight): counters[n] for n, weight in weights.items()}
+        found = summary(launch.kernel, sizes, programs, samples, near, far)
         given = {ref.buffer for ref in refs_of(dict(config.args))} if any(c.doubtful for c in seen.values()) else ()
         blocks = tuple(_blocks(config.grid, sizes, seen))
         return dataclasses.replace(found, blocks=blocks, doubtful=tuple(sorted(given)))
-
-    def _count(self, kernel: Any, args: Mapping[str, Any], grid: Program, number: int, brief: bool = False) -> Counter:
-        return self._interpreter.count(kernel, args, grid, position(number, grid), brief=brief)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, TensorRef):
@@ -153,7 +172,7 @@ def places(grid: Program, samples: int) -> dict[int, float]:
     return weights
 
 
-def has_roles(counters: Sequence[Counter]) -> bool:
+def has_roles(counters: Collection[Counter]) -> bool:
     """Whether programs write to different buffers, so that the few of `places` do not show how many have each role.
 
     Programs that write nothing have no role.
@@ -161,12 +180,23 @@ def has_roles(counters: Sequence[Counter]) -> bool:
     return len({_written(c) for c in counters} - {frozenset()}) > 1
 
 
-def some_idle(counters: Sequence[Counter]) -> bool:
+def some_idle(counters: Collection[Counter]) -> bool:
     """Whether some programs write nothing and others do, as in a grid that is larger than the work."""
     return len({_written(c) for c in counters}) > 1
 
 
-def _cost(counters: Sequence[Counter], programs: int) -> float:
+def some_write_less(counters: Iterable[Counter]) -> bool:
+    """Whether programs write different numbers of bytes, such as those of a last block that is cut off."""
+    return len({sum(s.size for kind, _, s in c.footprint if kind != "load") for c in counters}) > 1
+
+
+def _unknown_blocks(trace: LaunchTrace) -> bool:
+    """Whether it is unknown which bytes each program writes, so that the bytes of all are extrapolated."""
+    blocks = (trace.work.block(t.buffer) for t in trace.traffic if t.kind != "load")
+    return any(block is None or not block.complete for block in blocks)
+
+
+def _cost(counters: Collection[Counter], programs: int) -> float:
     """What counting so many programs like these costs."""
     return programs * math.fsum(c.cost for c in counters) / len(counters)
 

@@ -162,8 +162,8 @@ def build(
         folder.mkdir()
         wanted = [i for part in parts for i in part]
         chosen = [launches[i] for i in wanted]
-        payload = {"source": source, "constants": dict(constants), "target": target, "launches": chosen}
-        payload["machine_code"] = machine_code
+        payload: dict[str, Any] = {"source": source, "constants": dict(constants), "target": target}
+        payload |= {"launches": chosen, "machine_code": machine_code}
         within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
         value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
         with _sound():
