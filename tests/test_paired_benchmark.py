@@ -398,7 +398,10 @@ def test_few_outputs_are_kept(made, monkeypatch):
     lab.bench.seed_times.start_over()
     (timing,) = lab.evaluate(doubling(LONG)).timings
     assert timing.terms["blocks_retaken"] == 2 * timing.terms["pairs"] / 10
-    assert sorted({program.times_kept for program in programs}) == [(0, 0), (1 + timing.terms["pairs"] / 10, 0)]
+    assert sorted({program.integrity.times_kept for program in programs}) == [
+        (0, 0),
+        (1 + timing.terms["pairs"] / 10, 0),
+    ]
 
 
 @pytest.mark.parametrize("us", [SHORT, LONG])
@@ -438,7 +441,7 @@ def test_what_one_candidate_does_to_the_seeds_memory_is_not_held_against_the_nex
 
     with pytest.raises(Stop, match="out of bounds"):
         lab.evaluate(stray)
-    assert baseline.broken_guards()
+    assert baseline.integrity.broken_guards()
     assert lab.evaluate(doubling(SHORT)).verdict is Verdict.OK
 
 

@@ -26,9 +26,9 @@ def program(monkeypatch) -> Program:
     """y = 2 x, which has its results remembered."""
     without_graphs(monkeypatch)
     several = made(COPIES)
-    several.remember_inputs()
+    several.integrity.remember_inputs()
     several.replay()
-    several.remember_outputs()
+    several.integrity.remember_outputs()
     return several
 
 
@@ -58,8 +58,8 @@ def replayed(program: Program, meddle: Callable[[], object] = lambda: None) -> N
     program.reset()
     program.replay()
     meddle()
-    program.look()
-    program.look_around()
+    program.integrity.check_outputs()
+    program.integrity.check_inputs_and_guards()
 
 
 def x_of(program: Program, copy: int) -> torch.Tensor:
@@ -75,32 +75,32 @@ def test_each_copy_has_inputs_and_results_of_its_own(program):
     assert [x_of(program, copy).tolist() for copy in range(COPIES)] == [
         arguments(copy)[0].tolist() for copy in range(COPIES)
     ]
-    assert not program.differing_outputs()
-    assert program.differing_inputs() == program.broken_guards() == []
+    assert not program.integrity.outputs_differed()
+    assert program.integrity.changed_inputs() == program.integrity.broken_guards() == []
 
 
 @pytest.mark.parametrize("copy", range(COPIES))
 def test_an_output_that_was_wrong_once_is_known(program, copy):
     replayed(program, lambda: program.outputs(copy)[0].copy_(program.outputs(copy)[0].flip(0)))
     replayed(program)
-    assert program.differing_outputs()
-    assert program.differing_inputs() == program.broken_guards() == []
+    assert program.integrity.outputs_differed()
+    assert program.integrity.changed_inputs() == program.integrity.broken_guards() == []
 
 
 def test_an_argument_that_was_put_back_is_known(program):
     x = x_of(program, 1)
     replayed(program, lambda: x.neg_())
     replayed(program, lambda: x.neg_())
-    assert program.differing_inputs() == [0]
-    assert program.broken_guards() == []
+    assert program.integrity.changed_inputs() == [0]
+    assert program.integrity.broken_guards() == []
 
 
 def test_a_guard_zone_that_was_put_back_is_known(program):
     zone = program.memory._whole[2, 100:200]
     replayed(program, lambda: zone.bitwise_xor_(1))
     replayed(program, lambda: zone.bitwise_xor_(1))
-    assert program.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
-    assert program.differing_inputs() == []
+    assert program.integrity.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
+    assert program.integrity.changed_inputs() == []
 
 
 def test_nothing_is_left_by_a_reset(program):
@@ -142,27 +142,27 @@ def executed_late(program: Program, given: SwappedInputs) -> bool:
     """Whether its output was right."""
     program.reset()
     program.execute_swapped([given])
-    return not program.differing_swapped()
+    return not program.integrity.swapped_outputs_differed()
 
 
 @pytest.mark.parametrize("copy", range(COPIES))
 def test_a_copy_may_be_given_its_arguments_when_its_turn_comes(program, copy):
     assert executed_late(program, swap(copy, 2.0))
-    assert program.differing_inputs() == program.broken_guards() == []
+    assert program.integrity.changed_inputs() == program.integrity.broken_guards() == []
     replayed(program)
-    assert not program.differing_outputs()
+    assert not program.integrity.outputs_differed()
     assert not executed_late(program, swap(copy, 3.0))
-    program.remember_inputs()
-    assert not program.differing_swapped()
+    program.integrity.remember_inputs()
+    assert not program.integrity.swapped_outputs_differed()
 
 
 def test_several_copies_may(program):
     right, wrong = [swap(copy, 2.0) for copy in range(COPIES)], swap(1, 3.0)
     program.reset()
     program.execute_swapped(right)
-    assert not program.differing_swapped()
+    assert not program.integrity.swapped_outputs_differed()
     program.execute_swapped([right[0], wrong, right[2]])
-    assert program.differing_swapped()
+    assert program.integrity.swapped_outputs_differed()
 
 
 @pytest.mark.parametrize("does_all", [0, COPIES - 1])
@@ -173,7 +173,7 @@ def test_outputs_that_another_launch_makes_are_not_those_of_late_arguments(progr
 
     program._step = work
     replayed(program)
-    assert not program.differing_outputs()
+    assert not program.integrity.outputs_differed()
     assert executed_late(program, swap(does_all, 2.0))
     assert not executed_late(program, swap(1, 2.0))
 
@@ -181,15 +181,15 @@ def test_outputs_that_another_launch_makes_are_not_those_of_late_arguments(progr
 def test_outputs_of_late_arguments_are_kept_where_they_may_differ(program):
     given = dataclasses.replace(swap(1, 2.0), right=None)
     assert executed_late(program, given)
-    ((output,),) = program.kept_swapped(given)
-    assert output.tolist() == [14, 16, 18, 20] and not program.kept_swapped(swap(1, 2.0))
-    program.drop_outputs(program.times_kept)
-    assert program.times_kept == (0, 1)
-    program.drop_outputs()
-    assert not program.kept_swapped(given)
+    ((output,),) = program.integrity.kept_swapped(given)
+    assert output.tolist() == [14, 16, 18, 20] and not program.integrity.kept_swapped(swap(1, 2.0))
+    program.integrity.drop_outputs(program.integrity.times_kept)
+    assert program.integrity.times_kept == (0, 1)
+    program.integrity.drop_outputs()
+    assert not program.integrity.kept_swapped(given)
     assert executed_late(program, given)
-    program.remember_inputs()
-    assert not program.kept_swapped(given)
+    program.integrity.remember_inputs()
+    assert not program.integrity.kept_swapped(given)
 
 
 def test_what_is_left_beside_a_copy_for_a_later_one_is_seen_meanwhile(program):
@@ -204,7 +204,7 @@ def test_what_is_left_beside_a_copy_for_a_later_one_is_seen_meanwhile(program):
 
     program._step = meddling
     assert executed_late(program, swap(1, 2.0))
-    assert program.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
+    assert program.integrity.broken_guards() == ["bytes around buffers were overwritten, and put back later"]
 
 
 @pytest.mark.parametrize("does_all", [None, 0, COPIES - 1])
@@ -223,7 +223,7 @@ def test_written_arguments_may_come_late(monkeypatch, does_all):
     program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=COPIES, written=[0])  # type: ignore[list-item]
     program.write_all(arguments(copy) for copy in range(COPIES))
     program.build()
-    program.remember_inputs()
+    program.integrity.remember_inputs()
     assert executed_late(program, swap(1, 2.0)) is (does_all is None)
     program.reset()
     assert program.outputs(1)[0].tolist() == arguments(1)[0].tolist()

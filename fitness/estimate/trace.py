@@ -126,7 +126,7 @@ class _Tracer:
         counters: Mapping[int, Counter],
         count: Count,
     ) -> LaunchTrace:
-        """Returns the trace from the counts of these programs, by their weights, and of others that it counts itself."""
+        """Returns the trace from the counts of these programs, with weights, and of others that it counts itself."""
         programs = math.prod(config.grid)
         seen = dict(counters)
         near = far = list(counters.values())

@@ -73,13 +73,13 @@ class PairedBenchmark:
         alone, harder: see `Timer.compare`.  Raises Stop if what was timed is wrong.
         """
         for given in (self.baseline, self.program):
-            given.remember_inputs()
+            given.integrity.remember_inputs()
         first_us = self._first_us()
         self._take_outputs()
         if self.program is not self.verified:
-            self.program.swaps = [self._swap(copy) for copy in _drawn(self.program, SWAPS)]
+            self.program.integrity.swaps = [self._swap(copy) for copy in _drawn(self.program, SWAPS)]
         found = self.timer.compare(self.program, self.baseline, alone, harder)
-        meddled = self.baseline.broken_guards() or self.baseline.differing_inputs()
+        meddled = self.baseline.integrity.broken_guards() or self.baseline.integrity.changed_inputs()
         self._check_timed()
         if meddled:
             message = f"case {self.case.name}: stored into the memory of the kernel timed beside it"
@@ -101,17 +101,17 @@ class PairedBenchmark:
         Raises Stop(WRONG) unless they are those of the verified graph on the inputs of each copy.
         """
         program, verified, task = self.program, self.verified, self.verifier.task
-        program.remember_outputs()
-        program.look_around()
+        program.integrity.remember_outputs()
+        program.integrity.check_inputs_and_guards()
         if not task.deterministic:
-            program.keep_outputs()
+            program.integrity.keep_outputs()
         if program is verified:
             return
         program.reset()
         inputs = (self._inputs(key) for key in self.keys)
         right = torch.stack([verified.fingerprints_on(arguments) for arguments in inputs], dim=1)
         verified.reset()  # a kernel must not find the results here
-        if task.deterministic and not program.remembers(right):
+        if task.deterministic and not program.integrity.remembers(right):
             raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
 
     # --- what was timed is right -------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ class PairedBenchmark:
         program, where = self.program, f"case {self.case.name}: a timed replay"
         self.timer.evict()
         program.replay()
-        program.look()
-        if program.broken_guards():
+        program.integrity.check_outputs()
+        if program.integrity.broken_guards():
             raise Stop("time", Verdict.WRONG, f"{where} stored out of bounds")
-        if modified := program.differing_inputs():
+        if modified := program.integrity.changed_inputs():
             raise Stop("time", Verdict.WRONG, f"{where} modified argument {modified[0]}; copy it instead")
         chosen: Sequence[int] = range(program.copies)
         if self.verifier.task.deterministic:
-            if program.differing_outputs():
+            if program.integrity.outputs_differed():
                 raise Stop("time", Verdict.WRONG, f"case {self.case.name}: {OTHER_OUTPUTS}")
             chosen = _drawn(program, FRESH)
         self._compare_copies(chosen)
@@ -144,7 +144,7 @@ class PairedBenchmark:
             expected = self.verifier.expect_again(self.case, self.keys[copy])
             if expected is None:
                 continue
-            for outputs in (self.program.outputs(copy), *self.program.kept(copy)):
+            for outputs in (self.program.outputs(copy), *self.program.integrity.kept(copy)):
                 self.verifier.compare(self.program, expected, where, self.summary, outputs)
 
     def _inputs(self, key: int) -> tuple[Any, ...]:
@@ -173,10 +173,10 @@ class PairedBenchmark:
     def _check_swapped(self) -> None:
         """Checks all results on swapped arguments: no other launch could have computed them."""
         where = f"case {self.case.name}: {NOT_ALONE}"
-        if self.program.differing_swapped():
+        if self.program.integrity.swapped_outputs_differed():
             raise Stop("time", Verdict.WRONG, where)
-        for swap in self.program.swaps:
-            self._compare_swapped(swap.copy, swap.number, self.program.kept_swapped(swap), where)
+        for swap in self.program.integrity.swaps:
+            self._compare_swapped(swap.copy, swap.number, self.program.integrity.kept_swapped(swap), where)
 
     def _compare_swapped(self, copy: int, number: int, each: Sequence[Sequence[torch.Tensor]], where: str) -> None:
         """Compares outputs on swapped arguments with what is expected. each: the outputs, once or several times."""
@@ -219,7 +219,7 @@ class PairedBenchmark:
         keys = [key + len(self.keys) for key in self.keys]
         for given in (self.baseline, self.program):
             self.verifier.programs.write(self.case, given, keys)
-        self.program.drop_outputs()
+        self.program.integrity.drop_outputs()
         return dataclasses.replace(self, keys=keys)
 
 
@@ -267,7 +267,7 @@ class SeedTimes:
                 others.append(self._programs.build(self._programs.seed, case, inputs, baseline.copies))
                 others[-1].reset()
                 block = self._timer.block(others[-1], baseline, FLOOR_PAIRS)
-                others[-1].drop_outputs()
+                others[-1].integrity.drop_outputs()
                 ratios.append(statistics.median(s / t for s, t in zip(block.baseline_us, block.own_us, strict=True)))
                 medians.append(statistics.median(block.baseline_us))
                 if sum(t.copies * t.nbytes for t in others) > FLOOR_BYTES:
@@ -282,7 +282,7 @@ class SeedTimes:
         Alternating, and the least of each: a disturbance of only one of them is not a reason.
         """
         case, baseline = paired.case, paired.baseline
-        baseline.look_around()  # stores there are seen before it is written again
+        baseline.integrity.check_inputs_and_guards()  # stores there are seen before it is written again
         both = (self._alone_on[case.name, baseline.copies], paired.keys)
         least = [math.inf, math.inf]
         for round_ in range(2 * ALONE_ROUNDS):

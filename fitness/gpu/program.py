@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,148 @@ class SwappedInputs:
     arguments: Sequence[Any]
     usual: Sequence[Any]
     right: torch.Tensor | None
+
+
+class Integrity:
+    """Watches the memory of a program while it is timed: what is timed must be what was verified.
+
+    Outputs and arguments that are only read are compared by fingerprints, which stay on the device.  Each comparison is
+    enqueued like a kernel; its result is asked for in the end.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor], read: Mapping[int, torch.Tensor], memory: DeviceMemory) -> None:
+        """outputs and read arguments (by position): windows on `memory`, the copies first."""
+        self._outputs, self._read, self._memory = outputs, read, memory
+        copies = len(memory.arenas)
+        # Fingerprints of each copy of each output, then of each argument that is only read.
+        self._found = torch.zeros((len(outputs) + len(read), copies), dtype=torch.int64, device=memory.arenas.device)
+        self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(len(self._found))
+        self._kept: list[list[torch.Tensor]] = []
+        self.swaps: Sequence[SwappedInputs] = ()  # some are executed, at random times
+        self._kept_swapped: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
+        self._differs_swapped = torch.zeros((), dtype=torch.bool, device=memory.arenas.device)
+
+    @functools.cached_property
+    def _guard_graph(self) -> Graph:
+        return captured(self._memory.look_at_guards)
+
+    @functools.cached_property
+    def _output_graph(self) -> Graph:
+        return captured(lambda: self._compare(self._outputs, 0))
+
+    @functools.cached_property
+    def _input_graph(self) -> Graph | None:
+        return captured(lambda: self._compare([*self._read.values()], len(self._outputs))) if self._read else None
+
+    def _compare(self, watched: Sequence[torch.Tensor], first: int) -> None:
+        chosen = slice(first, first + len(watched))
+        for windows, found in zip(watched, self._found[chosen], strict=True):
+            fingerprint(windows, found)
+        self._differing[chosen].add_((self._found[chosen] != self._known[chosen]).sum(1))
+
+    # --- what is remembered ------------------------------------------------------------------------------------------
+
+    def remember_inputs(self) -> None:
+        """Remembers the read arguments as they are, and forgets comparisons with earlier ones."""
+        self.check_inputs()
+        self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
+        self._differing.zero_()
+        self._kept, self.swaps, self._kept_swapped = [], (), []
+        self._differs_swapped.zero_()
+
+    def remember_outputs(self) -> None:
+        """Remembers the outputs as they are."""
+        self.check_outputs()
+        self._known[: len(self._outputs)] = self._found[: len(self._outputs)]
+        self._differing[: len(self._outputs)].zero_()
+
+    def remembers(self, fingerprints: torch.Tensor) -> bool:
+        """Returns whether these fingerprints, (outputs and read arguments, copies), are the remembered ones."""
+        return torch.equal(self._known, fingerprints)
+
+    def fingerprints(self) -> torch.Tensor:
+        """Returns the fingerprints of the latest checks, (outputs and read arguments, copies)."""
+        return self._found.clone()
+
+    def forget_differences(self) -> None:
+        self._differing.zero_()
+
+    # --- comparisons, which are enqueued -----------------------------------------------------------------------------
+
+    def check_outputs(self) -> None:
+        """Compares the outputs with the remembered ones."""
+        self._output_graph.replay()
+
+    def check_inputs(self) -> None:
+        """Compares the read arguments with the remembered ones."""
+        if self._input_graph is not None:
+            self._input_graph.replay()
+
+    def check_inputs_and_guards(self) -> None:
+        """Compares read arguments and guard zones.
+
+        What one replay leaves there for the next is seen now, and might be gone at the end.
+        """
+        self.check_inputs()
+        self._guard_graph.replay()
+
+    def check_swapped(self, swap: SwappedInputs) -> None:
+        """Compares the outputs of a copy that was executed on swapped arguments, or keeps them."""
+        outputs = [windows[swap.copy : swap.copy + 1] for windows in self._outputs]
+        if swap.right is None:
+            self._kept_swapped.append((swap, [output[0].clone() for output in outputs]))
+            return
+        found = torch.zeros_like(swap.right)
+        for windows, number in zip(outputs, found, strict=True):
+            fingerprint(windows, number)
+        self._differs_swapped |= (found != swap.right).any()
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def changed_inputs(self) -> list[int]:
+        """Returns positions of arguments, not declared as written, that differ from the remembered ones.
+
+        They differ now, or differed at a check.
+        """
+        self.check_inputs()
+        counts = self._differing[len(self._outputs) :].tolist()
+        return [i for i, count in zip(self._read, counts, strict=True) if count]
+
+    def broken_guards(self) -> list[str]:
+        """Returns what was found in the guard zones, now or at a check; empty if they are whole."""
+        self._guard_graph.replay()
+        return self._memory.overwritten()
+
+    def outputs_differed(self) -> bool:
+        """Returns whether an output of any copy differed at any check."""
+        return bool(self._differing[: len(self._outputs)].any())
+
+    def swapped_outputs_differed(self) -> bool:
+        """Returns whether an output on swapped arguments was ever wrong."""
+        return bool(self._differs_swapped)
+
+    # --- outputs that are kept, if a task has several right ones -----------------------------------------------------
+
+    def keep_outputs(self) -> None:
+        """Copies the current outputs of all copies: see `kept`."""
+        self._kept.append([windows.clone() for windows in self._outputs])
+
+    @property
+    def times_kept(self) -> tuple[int, int]:
+        """Returns how often the outputs of all copies were kept, and how many of copies with swapped arguments."""
+        return len(self._kept), len(self._kept_swapped)
+
+    def drop_outputs(self, since: tuple[int, int] = (0, 0)) -> None:
+        """Forgets the kept outputs, except for the first `since` times."""
+        del self._kept[since[0] :], self._kept_swapped[since[1] :]
+
+    def kept(self, copy: int) -> list[list[torch.Tensor]]:
+        """Returns the outputs of a copy, of each time they were kept."""
+        return [[windows[copy] for windows in outputs] for outputs in self._kept]
+
+    def kept_swapped(self, swap: SwappedInputs) -> list[list[torch.Tensor]]:
+        """Returns the outputs of a copy on swapped arguments, of each time they were kept."""
+        return [outputs for of, outputs in self._kept_swapped if of is swap]
 
 
 class Program:
@@ -80,14 +222,7 @@ class Program:
         self._read = {i: self.memory.windows(ref) for i, ref in refs if i not in self._pristine}
         others = any(isinstance(step, Op) for step in plan.steps)  # whose kernels are not known
         self._sets_priorities = others or any(kernel.sets_priorities for kernel in kernels)
-        # Fingerprints of each copy of each output, then of each argument that is only read.
-        watched = len(self._outputs) + len(self._read)
-        self._found = torch.zeros((watched, copies), dtype=torch.int64, device=device)
-        self._kept: list[list[torch.Tensor]] = []
-        self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(watched)
-        self.swaps: Sequence[SwappedInputs] = ()  # some are executed, at random times
-        self._kept_swapped: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
-        self._differs_swapped = torch.zeros((), dtype=torch.bool, device=device)
+        self.integrity = Integrity(self._outputs, self._read, self.memory)
 
     @property
     def nbytes(self) -> int:
@@ -122,10 +257,6 @@ class Program:
         """
         return [i for i, windows in self._read.items() if not same_bits(windows[0], arguments[i])]
 
-    def broken_guards(self) -> list[str]:
-        self._guard_graph.replay()
-        return self.memory.overwritten()
-
     # --- graphs ------------------------------------------------------------------------------------------------------
 
     def execute(self) -> None:
@@ -158,18 +289,6 @@ class Program:
         self._reset_graph = captured(self._reset)
         self._graph = captured(self.execute)
 
-    @functools.cached_property
-    def _guard_graph(self) -> Graph:
-        return captured(self.memory.look_at_guards)
-
-    @functools.cached_property
-    def _output_graph(self) -> Graph:
-        return captured(lambda: self._look(self._outputs, 0))
-
-    @functools.cached_property
-    def _input_graph(self) -> Graph | None:
-        return captured(lambda: self._look([*self._read.values()], len(self._outputs))) if self._read else None
-
     def reset(self, poison: Poison = POISONS[0]) -> None:
         """Enqueues: the plan's own memory poisoned, written arguments restored, no priorities left in the cache."""
         if poison == POISONS[0]:
@@ -186,74 +305,25 @@ class Program:
     def fingerprints_on(self, arguments: Sequence[Any]) -> torch.Tensor:
         """Returns the fingerprints of the first copy on `arguments`: of its outputs, and of the arguments only read."""
         self.write_inputs(arguments)
-        self._look_at_inputs()
+        self.integrity.check_inputs()
         self.reset()
         self.replay()
-        self._output_graph.replay()
-        return self._found[:, 0].clone()
-
-    def remember_inputs(self) -> None:
-        """Remembers the read arguments as they are, and forgets comparisons with earlier ones."""
-        self._look_at_inputs()
-        self._known[len(self._outputs) :] = self._found[len(self._outputs) :]
-        self._differing.zero_()
-        self._kept, self.swaps, self._kept_swapped = [], (), []
-        self._differs_swapped.zero_()
-
-    def remember_outputs(self) -> None:
-        """Remembers the outputs as they are."""
-        self._output_graph.replay()
-        self._known[: len(self._outputs)] = self._found[: len(self._outputs)]
-        self._differing[: len(self._outputs)].zero_()
-
-    def remembers(self, fingerprints: torch.Tensor) -> bool:
-        """Returns whether these fingerprints, (outputs and read arguments, copies), are the remembered ones."""
-        return torch.equal(self._known, fingerprints)
+        self.integrity.check_outputs()
+        return self.integrity.fingerprints()[:, 0]
 
     def inputs_are_equal(self) -> bool:
         """Returns whether two copies have the same arguments, if they were not executed since these were written."""
-        self.look()
-        self._look_at_inputs()
-        given = self._found[len(self.plan.outputs) :]
-        self._differing.zero_()
+        self.integrity.check_outputs()
+        self.integrity.check_inputs()
+        given = self.integrity.fingerprints()[len(self.plan.outputs) :]
+        self.integrity.forget_differences()
         return len(given) == 0 or given.unique(dim=1).shape[1] < self.copies
-
-    def look(self) -> None:
-        """Enqueues a comparison of the outputs with the remembered ones."""
-        self._output_graph.replay()
-
-    def look_around(self) -> None:
-        """Enqueues a comparison of read arguments and guard zones.
-
-        What one replay leaves there for the next is seen now, and might be gone at the end.
-        """
-        self._look_at_inputs()
-        self._guard_graph.replay()
-
-    def keep_outputs(self) -> None:
-        """Copies the current outputs of all copies: see `kept`."""
-        self._kept.append([windows.clone() for windows in self._outputs])
-
-    @property
-    def times_kept(self) -> tuple[int, int]:
-        """Returns how often the outputs of all copies were kept, and how many of copies with swapped arguments."""
-        return len(self._kept), len(self._kept_swapped)
-
-    def drop_outputs(self, since: tuple[int, int] = (0, 0)) -> None:
-        """Forgets the kept outputs, except for the first `since` times."""
-        del self._kept[since[0] :], self._kept_swapped[since[1] :]
-
-    def kept(self, copy: int) -> list[list[torch.Tensor]]:
-        """Returns the outputs of a copy, of each time they were kept."""
-        return [[windows[copy] for windows in outputs] for outputs in self._kept]
 
     def execute_swapped(self, swaps: Iterable[SwappedInputs]) -> None:
         """Enqueues all steps, copy after copy, like a replay.
 
-        Some copies are given other arguments just before they run.
-
-        Their outputs are looked at just after.  So no other launch can do their work: an earlier one knows other
-        arguments, and a later one comes too late.
+        Some copies are given other arguments just before they run, and their outputs are checked just after.  So no
+        other launch can do their work: an earlier one knows other arguments, and a later one comes too late.
         """
         steps, by_copy = self._numbered(), {swap.copy: swap for swap in swaps}
         for copy in range(self.copies):
@@ -264,49 +334,9 @@ class Program:
             # Nothing else runs in between: traces in memory would tell a kernel its position.
             self.write_inputs(swap.arguments, copy)
             self._steps(steps, [copy])
-            if swap.right is None:
-                self._kept_swapped.append((swap, [output.clone() for output in self.outputs(copy)]))
-            else:
-                found = torch.zeros_like(swap.right)
-                for windows, number in zip(self._outputs, found, strict=True):
-                    fingerprint(windows[copy : copy + 1], number)
-                self._differs_swapped |= (found != swap.right).any()
+            self.integrity.check_swapped(swap)
             self.write_inputs(swap.usual, copy)
-            self.look_around()
-
-    def kept_swapped(self, swap: SwappedInputs) -> list[list[torch.Tensor]]:
-        """Returns the outputs of a copy on swapped arguments, of each time they were kept.
-
-        They are kept only for tasks whose outputs may differ.
-        """
-        return [outputs for of, outputs in self._kept_swapped if of is swap]
-
-    def differing_swapped(self) -> bool:
-        """Returns whether an output on swapped arguments was ever wrong."""
-        return bool(self._differs_swapped)
-
-    def differing_outputs(self) -> bool:
-        """Returns whether an output of any copy differed at any look."""
-        return bool(self._differing[: len(self._outputs)].any())
-
-    def differing_inputs(self) -> list[int]:
-        """Returns positions of arguments, not declared as written, that differ from the remembered ones.
-
-        They differ now, or differed at a look.
-        """
-        self._look_at_inputs()
-        counts = self._differing[len(self._outputs) :].tolist()
-        return [i for i, count in zip(self._read, counts, strict=True) if count]
-
-    def _look_at_inputs(self) -> None:
-        if self._input_graph is not None:
-            self._input_graph.replay()
-
-    def _look(self, watched: Sequence[torch.Tensor], first: int) -> None:
-        chosen = slice(first, first + len(watched))
-        for windows, found in zip(watched, self._found[chosen], strict=True):
-            fingerprint(windows, found)
-        self._differing[chosen].add_((self._found[chosen] != self._known[chosen]).sum(1))
+            self.integrity.check_inputs_and_guards()
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

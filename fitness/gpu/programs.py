@@ -87,7 +87,7 @@ class Programs:
         """
         assert self.seed is not None
         program = self._of_seed.get((case.name, copies))
-        if program is None or program.broken_guards():
+        if program is None or program.integrity.broken_guards():
             program = self._of_seed[case.name, copies] = self.build(self.seed, case, inputs, copies)
             program.replay()  # the first replay takes longer and is not timed
             program.reset()

@@ -171,7 +171,7 @@ class Timer:
         drift: Callable[[Sequence[float]], float] = lambda baseline_us: 1.0,
     ) -> TimedBlock:
         """Returns pairs taken between equal states of the clocks, and without drift if possible."""
-        retaken, kept = 0, program.times_kept
+        retaken, kept = 0, program.integrity.times_kept
         while True:
             before = self._watch.read()
             own_us, baseline_us = self.pairs(program, baseline, pairs)
@@ -180,7 +180,7 @@ class Timer:
             if retaken == RETAKES or not (drifted or disturbed):
                 return TimedBlock(own_us, baseline_us, retaken)
             retaken += 1
-            program.drop_outputs(kept)
+            program.integrity.drop_outputs(kept)
             if drifted:
                 time.sleep(PAUSE_S)
 
@@ -193,7 +193,7 @@ class Timer:
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
-        swap = self._some(range(pairs)) if program.swaps else ()
+        swap = self._some(range(pairs)) if program.integrity.swaps else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | Call = program if is_candidate else baseline
@@ -203,14 +203,14 @@ class Timer:
                 chosen.replay()
                 end.record()
                 if is_candidate:
-                    program.look()
+                    program.integrity.check_outputs()
                     if program.copies > 1 or secrets.randbits(1):
-                        program.look_around()
+                        program.integrity.check_inputs_and_guards()
                     if pair == kept:
-                        program.keep_outputs()
+                        program.integrity.keep_outputs()
                     if pair in swap:
                         self.cold(program)
-                        program.execute_swapped(self._some(program.swaps))
+                        program.execute_swapped(self._some(program.integrity.swaps))
                         self.evict()  # meanwhile the host gets ahead of the device again
                     program.reset(self.poison(program))
                 else:

@@ -104,12 +104,12 @@ class Verifier:
         program.memory.renew_guards(poison)
         repeats = SAME if variant == "normal" and not summary.has_seen(case) else 1
         self._replay(program, repeats, poison, where)
-        broken = program.broken_guards()
+        broken = program.integrity.broken_guards()
         if broken:
             raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
         # The expectation is made now, from inputs drawn again: none of it was on the device during the replay.
         again = self.programs.inputs(case, key, variant)
-        changed = program.modified_inputs(again) or (program.differing_inputs() if repeats > 1 else [])
+        changed = program.modified_inputs(again) or (program.integrity.changed_inputs() if repeats > 1 else [])
         if changed:
             raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
         expected = self.expect(case, key, variant, again)
@@ -123,13 +123,13 @@ class Verifier:
     def _replay(self, program: Program, repeats: int, poison: int, where: str) -> None:
         """Replays.  Raises Stop(WRONG) if outputs differ from one time to the next."""
         if repeats > 1:
-            program.remember_inputs()
+            program.integrity.remember_inputs()
         first: list[torch.Tensor] = []
         for repeat in range(repeats):
             program.reset(seed_oracle.poison(self.task, poison + repeat))
             program.replay()
             if repeats > 1:
-                program.look_around()
+                program.integrity.check_inputs_and_guards()
             if not self.task.deterministic:
                 continue
             if repeat == 0:
