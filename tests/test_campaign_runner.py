@@ -12,7 +12,7 @@ import pytest
 
 from evo.campaign.runner import Done, counter, execute_runs, finished, why_failed
 from evo.campaign.spec import Campaign, CampaignRun, Spec
-from evo.cli.ablate import run_campaign
+from evo.cli.campaigns import run_campaign
 from evo.core.errors import StoreError
 from evo.core.records import Verdict
 from evo.search import evaluators
@@ -99,7 +99,7 @@ def test_what_other_processes_finish_counts_as_progress(
     opened: list[CliEvaluator], campaign: Campaign, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(0, 100)
-    monkeypatch.setattr("evo.cli.ablate.time", SimpleNamespace(monotonic=clock.__next__))
+    monkeypatch.setattr("evo.cli.campaigns.time", SimpleNamespace(monotonic=clock.__next__))
     counted = iter((2, 7))  # five were finished in the meantime, this process's one among them
     tasks = iter([added(campaign, "softmax")])
     assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _factory()) == ([], False)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.cli import common, suite
+from evo.cli.campaigns import run_campaign
 from evo.cli.suite_checks import TASKS, Checking, adding, read, rows
 from evo.core.errors import ConfigError, EvoError, StoreError, how_to_install
 from evo.search import evaluators
@@ -143,7 +144,6 @@ def _searched(
     look: called while waiting for a file; raises if no other file will be verified.
     """
     from evo.campaign.runner import concluded, counter, finished
-    from evo.cli.ablate import run_campaign
     from fitness.suites.check import LIMITS
 
     done = concluded if arguments.best else finished
