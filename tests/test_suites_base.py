@@ -21,9 +21,10 @@ from fitness.frontend.target import get_target
 from fitness.suites import registry
 from fitness.suites.base import CheckSettings
 from fitness.suites.check import SuiteChecker
-from fitness.suites.kernelbench.suite import KernelBench, KernelBenchChecker
+from fitness.suites.kernelbench.check import KernelBenchChecker
+from fitness.suites.kernelbench.suite import KernelBench
 from fitness.suites.registry import find_suite
-from fitness.suites.tritonbench_t.suite import TritonBenchTChecker
+from fitness.suites.tritonbench_t.check import TritonBenchTChecker
 
 OWN = """
     from dataclasses import dataclass

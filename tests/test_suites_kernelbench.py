@@ -15,12 +15,12 @@ from evo.core.records import Candidate, Verdict
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
+from fitness.suites.kernelbench.check import KernelBenchChecker
 from fitness.suites.kernelbench.checkout import KernelBenchFile, sources
 from fitness.suites.kernelbench.folder import write_folder
 from fitness.suites.kernelbench.problem import Problem, axes_of
 from fitness.suites.kernelbench.seeds import FAMILIES, seed_kernel
 from fitness.suites.kernelbench.sizes import extent, sizes_of
-from fitness.suites.kernelbench.suite import KernelBenchChecker
 from fitness.tasks.task import load_task, run_reference
 from fitness.verify import oracle
 

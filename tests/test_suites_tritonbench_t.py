@@ -16,8 +16,9 @@ from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
 from fitness.suites.tritonbench import TritonBenchFile
+from fitness.suites.tritonbench_t.check import TritonBenchTChecker
 from fitness.suites.tritonbench_t.seeds import SEEDS, seed_kernel
-from fitness.suites.tritonbench_t.suite import FOLDER, SIZES, TritonBenchT, TritonBenchTChecker
+from fitness.suites.tritonbench_t.suite import FOLDER, SIZES, TritonBenchT
 from fitness.tasks.task import load_task, run_reference
 from fitness.verify.oracle import make_inputs
 

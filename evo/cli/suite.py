@@ -143,6 +143,8 @@ def _summary(arguments: argparse.Namespace) -> int:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Returns which files the campaign in `folder` has, from `settings_of`.  Raises StoreError if it does not say."""
+    from fitness.suites.registry import built_in
+
     path = folder / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -155,13 +157,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise _damaged(path, f"no JSON ({error})") from None
     if not isinstance(found, dict) or not isinstance(found.get("suite"), str):
         raise _damaged(path, f"{found!r:.100}")
-    if "with_pytorch" not in found:  # written by an earlier version, which knew no plug-ins
-        from fitness.suites.registry import built_in
-
-        if found["suite"] not in built_in():
-            raise _damaged(path, f"{found!r:.100}")
-        found["with_pytorch"] = bool(built_in()[found["suite"]].seed_kernel)
-    return {"gib": None, "seeds": None, "plugin": None, **found}
+    known = built_in().get(found["suite"])
+    if known is None and "with_pytorch" not in found:  # written by an earlier version, which knew no plug-ins
+        raise _damaged(path, f"{found!r:.100}")
+    defaults = {"gib": None, "seeds": None, "plugin": None, "with_pytorch": bool(known and known.seed_kernel)}
+    return {**defaults, **found}
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:

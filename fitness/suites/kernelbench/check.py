@@ -1,0 +1,64 @@
+"""Takes a problem through every stage: read, then its seed kernel recorded, compiled and verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evo.core.errors import TaskError
+from fitness.frontend.target import Target
+from fitness.sandbox.zygote import Zygote
+from fitness.suites import seeded
+from fitness.suites.check import CheckOutcome, Verifier
+from fitness.suites.kernelbench.checkout import STAGES
+from fitness.suites.kernelbench.folder import parameters_of, write_folder
+from fitness.suites.kernelbench.seeds import seed_kernel
+from fitness.tasks.task import Task, load_task
+
+MOST_BYTES = 2 << 30
+
+
+class KernelBenchChecker(seeded.SeededChecker):
+    """Checks like SeededChecker; a problem's reference is its model, its seed kernel is evo's or the user's."""
+
+    stages = STAGES
+
+    def __init__(
+        self,
+        root: Path,
+        target: Target,
+        zygote: Zygote,
+        verifier: Verifier | None = None,
+        *,
+        seeds: Path | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Keeps the settings.
+
+        seeds: kernels that are preferred to evo's; most_bytes: of inputs, state and outputs of a case.
+        """
+        super().__init__(root, target, zygote, verifier, seeds=seeds)
+        self._most_bytes = most_bytes
+
+    def _through(self, source: Any, scratch: Path, outcome: CheckOutcome) -> None:
+        folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
+        sizes = write_folder(folder, source, kernel, self._most_bytes)
+        if sizes.reduced:
+            outcome.note = "reduced to " + ", ".join(f"{name}={size}" for name, size in sizes.own.items())
+        task = _loaded(folder, kernel)
+        outcome.stages.append("read")
+        if kernel is None:
+            raise TaskError(seeded.NO_SEED)
+        self._check_kernel(task, outcome)
+
+
+def _loaded(folder: Path, kernel: str | None) -> Task:
+    """Returns the task, checked by running its reference.  Without a kernel only the problem is checked."""
+    path = folder / "kernel.py"
+    if kernel is not None:
+        return load_task(folder)
+    path.write_text(f"def entry({', '.join(parameters_of(folder))}):\n    return None\n", encoding="utf-8")
+    try:
+        return load_task(folder)
+    finally:
+        path.unlink()
