@@ -1,13 +1,11 @@
-"""Clocks that make times incomparable, whose fault an error is, and the facts of a real GPU."""
+"""States of the clocks that make times incomparable, and the facts of a real GPU."""
 
 import pytest
 import torch
 
-from evo.core.records import Verdict
-
 pytest.importorskip("pynvml")
 
-from fitness.cuda.device import HARMLESS, MACHINE, Clocks, Watch, device_facts, disturbance, verdict_of, verdict_of_text
+from fitness.cuda.device import Clocks, Watch, device_facts, disturbance
 
 CALM = Clocks(1980, 3201, frozenset())
 
@@ -28,39 +26,6 @@ def test_small_changes_of_the_clock_do_not_disturb():
 def test_other_clocks_and_throttling_disturb(after, part):
     assert part in disturbance(CALM, after)
     assert disturbance(after, CALM) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    [
-        ("CUDA_ERROR_ILLEGAL_ADDRESS", Verdict.RUNTIME_ERROR),
-        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", Verdict.OUT_OF_MEMORY),
-        ("CUDA_ERROR_ECC_UNCORRECTABLE", Verdict.INFRASTRUCTURE),
-    ],
-)
-def test_whose_fault_an_error_is(name: str, verdict: Verdict) -> None:
-    assert verdict_of(name) is verdict
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("CUDA error: uncorrectable ECC error encountered", Verdict.INFRASTRUCTURE),
-        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", Verdict.INFRASTRUCTURE),
-        ("CUDA error: an illegal memory access was encountered", Verdict.RUNTIME_ERROR),
-    ],
-)
-def test_whose_fault_a_text_is(text: str, verdict: Verdict) -> None:
-    assert verdict_of_text(text) is verdict
-
-
-def test_no_fault_of_the_machine_is_harmless() -> None:
-    assert not HARMLESS & set(MACHINE)
-
-
-def test_the_names_are_those_of_the_driver() -> None:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    assert set(MACHINE) | HARMLESS <= set(driver.CUresult.__members__)
 
 
 @pytest.mark.gpu

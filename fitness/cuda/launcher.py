@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
-from fitness.cuda.device import HARMLESS, verdict_of
+from fitness.cuda.faults import HARMLESS, verdict_of
 
 WARP = 32
 SHARED_WITHOUT_ASKING = 48 << 10  # bytes of dynamic shared memory; beyond, a function must opt in

@@ -19,7 +19,8 @@ import torch
 
 from evo.core.records import Verdict
 from fitness.cuda import norms
-from fitness.cuda.device import Watch, device_facts, facts_if_same, verdict_of_text
+from fitness.cuda.device import Watch, device_facts, facts_if_same
+from fitness.cuda.faults import verdict_of_text
 from fitness.cuda.launcher import DeviceError
 from fitness.frontend.stages import Stop
 from fitness.gpu import fingerprint, timing
