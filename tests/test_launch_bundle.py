@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from evo.core.records import Verdict
-from fitness.cuda.parameters import pack
 from fitness.frontend.build_cache import BuildCache, build_key
 from fitness.frontend.freeze import freeze
 from fitness.frontend.kernels import closures
@@ -35,6 +34,9 @@ def bundle_of(source, zygote, tmp_path):
 
 
 def test_every_launch_has_its_machine_code_and_can_be_packed(zygote, tmp_path):
+    pytest.importorskip("cuda.bindings")
+    from fitness.cuda.launcher import pack
+
     task = load_task("softmax")
     work = bundle_of(task.seed_source, zygote, tmp_path)
     assert set(work.plans) == {case.name for case in task.cases}

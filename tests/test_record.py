@@ -1,16 +1,19 @@
-"""The recorder on honest and dishonest host code, in real sandboxed children."""
+"""The recorder on honest and dishonest host code, in real sandboxed children; and the warming up of all jobs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evo.core.records import Verdict
+from fitness.frontend.memory import FILE_NAME
 from fitness.frontend.plan import MOST_TUNED, Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
+from fitness.frontend.recording import record as recording
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
@@ -521,3 +524,25 @@ def test_a_kernel_defined_in_a_function_is_refused(record: Record) -> None:
     result = record.result(code, tensor(16))
     assert (result.verdict, result.line) == (Verdict.UNSUPPORTED, FIRST + 4)
     assert "top-level" in result.message
+
+
+def test_each_job_gets_what_the_one_before_made_of_the_sample() -> None:
+    seen: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+
+    def job(name: str) -> Any:
+        def run(payload: Mapping[str, Any], scratch: Path) -> Mapping[str, Any]:
+            seen[name] = payload, [p.name for p in scratch.iterdir()]
+            return {}
+
+        return run
+
+    others = ("compile", "interpret", "trace")
+    before = set(sys.modules)  # other tests of this process may have left theirs
+    recording.warm_up({"record": recording.job, **{name: job(name) for name in others}}, "sm_90")
+    assert tuple(seen) == others
+    assert [launch["kernel"] for launch in seen["compile"][0]["launches"]] == ["kernel"]
+    plan = from_json(seen["interpret"][0]["plan"])
+    assert len(plan.launches) == 1 and not plan.delegated
+    assert FILE_NAME in seen["interpret"][1]
+    assert seen["trace"][0]["cases"][0]["plan"] == seen["interpret"][0]["plan"]
+    assert not any(name.startswith("candidate") for name in set(sys.modules) - before)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from evo.campaign.spec import Campaign, CampaignRun
     from evo.search.profiling import Profiler
     from evo.storage.store import Store
+    from fitness.suites import SuiteFile
     from fitness.suites.check import CheckOutcome
-    from fitness.suites.files import SuiteFile
     from fitness.tasks.task import Task
 
 BASELINES = "baselines.jsonl"  # PyTorch's times beside each seed kernel

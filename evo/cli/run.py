@@ -1,4 +1,9 @@
-"""`evo run`: searches for a faster kernel."""
+"""`evo run`: searches for a faster kernel.
+
+It can do half of a search: `--propose-only` evaluates nothing, `--evaluate-only` proposes nothing.  Both work
+alternately on one run folder, which may be copied between machines.  Proposing needs no GPU and starts no evaluator;
+evaluating needs no network.  The first evaluation decides which device the run uses.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.cli import common, models, split
+from evo.cli import common
 from evo.cli.search import CommandLine, show_end
+from evo.core.errors import ConfigError
+from evo.core.records import StopReason
 
 if TYPE_CHECKING:
     from evo.api import Settings
 
 DEFAULT_TASK = "softmax"
 DEFAULT_BUDGET = 32
+# Questions in flight if several workers evaluate, as `evo.api` has it, whose import would cost --help its speed.
+DEFAULT_CONCURRENCY = 8
 # Settings of `evo.search` by the names of their options.
 _SETTINGS = {
     **{name: name for name in ("budget", "seed", "strategy", "operators", "islands", "workers", "target", "gpus")},
@@ -59,9 +68,41 @@ def add(commands: Any) -> None:
         metavar="N",
         help="most estimates an operator may choose a draft by (default: 12; 4 if a GPU measures)",
     )
-    models.add_options(run)
-    split.add_options(run)
+    _add_models(run)
+    _add_halves(run)
     run.set_defaults(command=_run, default_of=run.get_default)
+
+
+def _add_models(run: argparse.ArgumentParser) -> None:
+    group = run.add_argument_group("language models", "see docs/llm.md")
+    group.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME@BASE_URL",
+        help="a model at an OpenAI-compatible endpoint; or NAME@mailbox:DIR, replay:RUN; may be repeated. "
+        "Its key comes from the environment: EVO_API_KEY_NAME or OPENAI_API_KEY",
+    )
+    group.add_argument("--models", type=Path, metavar="FILE.toml", help="prices and settings of models")
+    group.add_argument(
+        "--llm-concurrency", type=int, metavar="K", help=f"questions in flight (default: {DEFAULT_CONCURRENCY}; 1 with "
+        "--workers 1, which is repeatable)"
+    )  # fmt: skip
+    group.add_argument("--max-tokens", type=int, metavar="N", help="hard limit on tokens, of prompts and answers")
+    group.add_argument("--max-usd", type=float, metavar="X", help="hard limit on dollars; needs prices")
+    group.add_argument(
+        "--guidance", metavar="KIND", help="what prompts tell of profiles: digest (default), raw or none"
+    )
+
+
+def _add_halves(run: argparse.ArgumentParser) -> None:
+    half = run.add_mutually_exclusive_group()
+    half.add_argument(
+        "--propose-only", type=int, metavar="N", help="store N candidates in --run-dir, new or not, evaluate none"
+    )
+    half.add_argument(
+        "--evaluate-only", action="store_true", help="evaluate what is pending in --run-dir, propose nothing"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -69,9 +110,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     settings = _settings(arguments)
     if arguments.propose_only is not None:
-        return split.propose(arguments, settings)
+        return _propose(arguments, settings)
     if arguments.evaluate_only:
-        return split.evaluate(arguments, settings)
+        return _evaluate(arguments, settings)
     task = DEFAULT_TASK if arguments.task is None else arguments.task
     return show_end(api.search(task, run_dir=arguments.run_dir, progress=CommandLine(), **settings))
 
@@ -87,3 +128,30 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         given["operators"] = [name.strip() for name in given["operators"].split(",")]
     settings: Settings = given
     return settings
+
+
+def _propose(arguments: argparse.Namespace, settings: Settings) -> int:
+    """`settings`: those that were given."""
+    from evo import api
+
+    folder = _folder(arguments, "--propose-only N")
+    outcome = api.propose(folder, arguments.propose_only, arguments.task, progress=CommandLine(), **settings)
+    if outcome.reason is StopReason.SILENT and not outcome.proposed:
+        return common.EXIT_NOT_OK
+    return common.EXIT_INTERRUPTED if outcome.reason is StopReason.INTERRUPTED else 0
+
+
+def _evaluate(arguments: argparse.Namespace, settings: Settings) -> int:
+    """`settings`: those that were given."""
+    from evo import api
+
+    folder = _folder(arguments, "--evaluate-only")
+    result = api.evaluate_pending(folder, arguments.task, progress=CommandLine(), **settings)
+    return 0 if result is None else show_end(result)
+
+
+def _folder(arguments: argparse.Namespace, option: str) -> Path:
+    if arguments.run_dir is None:
+        raise ConfigError(f"{option}: expected the folder of the run, got none; add --run-dir DIR")
+    folder: Path = arguments.run_dir
+    return folder

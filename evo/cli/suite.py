@@ -25,8 +25,8 @@ from evo.search import evaluators
 
 if TYPE_CHECKING:
     from analysis.suite import SuiteKernel
+    from fitness.suites import SuiteFile
     from fitness.suites.check import CheckOutcome
-    from fitness.suites.files import SuiteFile
 
 FILE = "suite.json"  # in a campaign's folder: which files at which sizes
 LOOK_S = 0.5  # between looks whether to stop

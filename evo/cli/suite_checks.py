@@ -20,8 +20,8 @@ from evo.core.errors import StoreError
 from evo.core.locks import try_lock
 
 if TYPE_CHECKING:
+    from fitness.suites import SuiteFile
     from fitness.suites.check import CheckOutcome
-    from fitness.suites.files import SuiteFile
 
 CHECKED = "checked.jsonl"  # how far each file came
 TASKS = "tasks"  # folder of those made of files

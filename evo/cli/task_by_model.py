@@ -41,8 +41,7 @@ def add_options(new: argparse.ArgumentParser) -> None:
 def make(arguments: argparse.Namespace, kernel: str) -> int:
     """Makes the task folder; the exit code."""
     from evo.llm.budget import ModelBudget
-    from evo.llm.dialogue import Dialogue
-    from evo.llm.task_drafts import draft, first_prompt
+    from evo.llm.task_drafts import Dialogue, draft, first_prompt
     from evo.search.evaluators import find_devices
     from fitness.frontend.target import get_target
 

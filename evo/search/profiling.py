@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict
 from evo.search.engine import Evaluator, Score
-from evo.storage.profiles import ProfileLog
+from evo.storage.store import ProfileLog
 
 # Share of the best speedup so far that a measured candidate needs to be profiled: slower ones are seldom parents.
 # Counters are read only for a new best: each needs a process of its own, and nothing else is measured meanwhile.

@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from evo.core.errors import StoreError
 from evo.core.plugins import check_recorded
-from evo.core.records import Proposal, Trial, evaluation_to_json
+from evo.core.records import Profile, Proposal, Trial, evaluation_to_json, profile_to_json
 from evo.core.settings import RunConfig
 from evo.core.text import quoted, storable
 from evo.storage import folders
@@ -158,6 +158,36 @@ class Store(RunReader):
 
     def _transaction(self) -> AbstractContextManager[None]:
         return transaction(self._db, self.folder)
+
+
+class ProfileLog:
+    """Writes profiles to the run in `folder`, which this process writes.  A context manager, for one thread.
+
+    The worker that evaluates writes them, beside the search.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._db = connect_to_write(folder)
+
+    def has(self, candidate: str) -> bool:
+        """Return whether a profile of the candidate (its id) is stored."""
+        query = "SELECT 1 FROM profiles WHERE candidate = ?"
+        return self._db.execute(query, (candidate,)).fetchone() is not None
+
+    def add(self, candidate: str, profile: Profile) -> None:
+        row = (candidate, profile.tier, profile_to_json(profile), time.time())
+        self._db.execute("INSERT INTO profiles VALUES (?, ?, ?, ?)", row)
+
+    def failed(self, candidate: str, error: str) -> None:
+        """Store why there is no profile of a candidate."""
+        text = f"candidate {candidate}: {error}"
+        self._db.execute("INSERT INTO events VALUES (NULL, 'unprofiled', ?, ?)", (text, time.time()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
 
 
 def _meta(info: RunInfo) -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
     from fitness.sandbox.zygote import Zygote
+    from fitness.suites import SuiteFile
     from fitness.suites.check import CheckOutcome, Verifier
-    from fitness.suites.files import SuiteFile
 
 
 class FileChecker(Protocol):

@@ -29,8 +29,7 @@ from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import JOBS, Zygote
-from fitness.suites import sizes
-from fitness.suites.files import SuiteFile
+from fitness.suites import SuiteFile, sizes
 from fitness.suites.folder import drawable, write_folder, write_task
 from fitness.suites.tritonbench import STAGES, TITLE, TritonBenchFile
 from fitness.tasks.calls import Calls

@@ -13,9 +13,8 @@ from fitness.frontend.gate import gate
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
-from fitness.suites import check, python_files, text_of
+from fitness.suites import SuiteFile, check, python_files, text_of
 from fitness.suites.check import LIMITS, CheckOutcome, Verifier
-from fitness.suites.files import SuiteFile
 from fitness.suites.tritonbench import STAGES
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable

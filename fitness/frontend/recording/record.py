@@ -3,6 +3,8 @@
 It runs in a sandboxed child (`fitness/sandbox/forkserver.py`).  Every call executes the module anew, so a call cannot
 leave anything for the next one.  The process has untrusted code in it, so readers must check its result
 (`fitness.frontend.plan.from_json`).
+
+The zygote calls `warm_up` before all that: it runs every job on a small candidate once.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import ast
 import dis
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -22,13 +25,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
 
 from evo.core.records import Verdict
+from fitness.frontend.memory import Layout
 from fitness.frontend.module import MODULE, compiled, entry_of, returned
-from fitness.frontend.plan import LaunchPlan, TensorRef, to_json
+from fitness.frontend.plan import LaunchPlan, TensorRef, from_json, to_json
 from fitness.frontend.recording.fakecuda import fake_cuda
 from fitness.frontend.recording.launches import recorded
 from fitness.frontend.recording.recorder import Recorder
 from fitness.frontend.target import Target, from_spec
-from fitness.frontend.warmup import warm_up as warm_up  # the zygote calls it
 from fitness.sandbox.jobs import JobError, line_of_error
 
 
@@ -201,3 +204,74 @@ def _merged(per_call: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                     "pass it to the kernel as a constexpr argument",
                 )
     return result
+
+
+# --- warming up ------------------------------------------------------------------------------------------------------
+
+_Job = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]
+
+_SAMPLE = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def double(v):
+    return v + v
+
+@triton.autotune([triton.Config({"BLOCK": 16}, num_warps=4)], key=["n"])
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    square = i[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, n, BLOCK):
+        tile = tl.load(x + square, mask=(i < n)[:, None], other=0.0)
+        total += tl.dot(tile, tl.trans(tile))
+    total = tl.exp(total - tl.max(total, 1)[:, None])
+    tl.store(y + i, double(tl.sum(total, 1)), mask=i < n)
+
+def run(x):
+    x = x[:, :16].contiguous().to(torch.float16)
+    y = torch.empty(x.shape[0], device=x.device, dtype=torch.float32)
+    kernel[lambda meta: (triton.cdiv(x.shape[0], meta["BLOCK"]),)](x, y, x.shape[0])
+    return torch.zeros_like(y), y
+"""
+
+
+def warm_up(jobs: Mapping[str, _Job], target_name: str) -> None:
+    """Runs `record`, then compile, interpret and trace as far as `jobs` has them, each on the results of `record`.
+
+    It runs in the zygote, so no child pays for first use of fake tensors, of Triton's compiler and of its interpreter.
+    That costs a second or two; forks inherit the result.
+    """
+    modules = set(sys.modules)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        argument = {"tensor": {"shape": [16, 20], "strides": [20, 1], "dtype": "float32"}}
+        calls = [{"name": "warm", "args": [argument]}]
+        payload = {"source": _SAMPLE, "entry": "run", "target": target_name, "calls": calls}
+        recorded = jobs["record"](payload, scratch)
+        common = {"source": _SAMPLE, "constants": recorded["constants"], "target": target_name}
+        plan = recorded["plans"]["warm"]
+        if "compile" in jobs:
+            launches = [
+                {"kernel": step["launch"], "args": config["args"], "options": config["options"]}
+                for step in plan["steps"]
+                if "launch" in step
+                for config in step["configs"]
+            ]
+            jobs["compile"]({**common, "launches": launches}, scratch)
+        if "interpret" in jobs:
+            _interpret(jobs["interpret"], {**common, "plan": plan, "choice": [0]}, scratch)
+        if "trace" in jobs:
+            jobs["trace"]({**common, "samples": 1, "cases": [{"plan": plan, "integers": {}}]}, scratch)
+    for name in set(sys.modules) - modules:
+        if name.startswith("candidate"):
+            del sys.modules[name]
+
+
+def _interpret(job: _Job, payload: Mapping[str, Any], scratch: Path) -> None:
+    memory = Layout(from_json(payload["plan"])).create(scratch)
+    job(payload, scratch)
+    memory.close()

@@ -1,4 +1,4 @@
-"""evo.llm.dialogue: attempts, bills and what is kept."""
+"""evo.llm.task_drafts: attempts, bills and what is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evo.core.models import Model
 from evo.llm import queue as lane_module
 from evo.llm.base import LlmError
 from evo.llm.budget import ModelBudget
-from evo.llm.dialogue import Dialogue
+from evo.llm.task_drafts import Dialogue
 from operators.llm.base import Message, Prompt
 from tests.llm_endpoint import error, in_turn
 

@@ -1,4 +1,4 @@
-"""Arguments of a plan as the bytes a kernel's machine code takes."""
+"""fitness.cuda.launcher: arguments of a plan as the bytes a kernel's machine code takes."""
 
 import math
 import struct
@@ -6,7 +6,9 @@ import struct
 import pytest
 import torch
 
-from fitness.cuda.parameters import pack
+pytest.importorskip("cuda.bindings")
+
+from fitness.cuda.launcher import pack
 
 BF16 = [0.0, -0.0, 1.0, 1 / 3, -2.718281828, 65504.0, 3.0e38, 1e-40, 1.00390625, 1.01171875]
 
