@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from analysis import schema, training
+from analysis import export_schema, training
 from analysis.formats import FORMATS, Write
 from analysis.tables import batches, metadata, named_runs, opened, to_batches
 from evo.core.errors import ConfigError
@@ -42,17 +42,17 @@ class Exported:
 
 
 def export(folders: Sequence[Path], out: Path, form: str, *, with_text: bool = False) -> Exported:
-    """Writes one file for each table of `schema.EXPORT` into the new folder `out`.  `form`: one of FORMATS.
+    """Writes one file for each table of `export_schema.EXPORT` into the new folder `out`.  `form`: one of FORMATS.
 
     Raises StoreError if a folder holds no run, ConfigError if `out` exists or cannot be written.
     """
 
     def parts(run: str, reader: RunReader) -> Parts:
-        for name in schema.EXPORT:
+        for name in export_schema.EXPORT:
             for batch in batches(run, reader, name, with_text=with_text):
                 yield name, batch
 
-    return _export(folders, out, list(schema.EXPORT.values()), [form], parts)
+    return _export(folders, out, list(export_schema.EXPORT.values()), [form], parts)
 
 
 def export_training(
@@ -67,7 +67,7 @@ def export_training(
 
     operators: those that asked, by name; they read the answers again.
     """
-    table = schema.TRAINING[kind]
+    table = export_schema.TRAINING[kind]
     notes: Counter[str] = Counter()
     asked = 0
 
@@ -88,7 +88,7 @@ def export_training(
 def _export(
     folders: Sequence[Path],
     out: Path,
-    tables: Sequence[schema.Table],
+    tables: Sequence[export_schema.Table],
     forms: Sequence[str],
     parts: Callable[[str, RunReader], Parts],
 ) -> Exported:
@@ -112,7 +112,7 @@ class Files:
     """A file for each table and format in `folder`, written batch by batch; `rows` by file name."""
 
     def __init__(
-        self, folder: Path, tables: Sequence[schema.Table], forms: Sequence[str], facts: Mapping[str, Any]
+        self, folder: Path, tables: Sequence[export_schema.Table], forms: Sequence[str], facts: Mapping[str, Any]
     ) -> None:
         self.rows: dict[str, int] = {}
         self._writers: dict[str, list[tuple[str, Write]]] = {table.name: [] for table in tables}
@@ -138,12 +138,12 @@ class Files:
 
 
 def write_manifest(
-    folder: Path, facts: Mapping[str, Any], tables: Iterable[schema.Table], written: Mapping[str, int]
+    folder: Path, facts: Mapping[str, Any], tables: Iterable[export_schema.Table], written: Mapping[str, int]
 ) -> None:
     """Writes the metadata of a Parquet file for readers of any format, and how many rows each file has."""
     columns = {
         table.name: [
-            {"name": c.name, "type": schema.in_words(c.type), "unit": c.unit, "description": c.text}
+            {"name": c.name, "type": export_schema.in_words(c.type), "unit": c.unit, "description": c.text}
             for c in table.columns
         ]
         for table in tables

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import schema
-from analysis.rows import Row, fingerprint, rows
+from analysis import export_schema
+from analysis.export_rows import Row, fingerprint, rows
 from evo.core import VERSION
 from evo.core.errors import ConfigError
 from evo.core.versions import code_hash
@@ -24,10 +24,10 @@ def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = Fal
 
     Raises StoreError if a folder holds no run, ConfigError for unknown tables.
     """
-    unknown = [name for name in tables if name not in schema.EXPORT]
+    unknown = [name for name in tables if name not in export_schema.EXPORT]
     if unknown:
-        raise ConfigError(f"tables: expected some of {', '.join(schema.EXPORT)}, got {', '.join(unknown)}")
-    names = tables or tuple(schema.EXPORT)
+        raise ConfigError(f"tables: expected some of {', '.join(export_schema.EXPORT)}, got {', '.join(unknown)}")
+    names = tables or tuple(export_schema.EXPORT)
     runs = named_runs(folders)
     parts: dict[str, list[pa.RecordBatch]] = {name: [] for name in names}
     for run, folder in runs.items():
@@ -35,7 +35,7 @@ def load(*folders: Path | str, tables: Sequence[str] = (), with_text: bool = Fal
             for name in names:
                 parts[name] += batches(run, reader, name, with_text=with_text)
     facts = metadata(runs)
-    return {name: pa.Table.from_batches(parts[name], schema.EXPORT[name].schema(facts)) for name in names}
+    return {name: pa.Table.from_batches(parts[name], export_schema.EXPORT[name].schema(facts)) for name in names}
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def named_runs(folders: Sequence[Path | str]) -> dict[str, Path]:
 def metadata(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Returns the metadata of an export: versions of the tables and of the code that wrote them, and each run's own."""
     return {
-        "schema_version": schema.VERSION,
+        "schema_version": export_schema.VERSION,
         "written_by": {"evo": VERSION, "code": _code(), "pyarrow": pa.__version__},
         "runs": {name: _origin(folder) for name, folder in runs.items()},
     }
@@ -85,12 +85,12 @@ def _code() -> str:
 
 
 def batches(run: str, reader: RunReader, table: str, *, with_text: bool = False) -> Iterator[pa.RecordBatch]:
-    """The run named `run` as batches of a table of `schema.EXPORT`."""
+    """The run named `run` as batches of a table of `export_schema.EXPORT`."""
     named = ((run, *row) for row in rows(reader, table, with_text=with_text))
-    return to_batches(named, schema.EXPORT[table])
+    return to_batches(named, export_schema.EXPORT[table])
 
 
-def to_batches(rows: Iterable[Row], table: schema.Table) -> Iterator[pa.RecordBatch]:
+def to_batches(rows: Iterable[Row], table: export_schema.Table) -> Iterator[pa.RecordBatch]:
     """Rows in the order of the table's columns, as batches: the only part of a table that is ever held."""
     kind, rest = table.schema(), iter(rows)
     while chunk := list(islice(rest, table.batch)):

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from analysis.rows import Row
+from analysis.export_rows import Row
 from evo.core.records import STAGES, Verdict
 from evo.llm.completions import Completion, Completions, JudgedSource, Operators, spans_from_json
 from evo.storage.queries import RunReader

@@ -13,7 +13,7 @@ from fitness.frontend.memory import Layout
 from fitness.frontend.plan import Buffer, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
-from fitness.interpreter.delegation import NEITHER, OPERATOR, OWN, Authors, Share, check_share, needs_proof
+from fitness.interpreter.delegation import NEITHER, OPERATOR, OWN, Share, WriteTracker, check_share, needs_proof
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import load_task
 from tests.gpu_sources import SEED, TASK
@@ -40,7 +40,7 @@ class Memory:
         self.plan = LaunchPlan(buffers, (ref(0),), (ref(2),), "tensor", tuple(steps))  # type: ignore[arg-type]
         self.layout = Layout(self.plan)
         self.data = torch.zeros(self.layout.total, dtype=torch.uint8)
-        self.authors = Authors(self.layout, self.data, torch.zeros_like(self.data))
+        self.authors = WriteTracker(self.layout, self.data, torch.zeros_like(self.data))
 
     def view(self, which: TensorRef) -> torch.Tensor:
         return self.layout.view(self.data.numpy(), which)
@@ -110,7 +110,7 @@ def test_a_program_of_the_runner_tells_the_authors(monkeypatch):
     program = Program(plan, [0], [triple], device=torch.device("cpu"))
     program.write_inputs([torch.arange(1.0, 5.0)])
     share = Share(plan, program.outputs_of_plan)
-    share.add(program.authors())
+    share.add(program.tracked_writes())
     assert program.outputs()[0].tolist() == [2.0, 12.0, 18.0, 24.0]
     assert share.own == 0.75
 

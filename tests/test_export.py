@@ -20,7 +20,7 @@ import pytest
 
 import analysis
 import analysis.export
-from analysis import schema
+from analysis import export_schema
 from analysis.export import export, new_folder
 from analysis.formats import FORMATS
 from evo.cli.main import main
@@ -63,18 +63,18 @@ def loaded(run: Path, searched: Path) -> dict[str, pa.Table]:
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", schema.EXPORT)
+@pytest.mark.parametrize("name", export_schema.EXPORT)
 def test_parquet_round_trip(name: str, out: Path, loaded: dict[str, pa.Table]) -> None:
     path = out / "parquet" / f"{name}.parquet"
     table = pq.read_table(path)
     assert table.equals(loaded[name])
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
-    for field, column in zip(table.schema, schema.EXPORT[name].columns, strict=True):
+    for field, column in zip(table.schema, export_schema.EXPORT[name].columns, strict=True):
         assert field.metadata[b"unit"].decode() == column.unit
         assert field.metadata[b"description"].decode() == column.text
 
 
-@pytest.mark.parametrize("name", schema.EXPORT)
+@pytest.mark.parametrize("name", export_schema.EXPORT)
 def test_jsonl_round_trip(name: str, out: Path, loaded: dict[str, pa.Table]) -> None:
     lines = (out / "jsonl" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -82,7 +82,7 @@ def test_jsonl_round_trip(name: str, out: Path, loaded: dict[str, pa.Table]) -> 
     assert rows == [plain(row) for row in loaded[name].to_pylist()]
 
 
-@pytest.mark.parametrize("name", schema.EXPORT)
+@pytest.mark.parametrize("name", export_schema.EXPORT)
 def test_csv_round_trip(name: str, out: Path, loaded: dict[str, pa.Table]) -> None:
     kinds = {f.name: pa.string() if pa.types.is_nested(f.type) else f.type for f in loaded[name].schema}
     read = pyarrow.csv.read_csv(
@@ -190,7 +190,7 @@ def test_the_manifest_says_what_is_there(out: Path, loaded: dict[str, pa.Table])
     for form in FORMATS:
         manifest = json.loads((out / form / "manifest.json").read_text(encoding="utf-8"))
         assert manifest["rows"] == {f"{name}.{form}": len(table) for name, table in loaded.items()}
-        assert manifest["schema_version"] == schema.VERSION
+        assert manifest["schema_version"] == export_schema.VERSION
         assert manifest["written_by"]["pyarrow"] == pa.__version__
         assert re.fullmatch("[0-9a-f]{12}", manifest["written_by"]["code"])
         facts = manifest["runs"]["instant-001"]

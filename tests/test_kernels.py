@@ -6,7 +6,7 @@ import pytest
 import triton.language as tl
 
 from evo.core.records import Verdict
-from fitness.frontend.kernels import argument, closures, get_kernel, load_kernels
+from fitness.frontend.kernels import argument, get_kernel, kernel_sources, load_kernels
 from fitness.sandbox.jobs import JobError
 
 SOURCE = '''"""A candidate."""
@@ -157,10 +157,10 @@ def f(x):
 """
     import triton.runtime.interpreter
 
-    known = closures(source)["f"].digest
+    known = kernel_sources(source)["f"].digest
     monkeypatch.delattr(triton.runtime, "interpreter")
-    assert closures(source)["f"].digest == known
-    assert closures(source.replace("triton.runtime", "triton.nowhere"))["f"].digest != known
+    assert kernel_sources(source)["f"].digest == known
+    assert kernel_sources(source.replace("triton.runtime", "triton.nowhere"))["f"].digest != known
 
 
 def test_arguments(tmp_path):
@@ -204,26 +204,26 @@ def beside(x):
 
 
 def test_what_a_kernel_calls_is_part_of_it():
-    found = closures(CALLS)
+    found = kernel_sources(CALLS)
     assert list(found) == ["f", "g", "h", "beside"] and "host" not in found
     assert found["f"].names == {"f", "g", "h", "x", "FACTOR", "triton"} and found["h"].names == {"x", "triton"}
-    changed = closures(CALLS.replace("    return x\n", "    return x + 1\n"))
+    changed = kernel_sources(CALLS.replace("    return x\n", "    return x + 1\n"))
     assert all(changed[name].digest != found[name].digest for name in found)
-    changed = closures(CALLS.replace("return h(x)\n", "return h(x) + 1\n").replace("return 1\n", "return 2\n"))
+    changed = kernel_sources(CALLS.replace("return h(x)\n", "return h(x) + 1\n").replace("return 1\n", "return 2\n"))
     assert [name for name in found if changed[name].digest != found[name].digest] == ["beside"]
 
 
 def test_of_thousands_of_functions_those_launched_are_followed():
     """To follow each of a chain of calls as far as it goes would take minutes."""
     chain = "".join(f"@triton.jit\ndef a{i}():a{i + 1}()\n" for i in range(5000))
-    found = closures(f"import triton\n{chain}")
+    found = kernel_sources(f"import triton\n{chain}")
     assert len(found) == 5000 and "a4999" in found
     assert len(found["a0"].names) == 5001 and found["a4999"].names == {"a5000", "triton"}
     assert found["a0"] is found["a0"]
 
 
 def test_parameters_are_known_as_constexpr_by_their_annotation():
-    found = closures(SOURCE)
+    found = kernel_sources(SOURCE)
     assert found["scale"].constexprs == {"BLOCK", "KIND"} and found["double"].constexprs == set()
     assert SOURCE.splitlines()[found["scale"].line - 1].startswith("def scale(")
     source = """
@@ -233,4 +233,4 @@ from triton.language import constexpr as fixed
 def f(a, /, b: fixed, c: "tl.constexpr", d: "fp32", *, e: fixed = 2):
     pass
 """
-    assert closures(source)["f"].constexprs == {"b", "c", "e"}
+    assert kernel_sources(source)["f"].constexprs == {"b", "c", "e"}

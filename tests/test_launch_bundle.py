@@ -9,7 +9,7 @@ import pytest
 from evo.core.records import Verdict
 from fitness.frontend.build_cache import BuildCache, build_key
 from fitness.frontend.freeze import freeze
-from fitness.frontend.kernels import closures
+from fitness.frontend.kernels import kernel_sources
 from fitness.frontend.plan import MOST_TUNED, Config, Launch, LaunchPlan, TensorRef, to_json
 from fitness.frontend.stages import Stop
 from fitness.gpu import launch_bundle as steps
@@ -379,7 +379,7 @@ LAUNCH = {"args": {"x": 1, "n": 100, "BLOCK": 16}, "options": {"num_warps": 4}}
 def key_of(kernel: str, *, factor: str = "3", addend: str = "1", scale: float = 2.0, **changes: Any) -> str:
     launch = {"kernel": kernel, **LAUNCH, **changes}
     source = HELPED.format(factor=factor, addend=addend)
-    return build_key(closures(source), {"SCALE": scale}, "sm_90", launch)
+    return build_key(kernel_sources(source), {"SCALE": scale}, "sm_90", launch)
 
 
 def test_a_build_is_known_by_all_that_decides_it():
@@ -393,7 +393,7 @@ def test_a_build_is_known_by_all_that_decides_it():
         key_of("scale", args={**LAUNCH["args"], "BLOCK": 32}),
         key_of("scale", options={"num_warps": 8}),
     ]
-    short = build_key(closures(HELPED.format(factor="3", addend="1")), {"SCALE": 2.0}, "sm_90",
+    short = build_key(kernel_sources(HELPED.format(factor="3", addend="1")), {"SCALE": 2.0}, "sm_90",
                       {"kernel": "scale", **LAUNCH}, machine_code=False)  # fmt: skip
     assert len({same, *changed, short}) == 7
     assert key_of("other") == key_of("other", factor="4", scale=3.0)
@@ -402,7 +402,7 @@ def test_a_build_is_known_by_all_that_decides_it():
 def test_what_cannot_be_known_has_no_key():
     assert key_of("missing") == ""
     assert key_of("scale", args={"x": {"jit": "helper"}}) == ""
-    assert build_key(closures("def broken("), {}, "sm_90", {"kernel": "f", **LAUNCH}) == ""
+    assert build_key(kernel_sources("def broken("), {}, "sm_90", {"kernel": "f", **LAUNCH}) == ""
 
 
 def test_what_is_known_is_not_compiled_again(zygote, tmp_path):
@@ -434,7 +434,7 @@ def test_nothing_that_a_source_left_is_met_by_what_follows(zygote, tmp_path):
     task = load_task("softmax")
     calls = [{"name": n, "args": a} for n, a in Calls(task).described().items() if not n.endswith(CPU)]
     options = {"zygote": zygote, "target": "sm_90", "scratch": tmp_path / "own", "limits": Limits()}
-    cache, kernels = BuildCache(), closures(task.seed_source)
+    cache, kernels = BuildCache(), kernel_sources(task.seed_source)
     plain = record(task.seed_source, task, calls, **options)
     build(task.seed_source, plain.plans, plain.constants, cache=cache, **options)
     launches, _ = steps._launches(plain.plans)

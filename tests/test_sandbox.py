@@ -166,9 +166,9 @@ def test_a_job_does_not_see_which_other_files_there_are(tmp_path: Path, profile:
 def test_a_job_finds_what_it_needs(tmp_path: Path, profile: str) -> None:
     code = """
     import sqlite3, torch.fft, triton.backends.nvidia.driver, xml.dom.minidom
-    from fitness.frontend.recording import record
+    from fitness.frontend.recording import job
 
-    needed = [sys.executable, os.path.realpath(sys.executable), torch.__file__, record.__file__]
+    needed = [sys.executable, os.path.realpath(sys.executable), torch.__file__, job.__file__]
     needed += ["/bin/sh", "/usr/bin/env", "/lib", "/dev/null", "/dev/urandom", "/proc/self/maps", "/etc/ld.so.cache"]
     answer = [path for path in needed if not os.path.exists(path)], os.getcwd() == str(scratch)
     """

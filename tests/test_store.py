@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from analysis.export_rows import evaluations
+from analysis.export_schema import EXPORT
 from analysis.report import Bounds, write_report
-from analysis.rows import evaluations
-from analysis.schema import EXPORT
 from evo.cli.show_text import show_run, show_trial
 from evo.core.errors import StoreError
 from evo.core.records import Finding, Proposal, Trial, Verdict

@@ -1,4 +1,4 @@
-"""analysis.tables and analysis.rows: what is loaded is what is stored."""
+"""analysis.tables and analysis.export_rows: what is loaded is what is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import analysis
 import analysis.tables
-from analysis import schema
+from analysis import export_schema
 from analysis.benchmarks import bench_export
 from analysis.tables import named_runs
 from evo.core.errors import ConfigError, StoreError
@@ -40,11 +40,11 @@ def by_trial(table: pa.Table) -> dict[int, dict[str, Any]]:
 
 
 def test_every_table_has_the_columns_of_the_schema_and_says_where_it_comes_from(tables: dict[str, pa.Table]) -> None:
-    assert list(tables) == list(schema.EXPORT)
+    assert list(tables) == list(export_schema.EXPORT)
     for name, table in tables.items():
-        assert table.schema.equals(schema.EXPORT[name].schema())
+        assert table.schema.equals(export_schema.EXPORT[name].schema())
         assert set(table["run"].to_pylist()) == {"instant-001"}, name
-        assert json.loads(table.schema.metadata[b"evo"])["schema_version"] == schema.VERSION
+        assert json.loads(table.schema.metadata[b"evo"])["schema_version"] == export_schema.VERSION
 
 
 def test_trials_are_those_of_the_store_pending_ones_too(tables: dict[str, pa.Table]) -> None:
@@ -166,8 +166,8 @@ def test_texts_of_calls_are_left_out_unless_asked_for(folder: Path) -> None:
 def test_batches_are_bounded_and_lose_nothing(
     folder: Path, tables: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {name: dataclasses.replace(table, batch=2) for name, table in schema.EXPORT.items()}
-    monkeypatch.setattr(schema, "EXPORT", small)
+    small = {name: dataclasses.replace(table, batch=2) for name, table in export_schema.EXPORT.items()}
+    monkeypatch.setattr(export_schema, "EXPORT", small)
     loaded = analysis.load(folder, with_text=True)
     assert [len(chunk) for chunk in loaded["trials"]["trial"].chunks] == [2, 2, 2, 2, 1]
     assert all(loaded[name].equals(tables[name]) for name in tables)
@@ -179,8 +179,8 @@ def test_a_running_run_is_read_at_one_moment(tmp_path: Path) -> None:
         store.finished(ok_trial(0))
         with analysis.tables.opened(tmp_path / "run") as reader:
             grow(store, 1)
-            assert [row[0] for row in analysis.rows.rows(reader, "trials")] == [0]
-            assert [row[1] for row in analysis.rows.rows(reader, "evaluations")] == [0]
+            assert [row[0] for row in analysis.export_rows.rows(reader, "trials")] == [0]
+            assert [row[1] for row in analysis.export_rows.rows(reader, "evaluations")] == [0]
         grow(store, 2)
         loaded = analysis.load(tmp_path / "run")
         assert loaded["trials"]["trial"].to_pylist() == [0, 1, 2]

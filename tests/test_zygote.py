@@ -19,10 +19,10 @@ import pytest
 
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
-from fitness.sandbox.forkserver import NICE
 from fitness.sandbox.jobs import PATIENCE, JobResult, Limits
 from fitness.sandbox.scratch import NO_SPACE
 from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, _Process, classify
+from fitness.sandbox.zygote_process import NICE
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
 ROOT = Path(__file__).parent.parent

@@ -30,10 +30,10 @@ from evo.storage.schema import (
     connect_to_read,
     damaged,
     decoding,
-    integers_of,
     is_damage,
     leave_out_unrecorded,
-    object_of,
+    parse_integers,
+    parse_object,
 )
 
 _TRIAL = """
@@ -325,8 +325,8 @@ class RunReader:
             self.profile(candidate)
         for call, request, parents, spans in self._db.execute("SELECT call, request, parents, spans FROM llm_calls"):
             with decoding(self.folder, "llm_calls", f"call {call}"):
-                integers_of(parents), object_of(spans or "{}")
-                [(m["role"], m["text"]) for m in object_of(request)["messages"]]
+                parse_integers(parents), parse_object(spans or "{}")
+                [(m["role"], m["text"]) for m in parse_object(request)["messages"]]
 
 
 def read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
@@ -336,7 +336,11 @@ def read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
         raise damaged(folder / FILE, error) from error
     with decoding(folder, "meta"):
         task_hash, settings = meta["task_hash"], meta["config"]
-        versions, environment, _ = object_of(meta["versions"]), object_of(meta["environment"]), object_of(settings)
+        versions, environment, _ = (
+            parse_object(meta["versions"]),
+            parse_object(meta["environment"]),
+            parse_object(settings),
+        )
     try:
         config = RunConfig.from_json(settings)
     except (*UNDECODABLE, ConfigError) as error:
@@ -363,8 +367,8 @@ def _proposal(row: Sequence[Any], folder: Path) -> Proposal:
     index, candidate, text, operator, parents, island, seed, note, cost = row[:9]
     with decoding(folder, "proposals", f"trial {index}"):
         return Proposal(
-            index=index, candidate=Candidate(text, candidate), operator=operator, parents=integers_of(parents),
-            island=island, seed=seed, note=note, cost=object_of(cost),
+            index=index, candidate=Candidate(text, candidate), operator=operator, parents=parse_integers(parents),
+            island=island, seed=seed, note=note, cost=parse_object(cost),
         )  # fmt: skip
 
 
@@ -375,5 +379,5 @@ def _trial(row: Sequence[Any], folder: Path) -> Trial:
         found = evaluation_from_json(evaluation)
         if speedup is not None:
             ci95 = float(low), float(high)
-            fitness = Fitness(float(speedup), ci95, object_of(per_case), bool(estimated))
+            fitness = Fitness(float(speedup), ci95, parse_object(per_case), bool(estimated))
         return Trial(proposal, found, fitness)

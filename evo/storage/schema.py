@@ -250,14 +250,14 @@ def decoding(folder: Path, table: str, row: str = "") -> Iterator[None]:
         ) from error
 
 
-def object_of(text: str) -> dict[str, Any]:
+def parse_object(text: str) -> dict[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise TypeError(f"expected a JSON object, got {text[:40]}")
     return found
 
 
-def integers_of(text: str) -> tuple[int, ...]:
+def parse_integers(text: str) -> tuple[int, ...]:
     found = json.loads(text)
     if not isinstance(found, list) or not all(type(number) is int for number in found):
         raise TypeError(f"expected a list of integers, got {text[:40]}")

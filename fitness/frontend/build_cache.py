@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fitness.frontend.kernels import Closure
+from fitness.frontend.kernels import KernelSource
 from fitness.sandbox.scratch import created, opened
 
 
@@ -63,7 +63,7 @@ def cubin_of(scratch: Path, build: Mapping[str, Any]) -> bytes:
 
 
 def build_key(
-    kernels: Mapping[str, Closure],
+    kernels: Mapping[str, KernelSource],
     constants: Mapping[str, Any],
     target: str,
     launch: Mapping[str, Any],

@@ -1,7 +1,7 @@
 """Applies the static rules to a candidate's syntax tree, before any of its code runs.
 
 The rules keep honest searches honest: they name the line and the fix, which a later stage cannot.  They are not a
-sandbox.  What they let pass runs in one (`fitness/frontend/recording/record.py`), and its results are checked.
+sandbox.  What they let pass runs in one (`fitness/frontend/recording/job.py`), and its results are checked.
 """
 
 from __future__ import annotations

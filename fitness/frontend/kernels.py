@@ -104,7 +104,7 @@ def _is_free(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Closure:
+class KernelSource:
     """A kernel and everything besides its arguments that decides how it compiles."""
 
     digest: str  # Hash of its own text, of the kernels that it calls and of the imports.
@@ -113,18 +113,18 @@ class Closure:
     line: int  # Line of its `def`.
 
 
-def closures(source: str) -> Mapping[str, Closure]:
+def kernel_sources(source: str) -> Mapping[str, KernelSource]:
     """The kernels of `source` by name, each computed on first access; empty if the source cannot be parsed."""
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     try:
         tree = syntax.parse(source)
     except (SyntaxError, ValueError):
         return {}
-    return _Closures(tree, source.split("\n"))
+    return _KernelSources(tree, source.split("\n"))
 
 
-class _Closures(Mapping[str, Closure]):
-    """The closures of a source, computed on access: it may have thousands of functions, and few are launched."""
+class _KernelSources(Mapping[str, KernelSource]):
+    """The texts of a source, computed on access: it may have thousands of functions, and few are launched."""
 
     def __init__(self, tree: ast.Module, lines: Sequence[str]) -> None:
         imports = list(_imports(tree.body))
@@ -133,7 +133,7 @@ class _Closures(Mapping[str, Closure]):
         self._nodes: dict[str, ast.FunctionDef] = {}
         self._texts: dict[str, str] = {}
         self._mentioned: dict[str, set[str]] = {}
-        self._found: dict[str, Closure] = {}
+        self._found: dict[str, KernelSource] = {}
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and (jit := _jit_decorator(node, self._imported)) is not None:
                 self._nodes[node.name] = node
@@ -141,13 +141,13 @@ class _Closures(Mapping[str, Closure]):
                 body = lines[node.lineno - 1 : node.end_lineno]
                 self._texts[node.name] = "\n".join([f"@{ast.unparse(jit)}", *body])
 
-    def __getitem__(self, name: str) -> Closure:
+    def __getitem__(self, name: str) -> KernelSource:
         if name not in self._found:
             node, reached = self._nodes[name], self._with_callees(name)
             text = "\n".join([self._head, *(self._texts[n] for n in self._texts if n in reached)])
             digest = hashlib.sha256(text.encode()).hexdigest()
             names = frozenset(n for r in reached for n in self._mentioned[r])
-            self._found[name] = Closure(digest, names, _constexprs(node, self._imported), node.lineno)
+            self._found[name] = KernelSource(digest, names, _constexprs(node, self._imported), node.lineno)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:

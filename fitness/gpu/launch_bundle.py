@@ -15,7 +15,7 @@ from typing import Any
 from evo.core.records import Build, Verdict
 from evo.core.text import short
 from fitness.frontend.build_cache import BuildCache, build_key, cubin_of
-from fitness.frontend.kernels import Closure, closures
+from fitness.frontend.kernels import KernelSource, kernel_sources
 from fitness.frontend.plan import MOST_TUNED, Launch, LaunchPlan, from_json, to_json, too_many_tuned
 from fitness.frontend.result_validation import validated_build
 from fitness.frontend.screen import out_of_resources
@@ -82,7 +82,7 @@ def record(
     limits: Limits,
     added: Collection[str] = (),
 ) -> Recorded:
-    """Returns the plans of `source` for `calls` (name and described arguments, for `record.job`).
+    """Returns the plans of `source` for `calls` (name and described arguments, for `fitness.frontend.recording.job`).
 
     added: names of calls at sizes that the task does not have.  A plan may be empty there: verification finds it wrong.
 
@@ -148,7 +148,7 @@ def build(
     without any.
     """
     compiled = {name: plan for name, plan in plans.items() if cases is None or name in cases}
-    kernels = closures(source)
+    kernels = kernel_sources(source)
     launches, ways = _launches(compiled)
     cache = cache or BuildCache()
     keys = [build_key(kernels, constants, target, launch, machine_code=machine_code) for launch in launches]
@@ -236,7 +236,7 @@ def _firsts(keys: Sequence[str]) -> list[int]:
 
 
 def _parts(
-    launches: Sequence[Mapping[str, Any]], kernels: Mapping[str, Closure], chosen: Iterable[int]
+    launches: Sequence[Mapping[str, Any]], kernels: Mapping[str, KernelSource], chosen: Iterable[int]
 ) -> list[list[int]]:
     """Returns the chosen launches in groups for one job each: those that may share a build, which a job compiles once.
 
@@ -275,7 +275,7 @@ def _left_out(
     ways: Sequence[Way],
     built: Mapping[int, Mapping[str, Any]],
     problems: Mapping[int, str],
-    kernels: Mapping[str, Closure],
+    kernels: Mapping[str, KernelSource],
 ) -> dict[Way, str]:
     """Returns the configurations of which a launch has a problem, and which.
 

@@ -23,7 +23,7 @@ from fitness.frontend.plan import Copy, Fill, Launch, LaunchPlan, Op, Step, Tens
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import LINE, demote
 from fitness.gpu.fingerprint import fingerprint
-from fitness.interpreter.delegation import Authors
+from fitness.interpreter.delegation import WriteTracker
 from fitness.sandbox.jobs import JobError
 from fitness.verify.compare import same_bits
 
@@ -263,10 +263,10 @@ class Program:
         """Enqueues all steps on every copy, without a graph."""
         self._steps(self._numbered(), range(self.copies))
 
-    def authors(self) -> Authors:
+    def tracked_writes(self) -> WriteTracker:
         """Executes all steps on the first copy, one by one, and returns which step wrote which bytes."""
         arena = self.memory.arenas[0]
-        found = Authors(self.memory, arena, torch.zeros_like(arena))
+        found = WriteTracker(self.memory, arena, torch.zeros_like(arena))
         self._reset()
         stream = torch.cuda.current_stream().cuda_stream
         for number, step in self._numbered():

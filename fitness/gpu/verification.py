@@ -89,7 +89,7 @@ class Verifier:
             left = len(inputs) - done + FRESH - fresh
             self._verify(program, case, variant, key + number, summary, poison=left)
             if share is not None:
-                share.add(program.authors())
+                share.add(program.tracked_writes())
         if share is not None:
             check_share(self.task, case.name, program.plan, share.own, "the bytes of the outputs", "verify")
             summary.own_share = min(summary.own_share, share.own)

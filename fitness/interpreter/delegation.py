@@ -28,8 +28,8 @@ def needs_proof(plan: LaunchPlan) -> bool:
     return any(not isinstance(step, Launch) for step in plan.steps)
 
 
-class Authors:
-    """The authors of every byte of a plan's memory, kept while the plan is executed step by step.
+class WriteTracker:
+    """Which kind of step wrote each byte of a plan's memory (its author), tracked while the steps are executed.
 
     data: the plan's memory, (layout.total,) uint8.
     authors: the shadow memory with an author for each byte of it, of the same shape; it starts as zeros.
@@ -81,7 +81,7 @@ class Share:
     outputs: Sequence[TensorRef]
     authors: list[torch.Tensor] = field(default_factory=list)  # of each output; empty before the first input.
 
-    def add(self, found: Authors) -> None:
+    def add(self, found: WriteTracker) -> None:
         """Adds the authors on one more set of inputs."""
         new = [found.of(ref).clone() for ref in self.outputs]
         self.authors = [torch.maximum(a, b) for a, b in zip(self.authors or new, new, strict=True)]

@@ -26,7 +26,7 @@ from fitness.frontend.memory import FILE_NAME, Layout
 from fitness.frontend.plan import Config, Copy, Fill, Launch, LaunchPlan, Op, Step, TensorRef, from_json
 from fitness.interpreter.bounds import Array, Arrays, Notes, Place, Undefined
 from fitness.interpreter.conflicts import ConcurrentMemory, Conflicts
-from fitness.interpreter.delegation import Authors
+from fitness.interpreter.delegation import WriteTracker
 from fitness.interpreter.interpreter import Interpreter, Program, programs_of
 from fitness.interpreter.spans import Spans
 from fitness.interpreter.stores import StoreBlock, position
@@ -52,7 +52,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     - "choice": index of the configuration of each launch
     - "order" of the programs of a grid: "forward", "reverse" or "at once"
     - "buffers": name of the file, laid out by `frontend.memory.Layout`
-    - "authors" (optional): name of a file of as many zeros, for `fitness.interpreter.delegation.Authors`
+    - "authors" (optional): name of a file of as many zeros, for `fitness.interpreter.delegation.WriteTracker`
     - "twin" (optional): the index of an earlier run that differs only in the order.  If the programs of that one were
       independent, this run is not executed.  If they used atomics, "at once" is not executed.
     - "zeros": whether undefined lanes are zeros (`fitness.interpreter.bounds`)
@@ -151,10 +151,10 @@ class _Run:
             ConcurrentMemory(memory, first) if self.order == "at once" else Conflicts(first, first + self.layout.total)
         )
 
-    def _authors(self, path: Path) -> Authors:
+    def _authors(self, path: Path) -> WriteTracker:
         data = torch.frombuffer(self.memory, dtype=torch.uint8)
         authors = torch.from_file(str(path), shared=True, size=self.layout.total, dtype=torch.uint8)
-        return Authors(self.layout, data, authors)
+        return WriteTracker(self.layout, data, authors)
 
     def orders_to_try(self) -> set[str]:
         """The other orders of programs that may have other results."""

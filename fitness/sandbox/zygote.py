@@ -1,4 +1,4 @@
-"""Runs jobs in sandboxed forks of a warm process, the zygote (`fitness/sandbox/forkserver.py`).
+"""Runs jobs in sandboxed forks of a warm process, the zygote (`fitness/sandbox/zygote_process.py`).
 
 This is the driver's side:
 
@@ -31,10 +31,10 @@ from typing import Any
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from evo.core.text import plain, short
-from fitness.sandbox.forkserver import read_frame, send_frame
 from fitness.sandbox.jobs import JobResult, Limits, reported_error
 from fitness.sandbox.layers import clean_environment
 from fitness.sandbox.scratch import NO_SPACE, no_space
+from fitness.sandbox.zygote_process import read_frame, send_frame
 
 JOBS = ("record", "compile", "interpret", "trace")
 # Sandbox profiles by job; every other job runs in "strict".  `capture` may start threads: torch built for CUDA does so
@@ -62,7 +62,7 @@ class Zygote:
     """A warm process and the jobs it can fork.
 
     target: `Target.spec` of the GPU that jobs warm up for (`fitness.frontend.target`).
-    jobs: names of modules in `fitness` with a function `job` (see `fitness/sandbox/forkserver.py`).
+    jobs: names of modules in `fitness` with a function `job` (see `fitness/sandbox/zygote_process.py`).
     gpu: the only GPU that jobs see (an index or a UUID, as in CUDA_VISIBLE_DEVICES), "" for none.
 
     The process starts immediately, in the background; the first `run` waits for it.  When it dies, running jobs end as
@@ -148,7 +148,7 @@ class Zygote:
                 self._process.close()
                 if not self._process.finished:
                     raise EvoError(
-                        "expected the zygote (python -m fitness.sandbox.forkserver) to keep running, but it died "
+                        "expected the zygote (python -m fitness.sandbox.zygote_process) to keep running, but it died "
                         f"before it finished a job; its last output:\n{self._process.log_tail}"
                     )
                 self._process = _Process(self._target, self._jobs, self._gpu)
@@ -174,7 +174,7 @@ class _Process:
                     sys.executable,
                     "-P",
                     "-m",
-                    "fitness.sandbox.forkserver",
+                    "fitness.sandbox.zygote_process",
                     str(theirs.fileno()),
                     str(self._home),
                     target,
@@ -198,7 +198,7 @@ class _Process:
             if NO_SPACE in self.log_tail:
                 raise no_space()
             raise EvoError(
-                "expected the zygote (python -m fitness.sandbox.forkserver) to start, but it ended; "
+                "expected the zygote (python -m fitness.sandbox.zygote_process) to start, but it ended; "
                 f"its last output:\n{self.log_tail or '(none)'}"
             )
 

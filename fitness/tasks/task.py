@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 BUILTIN_TASKS = Path(__file__).parent / "builtin"
 FROZEN_FILE = "task.json"
-_FROZEN_FILES = ("task.py", "kernel.py")
+_HASHED_FILES = ("task.py", "kernel.py")
 
 # Of time and outputs, if a task allows delegation: a candidate's own kernels must do most of the work.
 MIN_OWN_SHARE = 0.5
@@ -222,7 +222,7 @@ def hash_texts(*texts: str) -> str:
 
 def freeze_task(folder: Path, task_hash: str, about: Mapping[str, Any]) -> None:
     """Writes task.json.  about: what it holds besides the hashes."""
-    frozen = {**about, "task": task_hash, "files": {name: _digest(folder / name) for name in _FROZEN_FILES}}
+    frozen = {**about, "task": task_hash, "files": {name: _digest(folder / name) for name in _HASHED_FILES}}
     (folder / FROZEN_FILE).write_text(json.dumps(frozen, indent=2) + "\n", encoding="utf-8")
 
 
@@ -231,7 +231,7 @@ def changed_since_frozen(folder: Path) -> str:
     path = folder / FROZEN_FILE
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        differs = [name for name in _FROZEN_FILES if files[name] != _digest(folder / name)]
+        differs = [name for name in _HASHED_FILES if files[name] != _digest(folder / name)]
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from evo.core import syntax
-from fitness.frontend.kernels import closures, dotted, imported_names
+from fitness.frontend.kernels import dotted, imported_names, kernel_sources
 from fitness.frontend.memory import DTYPES
 from fitness.frontend.plan import Config, Copy, Launch, LaunchPlan, Step, TensorRef, refs_of
 
@@ -49,7 +49,7 @@ def idle_kernels(source: str, plans: Mapping[str, LaunchPlan], written: Sequence
         copying = {case: plan for case, plan in copying.items() if plan != launching[case]}
         if copying:
             yield Idle(kernel, COPY, nothing, copying)
-        zeros = _with_zeros(tree, kernel, set(closures(source)))
+        zeros = _with_zeros(tree, kernel, set(kernel_sources(source)))
         if zeros:
             yield Idle(kernel, ZEROS, zeros, launching)
 

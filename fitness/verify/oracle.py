@@ -91,7 +91,7 @@ def _last_tile(x: torch.Tensor, position: int, generator: torch.Generator) -> to
     return _heavier(x, chosen)
 
 
-def _few_heavier(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
+def _with_few_large_values(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
     return _heavier(x, _few(x, generator))
 
 
@@ -156,7 +156,7 @@ def with_few_changed(task: Task, arguments: Sequence[Any], generator: torch.Gene
     something, or no argument is floating.
     """
     floating = any(isinstance(a, torch.Tensor) and a.is_floating_point() and a.numel() for a in arguments)
-    return _all_stressed(arguments, _few_heavier, generator) if task.stress and floating else None
+    return _all_stressed(arguments, _with_few_large_values, generator) if task.stress and floating else None
 
 
 def _all_stressed(arguments: Sequence[Any], stress: Stress, generator: torch.Generator) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from fitness.frontend.memory import DTYPES, POISONS, Guards, Layout, Poison, con
 from fitness.frontend.plan import LaunchPlan, PlanError, TensorRef, to_json
 from fitness.frontend.stages import NOTHING_COMPARED, Stop, at_line, expect_ok
 from fitness.interpreter.bounds import NO_HABITS, Habits
-from fitness.interpreter.delegation import Authors, Share, check_share, needs_proof
+from fitness.interpreter.delegation import Share, WriteTracker, check_share, needs_proof
 from fitness.sandbox.jobs import JobError, Limits
 from fitness.sandbox.scratch import LeftError, scratch_folder
 from fitness.sandbox.zygote import Zygote
@@ -249,7 +249,7 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
         if run.authors:
             share = shares.setdefault(run.execution.case.name, Share(run.plan, output_refs(task, run.plan)))
             authors = _authors(run, scratch)
-            share.add(Authors(run.layout, authors, authors))
+            share.add(WriteTracker(run.layout, authors, authors))
     for case, share in shares.items():
         check_share(task, case, share.plan, share.own, "the bytes of the outputs", "verify")
     return min((share.own for share in shares.values()), default=1.0)

@@ -1,7 +1,7 @@
 """The zygote process: warm imports, one sandboxed fork per job, one event loop, one thread.
 
-`fitness.sandbox.zygote.Zygote` starts it as `python -m fitness.sandbox.forkserver SOCKET_FD HOME TARGET JOB ...`.  It
-ends when the other end of the socket closes, for whatever reason, and kills every child then.
+`fitness.sandbox.zygote.Zygote` starts it as `python -m fitness.sandbox.zygote_process SOCKET_FD HOME TARGET JOB ...`.
+It ends when the other end of the socket closes, for whatever reason, and kills every child then.
 
 A job is a module (of _MODULES, or named with its dots) with a function
 
@@ -45,7 +45,7 @@ from fitness.sandbox.layers import available_layers, confine, die_with_parent, p
 from fitness.sandbox.scratch import taken
 
 _MODULES = {
-    "record": "fitness.frontend.recording.record",
+    "record": "fitness.frontend.recording.job",
     "compile": "fitness.frontend.compile",
     "trace": "fitness.estimate.trace",
     "interpret": "fitness.interpreter.job",

@@ -1,7 +1,7 @@
 """Defines the tables of an export: every column with its type, its unit and its meaning.
 
-`docs/export.md` holds the same in words (`python -m analysis.schema` prints it); a test compares the two.  Whoever
-changes a column raises VERSION.
+`docs/export.md` holds the same in words (`python -m analysis.export_schema` prints it); a test compares the two.
+Whoever changes a column raises VERSION.
 """
 
 from __future__ import annotations

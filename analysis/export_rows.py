@@ -1,4 +1,4 @@
-"""Reads the rows of each table of `analysis.schema` from the store of a run, one after the other.
+"""Reads the rows of each table of `analysis.export_schema` from the store of a run, one after the other.
 
 Rows are tuples in the order of the columns, without the first (`run`).  Times are microseconds since 1970.
 """
@@ -103,7 +103,7 @@ ROWS: dict[str, Callable[[RunReader], Iterator[Row]]] = {
 
 
 def rows(run: RunReader, table: str, *, with_text: bool = False) -> Iterator[Row]:
-    """Rows of one of the tables of `analysis.schema.EXPORT`."""
+    """Rows of one of the tables of `analysis.export_schema.EXPORT`."""
     return llm_calls(run, with_text=with_text) if table == "llm_calls" else ROWS[table](run)
 
 

@@ -1,7 +1,7 @@
 """The record job: runs a candidate's host code on fake tensors and returns what it asks the device to do.
 
-It runs in a sandboxed child (`fitness/sandbox/forkserver.py`).  Every call executes the module anew, so a call cannot
-leave anything for the next one.  The process has untrusted code in it, so readers must check its result
+It runs in a sandboxed child (`fitness/sandbox/zygote_process.py`).  Every call executes the module anew, so a call
+cannot leave anything for the next one.  The process has untrusted code in it, so readers must check its result
 (`fitness.frontend.plan.from_json`).
 
 The zygote calls `warm_up` before all that: it runs every job on a small candidate once.

@@ -13,7 +13,7 @@ import pytest
 from evo.core.records import Verdict
 from fitness.frontend.memory import FILE_NAME
 from fitness.frontend.plan import MOST_TUNED, Copy, Fill, Launch, LaunchPlan, TensorRef, from_json
-from fitness.frontend.recording import record as recording
+from fitness.frontend.recording import job as recording
 from fitness.frontend.target import get_target
 from fitness.sandbox.jobs import JobResult, Limits
 from fitness.sandbox.zygote import Zygote
