@@ -336,11 +336,8 @@ def read_info(db: sqlite3.Connection, folder: Path) -> RunInfo:
         raise damaged(folder / FILE, error) from error
     with decoding(folder, "meta"):
         task_hash, settings = meta["task_hash"], meta["config"]
-        versions, environment, _ = (
-            parse_object(meta["versions"]),
-            parse_object(meta["environment"]),
-            parse_object(settings),
-        )
+        versions, environment = parse_object(meta["versions"]), parse_object(meta["environment"])
+        parse_object(settings)
     try:
         config = RunConfig.from_json(settings)
     except (*UNDECODABLE, ConfigError) as error:
