@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from fitness.certify.sanitize_process import SeparateBuffers
 from fitness.frontend.memory import assign
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef
+from fitness.gpu.buffers import DeviceMemory
 from fitness.gpu.fingerprint import fingerprint
 from fitness.gpu.program import Program, SwappedInputs
 from tests.bench_on_cpu import at, without_graphs
@@ -36,7 +38,7 @@ def arguments(copy: int) -> list[torch.Tensor]:
     return [torch.arange(4.0) + 10 * copy]
 
 
-def made(copies: int) -> Program:
+def made(copies: int, memory: type[DeviceMemory] = DeviceMemory) -> Program:
     plan = LaunchPlan(
         (Buffer(16, 0), Buffer(16)), (X,), (Y,), "tensor", (Launch("k", (Config((1, 1, 1), {}, {}),), 3),)
     )
@@ -47,11 +49,19 @@ def made(copies: int) -> Program:
         program.memory.window(Y, copy).copy_(program.memory.window(X, copy) * 2)
 
     kernel = SimpleNamespace(scratch=lambda grid: [], launch=launch, sets_priorities=False)
-    program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=copies)  # type: ignore[list-item]
+    program = Program(plan, [0], [kernel], device=torch.device("cpu"), copies=copies, memory=memory)  # type: ignore[list-item]
     for copy in range(copies):
         program.write_inputs(arguments(copy), copy)
-    program.build()
+    if memory is DeviceMemory:  # others are executed without a graph, and never reset
+        program.build()
     return program
+
+
+def test_a_program_is_executed_on_buffers_that_lie_apart(monkeypatch):
+    without_graphs(monkeypatch)
+    program = made(1, SeparateBuffers)
+    program.execute()
+    assert program.outputs()[0].tolist() == [0, 2, 4, 6]
 
 
 def replayed(program: Program, meddle: Callable[[], object] = lambda: None) -> None:

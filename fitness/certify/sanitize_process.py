@@ -23,7 +23,7 @@ from fitness.tasks.task import load_task
 from fitness.verify import oracle
 
 
-class Apart(DeviceMemory):
+class SeparateBuffers(DeviceMemory):
     """The buffers of a plan, each an allocation of its own, one copy."""
 
     def __init__(self, plan: LaunchPlan, device: torch.device, copies: int = 1) -> None:
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
             plan = bundle.plans[case.name]
             program = Program(
                 plan, loaded.choices[case.name], loaded.kernels(case.name),
-                device=device, written=task.written, memory=Apart,
+                device=device, written=task.written, memory=SeparateBuffers,
             )  # fmt: skip
             # Drawn on the host: the tool makes every kernel slow, also those that draw random numbers.
             program.write_inputs(oracle.make_inputs(task, case, oracle.key_of(seed)))

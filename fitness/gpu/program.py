@@ -52,17 +52,22 @@ class Integrity:
     enqueued like a kernel; its result is asked for in the end.
     """
 
-    def __init__(self, outputs: Sequence[torch.Tensor], read: Mapping[int, torch.Tensor], memory: DeviceMemory) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        read: Mapping[int, torch.Tensor],
+        memory: DeviceMemory,
+        device: torch.device,
+    ) -> None:
         """outputs and read arguments (by position): windows on `memory`, the copies first."""
         self._outputs, self._read, self._memory = outputs, read, memory
-        copies = len(memory.arenas)
         # Fingerprints of each copy of each output, then of each argument that is only read.
-        self._found = torch.zeros((len(outputs) + len(read), copies), dtype=torch.int64, device=memory.arenas.device)
+        self._found = torch.zeros((len(outputs) + len(read), memory.copies), dtype=torch.int64, device=device)
         self._known, self._differing = torch.zeros_like(self._found), self._found.new_zeros(len(self._found))
         self._kept: list[list[torch.Tensor]] = []
         self.swaps: Sequence[SwappedInputs] = ()  # some are executed, at random times
         self._kept_swapped: list[tuple[SwappedInputs, list[torch.Tensor]]] = []
-        self._differs_swapped = torch.zeros((), dtype=torch.bool, device=memory.arenas.device)
+        self._differs_swapped = torch.zeros((), dtype=torch.bool, device=device)
 
     @functools.cached_property
     def _guard_graph(self) -> Graph:
@@ -222,7 +227,7 @@ class Program:
         self._read = {i: self.memory.windows(ref) for i, ref in refs if i not in self._pristine}
         others = any(isinstance(step, Op) for step in plan.steps)  # whose kernels are not known
         self._sets_priorities = others or any(kernel.sets_priorities for kernel in kernels)
-        self.integrity = Integrity(self._outputs, self._read, self.memory)
+        self.integrity = Integrity(self._outputs, self._read, self.memory, device)
 
     @property
     def nbytes(self) -> int:
