@@ -257,7 +257,7 @@ def _move(place: int, move: Move, x: float, y: Axis) -> Markup:
 
 
 @dataclass(frozen=True)
-class Node:
+class LineageNode:
     """A trial in the lineage of the best; `main` if it lies on the line of first parents."""
 
     index: int
@@ -268,7 +268,7 @@ class Node:
     link: str = ""
 
 
-def lineage(nodes: Mapping[int, Node]) -> Markup:
+def lineage(nodes: Mapping[int, LineageNode]) -> Markup:
     """The ancestors of the best as a graph, the seed on top; solid lines to first parents, dashed ones to others."""
     rows = _rows(nodes)
     width = max(len(row) for row in rows) * (_NODE_WIDTH + _GAP_X) + _GAP_X
@@ -283,7 +283,7 @@ def lineage(nodes: Mapping[int, Node]) -> Markup:
     return _svg(width, height, title, body, fixed=True)
 
 
-def _rows(nodes: Mapping[int, Node]) -> list[list[int]]:
+def _rows(nodes: Mapping[int, LineageNode]) -> list[list[int]]:
     """Indices by generation (the longest way from the seed), in an order that keeps lines short."""
     depth: dict[int, int] = {}
     for index in sorted(nodes):  # parents have smaller numbers
@@ -299,7 +299,7 @@ def _rows(nodes: Mapping[int, Node]) -> list[list[int]]:
     return rows
 
 
-def _edges(nodes: Mapping[int, Node], places: Mapping[int, tuple[float, float]]) -> Iterator[Markup]:
+def _edges(nodes: Mapping[int, LineageNode], places: Mapping[int, tuple[float, float]]) -> Iterator[Markup]:
     for node in nodes.values():
         x, y = places[node.index]
         for order, parent in enumerate(p for p in node.parents if p in places):
@@ -311,7 +311,7 @@ def _edges(nodes: Mapping[int, Node], places: Mapping[int, tuple[float, float]])
             )
 
 
-def _node(node: Node, x: float, y: float) -> Markup:
+def _node(node: LineageNode, x: float, y: float) -> Markup:
     middle = x + _NODE_WIDTH / 2
     box = Markup(
         '<rect class="node{}" x="{:.0f}" y="{:.0f}" width="{}" height="{}" rx="6"/>'

@@ -375,7 +375,7 @@ def _lineage(number: int, run: RunReader, best: Trial) -> Markup:
     if len(ancestors) > ANCESTORS:
         ancestors = {index: trial for index, trial in ancestors.items() if index in main}
     nodes = {
-        index: charts.Node(
+        index: charts.LineageNode(
             index=index,
             parents=trial.proposal.parents,
             operator=trial.proposal.operator,

@@ -13,7 +13,7 @@ from evo.core.records import Candidate, Certificate, Timing
 from fitness.candidate import CompiledCandidate, Estimates, FrontEnd
 from fitness.certify.certify import not_run
 from fitness.estimate import time_model as model
-from fitness.evaluator import BackendResult, Evaluator
+from fitness.evaluator import BackendResult, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
@@ -163,7 +163,7 @@ class CpuBackend:
         )
 
 
-class CpuEvaluator(Evaluator):
+class CpuEvaluator(TaskEvaluator):
     """Verifies at the cases' sizes for a CPU, estimates at the target's."""
 
     def __init__(

@@ -108,7 +108,7 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class Evaluator:
+class TaskEvaluator:
     """Evaluates candidates of one task for one target.  Thread-safe: several threads may evaluate at once."""
 
     def __init__(self, task: Task, target: Target, front_end: CandidateBuilder, backend: Backend) -> None:

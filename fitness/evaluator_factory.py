@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fitness.cpu_backend import CpuEvaluator
-from fitness.evaluator import Evaluator
+from fitness.evaluator import TaskEvaluator
 from fitness.frontend.target import Target
 from fitness.gpu_backend import GpuEvaluator, SharedGpu
 from fitness.sandbox.jobs import Limits
@@ -27,7 +27,7 @@ class EvaluatorFactory:
         self._zygote = Zygote(target.spec)
         self._gpu = SharedGpu()
 
-    def open(self, task: Task) -> Evaluator:
+    def open(self, task: Task) -> TaskEvaluator:
         if self._measured:
             return GpuEvaluator(task, self._target, recording=self._limits, zygote=self._zygote, gpu=self._gpu)
         return CpuEvaluator(task, self._target, limits=self._limits, zygote=self._zygote)

@@ -13,7 +13,7 @@ from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict,
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
-from fitness.evaluator import BackendResult, Evaluator, chosen_configs
+from fitness.evaluator import BackendResult, TaskEvaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target, sm_name
@@ -154,7 +154,7 @@ class GpuBackend:
             self._gpu.close()
 
 
-class GpuEvaluator(Evaluator):
+class GpuEvaluator(TaskEvaluator):
     """Measures all cases at the target's sizes on one GPU. The estimate serves `screen` alone."""
 
     def __init__(

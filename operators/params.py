@@ -98,7 +98,7 @@ def _offspring(screened: Screened, rng: random.Random) -> list[Setting]:
     """One generation: tournaments among the best so far (the elite), crossover, one mutation each."""
     from deap import tools
 
-    known = [_Individual(s, v) for s, v in screened.scores.items() if v is not None]
+    known = [_ParameterSetting(s, v) for s, v in screened.scores.items() if v is not None]
     if not known:
         return [_random_setting(screened.genes, rng) for _ in range(_POPULATION)]
     children: list[Setting] = []
@@ -113,7 +113,7 @@ def _offspring(screened: Screened, rng: random.Random) -> list[Setting]:
     return children
 
 
-class _Individual(list):  # type: ignore[type-arg]
+class _ParameterSetting(list):  # type: ignore[type-arg]
     """A setting as DEAP wants it: a list with a `fitness` that compares."""
 
     def __init__(self, setting: Setting, speedup: float) -> None:

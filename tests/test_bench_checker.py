@@ -12,7 +12,7 @@ from analysis.benchmarks import bench_checker, mutants, witnesses
 from analysis.benchmarks.bench_checker import Folder, Tally, append, figures, read, state, table, wilson, witness_class
 from analysis.benchmarks.mutants import OPERATORS, Variant, bases
 from evo.core import syntax
-from fitness.verify.oracle import Budget, Expected
+from fitness.verify.oracle import ErrorBudget, Expected
 
 KERNEL = """import torch
 import triton
@@ -171,7 +171,7 @@ def test_a_process_that_a_kernel_broke_answers_nothing_more(tmp_path, broken):
 
 def test_errors_count_in_units_of_the_budget():
     exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    expected = Expected("tensor", (exact,), (torch.float32,), ((1,),), (Budget(rms=0.1, max=0.2),))
+    expected = Expected("tensor", (exact,), (torch.float32,), ((1,),), (ErrorBudget(rms=0.1, max=0.2),))
     assert witnesses.error_of(expected, [torch.tensor([1.0, 2.0])]) == 0
     assert witnesses.error_of(expected, [torch.tensor([2.0, 2.0])]) == pytest.approx(math.sqrt(0.5) / 0.1)
     assert witnesses.error_of(expected, [torch.tensor([1.0, math.nan])]) == math.inf

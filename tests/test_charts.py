@@ -9,8 +9,8 @@ import pytest
 from analysis.charts import (
     COLOURS,
     CaseBar,
+    LineageNode,
     Move,
-    Node,
     Series,
     Step,
     axis,
@@ -84,9 +84,9 @@ def test_every_chart_says_in_words_what_it_shows() -> None:
 
 def test_parents_stand_above_their_children_and_links_are_labelled() -> None:
     nodes = {
-        0: Node(0, (), "seed", "1.00×", True, "t0"),
-        1: Node(1, (0,), "edit", "1.10×", False),
-        2: Node(2, (0, 1), "<mix>", "1.20×", True, "t2"),
+        0: LineageNode(0, (), "seed", "1.00×", True, "t0"),
+        1: LineageNode(1, (0,), "edit", "1.10×", False),
+        2: LineageNode(2, (0, 1), "<mix>", "1.20×", True, "t2"),
     }
     svg = str(lineage(nodes))
     boxes = [part.partition('y="')[2].partition('"')[0] for part in svg.split("<rect")[1:]]

@@ -20,7 +20,7 @@ from evo.llm import queue as queue_module
 from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
 from evo.llm.queue import FAILURES, ModelQueue, open_model_queue
-from evo.storage.model_calls import Call, Question
+from evo.storage.model_calls import ModelCall, Question
 from evo.storage.queries import RunReader
 from operators.llm.base import Message, Prompt
 from tests.engine_support import create
@@ -42,19 +42,19 @@ class Asked:
 
     def __init__(self, model_queue: ModelQueue, folder: Path) -> None:
         self.queue, self.folder = model_queue, folder
-        self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ModelCall] = queue.SimpleQueue()
         self.left = model_queue.start(self.inbox.put)
 
     def submit(self, text: str = PROMPT, model: str = "m") -> bool:
         prompt = Prompt("change", (Message("user", text),))
         return self.queue.submit(Question(f"change@{model}", prompt, (0,), 0, 1))
 
-    def take(self) -> Call:
+    def take(self) -> ModelCall:
         call = self.inbox.get(timeout=60)
         self.queue.collected(call)
         return call
 
-    def ask(self, text: str = PROMPT) -> Call:
+    def ask(self, text: str = PROMPT) -> ModelCall:
         assert self.submit(text)
         return self.take()
 

@@ -19,7 +19,7 @@ from fitness.verify.compare import compare
 from fitness.verify.oracle import (
     ROUNDING_RMS,
     VARIANTS,
-    Budget,
+    ErrorBudget,
     Expected,
     expect,
     make_inputs,
@@ -430,5 +430,5 @@ def test_infinities_that_are_no_overflow_must_be_matched() -> None:
 def test_no_margin_is_as_wide_as_the_format() -> None:
     """With a budget beyond the largest number every pair of one sign would do."""
     own = torch.tensor([3e38, math.inf, 1.0] * 100)
-    expected = replace(by_seed_expected(own), budgets=(Budget(1e39, 1e39),))
+    expected = replace(by_seed_expected(own), budgets=(ErrorBudget(1e39, 1e39),))
     assert verdict(expected, torch.tensor([3e38, 1.0, 1.0] * 100)) == math.inf

@@ -29,7 +29,7 @@ from evo.storage.queries import RunInfo
 from evo.storage.store import Store
 from fitness.cluster import pool
 from fitness.cluster.bundle import TaskBundle, WorkerSettings
-from fitness.cluster.pool import Cluster, ClusterEvaluator, Node, Post, posts
+from fitness.cluster.pool import Cluster, ClusterEvaluator, ClusterNode, Post, posts
 from fitness.cluster.workers import WorkerPool
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
@@ -47,7 +47,7 @@ TARGET = get_target("sm_90")
 
 
 def test_who_goes_where():
-    big, gpu, login = Node("a", "big", 16, 1), Node("b", "gpu", 32, 8), Node("c", "login", 4, 0)
+    big, gpu, login = ClusterNode("a", "big", 16, 1), ClusterNode("b", "gpu", 32, 8), ClusterNode("c", "login", 4, 0)
     front_ends, backends = posts([big], 1)
     assert backends == [Post(big, 2, 2, 1)]
     assert front_ends == [Post(big, 7, 7.0), Post(big, 7, 7.0)]
@@ -61,7 +61,7 @@ def test_who_goes_where():
     with pytest.raises(ConfigError, match="the cluster has 8"):
         posts([gpu], 9)
     with pytest.raises(ConfigError, match="no CPUs to record"):
-        posts([Node("d", "bare", 0, 1)], 1)
+        posts([ClusterNode("d", "bare", 0, 1)], 1)
 
 
 def test_a_verdict_travels():

@@ -7,7 +7,7 @@ import torch
 
 from fitness.frontend.memory import POISONS, Poison
 from fitness.verify.compare import compare_elements, compare_values, same_bits, same_outputs, same_where_defined
-from fitness.verify.oracle import Budget
+from fitness.verify.oracle import ErrorBudget
 
 LAYOUTS = {
     "contiguous": lambda x: x.clone(),
@@ -50,7 +50,7 @@ def test_elements_that_depend_on_the_memory_are_not_compared() -> None:
 
 def test_the_worst_of_some_elements_is_named_by_its_place_in_the_output() -> None:
     exact, at = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), [(0, 5), (7, 1), (2, 2)]
-    budget = Budget(rms=0.1, max=0.1)
+    budget = ErrorBudget(rms=0.1, max=0.1)
     assert compare_elements(exact, torch.tensor([1.0, 2.05, 3.0]), budget, at) is None
     found = compare_elements(exact, torch.tensor([1.0, 2.5, 3.2]), budget, at)
     assert found == "(7, 1): expected 2, got 2.5 (largest error allowed 0.1)"
@@ -65,7 +65,7 @@ def test_the_worst_of_some_elements_is_named_by_its_place_in_the_output() -> Non
 def test_an_element_that_nothing_has_written_is_told_as_such(dtype: torch.dtype, poison: Poison) -> None:
     exact = torch.ones(4, dtype=torch.float64 if dtype.is_floating_point else dtype)
     got = torch.ones(4, dtype=dtype)
-    budget = Budget(1e-3, 1e-3) if dtype.is_floating_point else None
+    budget = ErrorBudget(1e-3, 1e-3) if dtype.is_floating_point else None
     got[2] = 7
     message = compare_values("output", exact, got, budget)[1]
     assert message and "(2,)" in message and "nothing has written" not in message

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from evo.cli.main import main
-from evo.cli.watch_panel import RECENT, Watch, watch
+from evo.cli.watch_panel import RECENT, RunPanel, watch
 from evo.storage.queries import RunReader
 from evo.storage.store import is_written
 from tests.engine_support import create, failed_trial, ok_trial, search
@@ -58,7 +58,7 @@ def test_nothing_is_said_of_operators_before_one_was_used(tmp_path: Path) -> Non
 def test_what_is_new_is_taken_in_once(tmp_path: Path) -> None:
     with create(tmp_path) as store, RunReader(tmp_path) as run:
         out = io.StringIO()
-        view = Watch(run, Console(file=out, width=200))
+        view = RunPanel(run, Console(file=out, width=200))
         assert view.poll()
         assert view.state == "running"
         keep(store, ok_trial(0, operator="seed"))

@@ -21,7 +21,7 @@ from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.sandbox.jobs import PATIENCE, JobResult, Limits
 from fitness.sandbox.scratch import NO_SPACE
-from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, _Process, classify
+from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, _ZygoteProcess, classify
 from fitness.sandbox.zygote_process import NICE
 
 JOB = "tests.zygote_job"  # no torch, so these start in a moment
@@ -55,7 +55,7 @@ def test_a_job_inherits_what_its_module_warmed_up(zygote: Zygote, tmp_path: Path
 def test_a_zygote_without_room_to_start_says_where_it_wanted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Process, "_last_output", lambda self: f"Traceback ...\nOSError: [Errno 28] {NO_SPACE}")
+    monkeypatch.setattr(_ZygoteProcess, "_last_output", lambda self: f"Traceback ...\nOSError: [Errno 28] {NO_SPACE}")
     with Zygote("sm_90", jobs=("tests.no_such_job",)) as zygote, pytest.raises(EvoError) as caught:
         zygote.run("tests.no_such_job", {}, scratch=tmp_path, limits=Limits())
     assert "set TMPDIR to a folder with more" in str(caught.value) and "Traceback" not in str(caught.value)

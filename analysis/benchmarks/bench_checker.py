@@ -181,7 +181,7 @@ def judge(task: str, evaluator: str, kernels: Sequence[tuple[str, str]], threads
     """Writes the verdicts on kernels of one task; the seconds that took."""
     from evo.core.records import Candidate
     from fitness.cpu_backend import CpuEvaluator
-    from fitness.evaluator import Evaluator
+    from fitness.evaluator import TaskEvaluator
     from fitness.frontend.target import get_target
     from fitness.gpu_backend import GpuEvaluator
     from fitness.tasks.task import load_task
@@ -190,7 +190,7 @@ def judge(task: str, evaluator: str, kernels: Sequence[tuple[str, str]], threads
     writing = threading.Lock()
     kind = CpuEvaluator if evaluator == "cpu" else GpuEvaluator
     with kind(load_task(task), get_target("sm_90")) as found:
-        whole: Evaluator = found
+        whole: TaskEvaluator = found
         whole.prepare()
 
         def one(kernel: tuple[str, str]) -> None:

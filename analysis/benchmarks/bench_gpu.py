@@ -114,7 +114,7 @@ def sums(x):
 """
 
 
-class Lab:
+class GpuBench:
     """A task in a folder, its recorders and its runner."""
 
     def __init__(self, task_source: str, seed: str, looks: tuple[int, ...]) -> None:
@@ -141,9 +141,9 @@ class Lab:
 
 
 @contextmanager
-def prepared(task_source: str, seed: str, looks: tuple[int, ...] = (10, 20, 30)) -> Iterator[Lab]:
+def prepared(task_source: str, seed: str, looks: tuple[int, ...] = (10, 20, 30)) -> Iterator[GpuBench]:
     """A lab whose runner knows the baseline."""
-    lab = Lab(task_source, seed, looks)
+    lab = GpuBench(task_source, seed, looks)
     try:
         report = lab.runner.prepare(lab.work(seed))
         if report.verdict is not Verdict.OK:
@@ -212,7 +212,7 @@ def noise(evaluations: int, slower: int) -> dict[str, Any]:
     return results
 
 
-def _repeat(lab: Lab, work: LaunchBundle, times: int, label: str) -> list[Report]:
+def _repeat(lab: GpuBench, work: LaunchBundle, times: int, label: str) -> list[Report]:
     return [lab.runner.evaluate(work, seed=f"{label}-{n}") for n in range(times)]
 
 

@@ -31,7 +31,7 @@ from typing import Any
 from analysis.benchmarks.bench_gpu import SOFTMAX, SOFTMAX_TASK, TARGET
 from evo.core.records import Candidate, Evaluation, Verdict
 from evo.core.versions import versions
-from fitness.evaluator import Evaluator
+from fitness.evaluator import TaskEvaluator
 from fitness.frontend.target import get_target
 from fitness.gpu_backend import GpuEvaluator
 from fitness.tasks.task import Task, load_task
@@ -46,7 +46,7 @@ def softmaxes() -> Iterator[str]:
 
 
 def rates(
-    open_evaluator: Callable[[], Evaluator],
+    open_evaluator: Callable[[], TaskEvaluator],
     gpus: int,
     workers: int,
     count: int,
@@ -96,7 +96,7 @@ def compare(task: Task, gpus: int, candidates: int) -> Iterator[dict[str, Any]]:
         yield {"ray": False} | rates(lambda: GpuEvaluator(task, target), 1, workers, candidates, sources)
         for number in (1, gpus):
 
-            def on_cluster(number: int = number) -> Evaluator:
+            def on_cluster(number: int = number) -> TaskEvaluator:
                 return ClusterEvaluator(Cluster("auto"), task, target, gpus=number, versions=versions)
 
             found.append(rates(on_cluster, number, cluster.workers(number), candidates * number, sources))

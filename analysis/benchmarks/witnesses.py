@@ -90,7 +90,7 @@ class OutsideWrite(Exception):
     """A store outside of every array of its launch."""
 
 
-class Watch:
+class AccessWatch:
     """Checks the address of each access in Triton's interpreter, and keeps those outside from memory."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Lab:
         import torch
 
         self.place = "cuda" if device == "cuda" else "cpu"
-        self.watch = Watch() if device == "interpret" else None
+        self.watch = AccessWatch() if device == "interpret" else None
         if self.watch is not None:
             device_facts: Any = lambda *_: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)  # noqa: E731
             torch.cuda.get_device_properties = device_facts

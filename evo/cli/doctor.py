@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evo.cli import common
 
 if TYPE_CHECKING:
-    from evo.cli.doctor_checks import Check
+    from evo.cli.doctor_checks import Probe
 
 TASK = "vector_sin"  # the built-in task whose seed is evaluated soonest
 _COLOURS = {"ok": "green", "missing": "yellow", "not usable": "red"}
@@ -73,7 +73,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0 if works else common.EXIT_NOT_OK
 
 
-def _print(checks: Iterable[Check]) -> list[Check]:
+def _print(checks: Iterable[Probe]) -> list[Probe]:
     """Prints one line a check as soon as it is known, its fix on the next."""
     from rich.console import Console
     from rich.text import Text

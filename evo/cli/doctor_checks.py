@@ -52,7 +52,7 @@ _FIX_LAYERS = {
 
 
 @dataclass(frozen=True)
-class Check:
+class Probe:
     """The result of a check: a state (OK, MISSING, UNUSABLE), what was found, and how to fix it ("": nothing to fix).
 
     A run does not work if a check that is `needed` is not ok.
@@ -80,7 +80,7 @@ class Machine:
     models: Sequence[Model] = ()
 
 
-def examine(machine: Machine) -> Iterator[Check]:
+def examine(machine: Machine) -> Iterator[Probe]:
     """Yields all checks, the quick ones first, each as soon as it is known."""
     yield from _guard("Python", lambda: [_python()], needed=True)
     yield from _guard("packages", _packages, needed=True)
@@ -88,7 +88,7 @@ def examine(machine: Machine) -> Iterator[Check]:
     yield from _guard("sandbox", _sandbox)
     gpus: list[Gpus] = []
 
-    def look() -> list[Check]:
+    def look() -> list[Probe]:
         gpus.append(machine.find_gpus())
         return [_driver(), *_gpu(gpus[0])]
 
@@ -102,12 +102,12 @@ def examine(machine: Machine) -> Iterator[Check]:
     yield from _guard("evo run", lambda: [_run(machine)], needed=True)
 
 
-def _guard(name: str, check: Callable[[], list[Check]], *, needed: bool = False) -> list[Check]:
+def _guard(name: str, check: Callable[[], list[Probe]], *, needed: bool = False) -> list[Probe]:
     try:
         return check()
     except Exception as error:
         found = f"the check itself failed: {type(error).__name__}: {error}".partition("\n")[0]
-        return [Check(name, UNUSABLE, found, "report this line", needed)]
+        return [Probe(name, UNUSABLE, found, "report this line", needed)]
 
 
 # --- Python and its packages -----------------------------------------------------------------------------------------
@@ -125,17 +125,17 @@ def _project() -> tuple[str, list[str]]:
         return project["requires-python"], [*project["dependencies"], *extras]
 
 
-def _python() -> Check:
+def _python() -> Probe:
     from packaging.specifiers import SpecifierSet
 
     version, supported = ".".join(map(str, sys.version_info[:3])), _project()[0]
     found = f"{version} on {len(os.sched_getaffinity(0))} processors"
     if SpecifierSet(supported).contains(version):
-        return Check("Python", OK, found, needed=True)
-    return Check("Python", UNUSABLE, f"{found}; supported: {supported}", f"use Python {supported}", True)
+        return Probe("Python", OK, found, needed=True)
+    return Probe("Python", UNUSABLE, f"{found}; supported: {supported}", f"use Python {supported}", True)
 
 
-def _packages() -> list[Check]:
+def _packages() -> list[Probe]:
     """torch and triton on their own, the other packages that every run needs on one line."""
     from packaging.requirements import Requirement
 
@@ -144,22 +144,22 @@ def _packages() -> list[Check]:
     alone = [_package(r.name, r.specifier) for r in needed if r.name in ("torch", "triton")]
     others = [_package(r.name, r.specifier) for r in needed if r.name not in ("torch", "triton")]
     broken = [check for check in others if check.state != OK]
-    fine = Check("other packages", OK, f"{len(others)} of {len(others)} in supported versions", needed=True)
+    fine = Probe("other packages", OK, f"{len(others)} of {len(others)} in supported versions", needed=True)
     return [*alone, *(broken or [fine])]
 
 
-def _package(name: str, supported: Any, *, needed: bool = True) -> Check:
+def _package(name: str, supported: Any, *, needed: bool = True) -> Probe:
     """`supported`: a packaging.specifiers.SpecifierSet."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, MISSING, f"supported: {supported}", _FIX_VERSIONS, needed)
+        return Probe(name, MISSING, f"supported: {supported}", _FIX_VERSIONS, needed)
     if supported.contains(version, prereleases=True):
-        return Check(name, OK, version, needed=needed)
-    return Check(name, UNUSABLE, f"{version}; supported: {supported}", _FIX_VERSIONS, needed)
+        return Probe(name, OK, version, needed=needed)
+    return Probe(name, UNUSABLE, f"{version}; supported: {supported}", _FIX_VERSIONS, needed)
 
 
-def _optional(extra: str, name: str) -> Check:
+def _optional(extra: str, name: str) -> Probe:
     """A package of one of the extras."""
     from packaging.requirements import Requirement
 
@@ -168,14 +168,14 @@ def _optional(extra: str, name: str) -> Check:
             check = _package(name, requirement.specifier, needed=False)
             if check.state == OK:
                 return check
-            return Check(name, check.state, check.found, how_to_install(extra))
-    return Check(name, UNUSABLE, f"{PACKAGE} as it is installed here knows no extra {extra} with it", _FIX_VERSIONS)
+            return Probe(name, check.state, check.found, how_to_install(extra))
+    return Probe(name, UNUSABLE, f"{PACKAGE} as it is installed here knows no extra {extra} with it", _FIX_VERSIONS)
 
 
 # --- disk and sandbox ------------------------------------------------------------------------------------------------
 
 
-def _scratch() -> Check:
+def _scratch() -> Probe:
     from fitness.sandbox.jobs import Limits
 
     return _disk(
@@ -183,7 +183,7 @@ def _scratch() -> Check:
     )
 
 
-def _disk(folder: Path, wanted: int, why: str = "") -> Check:
+def _disk(folder: Path, wanted: int, why: str = "") -> Probe:
     """Checks that files can be written in `folder` (or its nearest parent), and that `wanted` bytes are free."""
     name = f"disk, {folder}"
     there = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
@@ -191,86 +191,86 @@ def _disk(folder: Path, wanted: int, why: str = "") -> Check:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"evo")
     except OSError as error:
-        return Check(name, UNUSABLE, f"{there} cannot be written: {error}", "go to a folder of your own", True)
+        return Probe(name, UNUSABLE, f"{there} cannot be written: {error}", "go to a folder of your own", True)
     free = shutil.disk_usage(there).free
     if free < wanted:
         found = f"{free / 2**30:.1f} GiB free, {wanted / 2**30:.2g} GiB needed{why}"
-        return Check(name, UNUSABLE, found, "free disk space, or use another folder (TMPDIR, --run-dir)", True)
-    return Check(name, OK, f"{free / 2**30:.1f} GiB free", needed=True)
+        return Probe(name, UNUSABLE, found, "free disk space, or use another folder (TMPDIR, --run-dir)", True)
+    return Probe(name, OK, f"{free / 2**30:.1f} GiB free", needed=True)
 
 
-def _sandbox() -> list[Check]:
+def _sandbox() -> list[Probe]:
     from fitness.sandbox.layers import ACTIVE, available_layers
 
     checks = []
     for layer, state in available_layers().items():
         if state == ACTIVE:
-            checks.append(Check(f"sandbox {layer}", OK, "active"))
+            checks.append(Probe(f"sandbox {layer}", OK, "active"))
         else:
             fix = _FIX_LAYERS.get(layer, "a newer Linux, or a container with fewer restrictions")
-            checks.append(Check(f"sandbox {layer}", MISSING, state, f"{fix}; candidates run without it"))
+            checks.append(Probe(f"sandbox {layer}", MISSING, state, f"{fix}; candidates run without it"))
     return checks
 
 
 # --- GPU -------------------------------------------------------------------------------------------------------------
 
 
-def _driver() -> Check:
+def _driver() -> Probe:
     from fitness.cuda.nvidia import driver_version
 
     version = driver_version()
     if version:
-        return Check("NVIDIA driver", OK, version)
-    return Check(
+        return Probe("NVIDIA driver", OK, version)
+    return Probe(
         "NVIDIA driver", MISSING, "none", "on a machine with a GPU, install it; times are estimated without one"
     )
 
 
-def _gpu(gpus: Gpus) -> list[Check]:
+def _gpu(gpus: Gpus) -> list[Probe]:
     """Checks the GPU that torch sees, and the packages that drive it."""
     import torch
 
     if gpus.problem and not gpus.count:
         fix = "" if torch.version.cuda else "on a machine with a GPU, install a CUDA build of torch"
-        gpu = Check("GPU", MISSING, gpus.problem, fix or "check the driver: nvidia-smi")
+        gpu = Probe("GPU", MISSING, gpus.problem, fix or "check the driver: nvidia-smi")
     elif gpus.problem:
-        gpu = Check("GPU", UNUSABLE, gpus.problem, "choose a --target it can run, or install what is missing")
+        gpu = Probe("GPU", UNUSABLE, gpus.problem, "choose a --target it can run, or install what is missing")
     else:
-        gpu = Check("GPU", OK, f"{gpus.count}, {gpus.name}, CUDA {torch.version.cuda}")
+        gpu = Probe("GPU", OK, f"{gpus.count}, {gpus.name}, CUDA {torch.version.cuda}")
     return [gpu, *(_optional("gpu", name) for name in ("nvidia-ml-py", "cuda-bindings"))]
 
 
-def _tool(name: str, gpu: bool) -> Check:
+def _tool(name: str, gpu: bool) -> Probe:
     from fitness.cuda.nvidia import find_tool, tool_problem, tool_version
 
     path = find_tool(name)
     if not path:
-        return Check(name, MISSING, "not found", _FIX_TOOLS[name])
+        return Probe(name, MISSING, "not found", _FIX_TOOLS[name])
     version = tool_version(path)
     if not gpu:
-        return Check(
+        return Probe(
             name, UNUSABLE, f"{version} at {path}, but this machine has no GPU for it", "use a machine with one"
         )
     problem = tool_problem(name, path)
     if problem:
         fix = _FIX_COUNTERS if "counters" in problem else _FIX_TOOLS[name]
-        return Check(name, UNUSABLE, f"{version} at {path}: {problem}", fix)
-    return Check(name, OK, f"{version}, works on GPU 0")
+        return Probe(name, UNUSABLE, f"{version} at {path}: {problem}", fix)
+    return Probe(name, OK, f"{version}, works on GPU 0")
 
 
 # --- Ray, models and a run -----------------------------------------------------------------------------------------
 
 
-def _ray(address: str | None) -> list[Check]:
+def _ray(address: str | None) -> list[Probe]:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return [Check("Ray", MISSING, "needed for several GPUs", how_to_install())]
-    installed = Check("Ray", OK, version)
+        return [Probe("Ray", MISSING, "needed for several GPUs", how_to_install())]
+    installed = Probe("Ray", OK, version)
     return [installed] if address is None else [installed, _cluster(address)]
 
 
-def _cluster(address: str) -> Check:
+def _cluster(address: str) -> Probe:
     """Joins the cluster in a process of its own: Ray's client may wait for long, and works once a process."""
     code = (
         "import json, ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error'); "
@@ -280,16 +280,16 @@ def _cluster(address: str) -> Check:
     try:
         run = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=RAY_S)
     except subprocess.TimeoutExpired:
-        return Check(f"Ray at {address}", UNUSABLE, f"no answer within {RAY_S:g} s", fix, True)
+        return Probe(f"Ray at {address}", UNUSABLE, f"no answer within {RAY_S:g} s", fix, True)
     if run.returncode:
         found = (run.stderr.strip() or f"exit code {run.returncode}").splitlines()[-1]
-        return Check(f"Ray at {address}", UNUSABLE, found, fix, True)
+        return Probe(f"Ray at {address}", UNUSABLE, found, fix, True)
     resources = json.loads(run.stdout.splitlines()[-1])
     found = f"reachable, {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
-    return Check(f"Ray at {address}", OK, found, needed=True)
+    return Probe(f"Ray at {address}", OK, found, needed=True)
 
 
-def _model(model: Model) -> Check:
+def _model(model: Model) -> Probe:
     """Checks that `model` can be asked, without a request that costs money."""
     from evo.llm.base import Failed
     from evo.llm.providers import open_provider
@@ -300,24 +300,24 @@ def _model(model: Model) -> Check:
         if model.provider == "mailbox":
             return replace(_disk(model.path, 0), name=name)
         if model.provider == "replay":
-            return Check(name, OK, f"answers of {model.path}", needed=True)
+            return Probe(name, OK, f"answers of {model.path}", needed=True)
         if model.provider != "openai":
-            return Check(name, OK, f"of the plug-in for {model.provider!r}; it is not asked", needed=True)
+            return Probe(name, OK, f"of the plug-in for {model.provider!r}; it is not asked", needed=True)
         served = asyncio.run(provider.served())  # type: ignore[attr-defined]  # the provider of endpoints has it
     except (EvoError, Failed) as error:
-        return Check(name, UNUSABLE, f"{model.endpoint}: {error}", fix, True)
+        return Probe(name, UNUSABLE, f"{model.endpoint}: {error}", fix, True)
     wanted = model.sent_as or model.name
     if served is None:
-        return Check(name, OK, f"{model.endpoint} answers; it keeps no list of its models", needed=True)
+        return Probe(name, OK, f"{model.endpoint} answers; it keeps no list of its models", needed=True)
     if wanted not in served:
         names = ", ".join(sorted(served)[:5]) + (", …" if len(served) > 5 else "")
-        return Check(name, UNUSABLE, f"{model.endpoint} serves {names or 'no models'}, not {wanted}", fix, True)
-    return Check(name, OK, f"served by {model.endpoint}", needed=True)
+        return Probe(name, UNUSABLE, f"{model.endpoint} serves {names or 'no models'}, not {wanted}", fix, True)
+    return Probe(name, OK, f"served by {model.endpoint}", needed=True)
 
 
-def _run(machine: Machine) -> Check:
+def _run(machine: Machine) -> Probe:
     try:
-        return Check("evo run", OK, machine.try_run(), needed=True)
+        return Probe("evo run", OK, machine.try_run(), needed=True)
     except EvoError as error:
         found = " ".join(str(error).split())
-        return Check("evo run", UNUSABLE, found, "fix what is not ok above; --gpus none needs no GPU", True)
+        return Probe("evo run", UNUSABLE, found, "fix what is not ok above; --gpus none needs no GPU", True)

@@ -14,7 +14,7 @@ from evo.search.listener import Stop, Terminal
 
 if TYPE_CHECKING:
     from evo.api import BestKernel, Result
-    from evo.search.engine import Evaluator, Observer
+    from evo.search.engine import EvaluatorLike, Observer
     from evo.storage.store import Store
 
 
@@ -24,7 +24,7 @@ class CommandLine(Terminal):
     searched = False
 
     @contextmanager
-    def searching(self, store: Store, evaluator: Evaluator | None) -> Iterator[tuple[Sequence[Observer], Stop]]:
+    def searching(self, store: Store, evaluator: EvaluatorLike | None) -> Iterator[tuple[Sequence[Observer], Stop]]:
         from evo.search.interrupt import Interrupt
 
         self.searched = True
@@ -42,7 +42,7 @@ def notify() -> None:
 
 
 @contextmanager
-def _forced_exit(store: Store, evaluator: Evaluator | None) -> Iterator[None]:
+def _forced_exit(store: Store, evaluator: EvaluatorLike | None) -> Iterator[None]:
     """A second Ctrl-C: everything finished is stored already, so leave at once, without waiting for worker threads."""
     try:
         yield

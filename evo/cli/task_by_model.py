@@ -17,7 +17,7 @@ from evo.core.text import quoted
 if TYPE_CHECKING:
     from evo.core.models import Model
     from evo.llm.task_drafts import Drafting, Round
-    from fitness.evaluator import Evaluator
+    from fitness.evaluator import TaskEvaluator
     from fitness.tasks.task import Task
     from fitness.validation.draft import Accepted, DraftChecker
 
@@ -105,7 +105,7 @@ def _open_checker(kernel: str, target_name: str, device: str) -> Iterator[DraftC
     target = get_target(target_name)
     with Zygote(target_name, (*JOBS, REHEARSAL)) as zygote:
 
-        def open_evaluator(task: Task) -> Evaluator:
+        def open_evaluator(task: Task) -> TaskEvaluator:
             return evaluators.open_evaluator(task, target_name, device, zygote)
 
         missing = [f"{name}: {state}" for name, state in zygote.layers.items() if state != "active"]

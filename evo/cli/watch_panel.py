@@ -24,7 +24,7 @@ POLL_S = 0.5
 RECENT = 10  # trials listed
 
 
-class Watch(Progress):
+class RunPanel(Progress):
     """The display of a run with its latest candidates."""
 
     def __init__(self, run: RunReader, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +66,7 @@ class Watch(Progress):
 
 def watch(run: RunReader, console: Console, *, once: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
     """Shows `run` until it ends; `once`: as it is now."""
-    view = Watch(run, console)
+    view = RunPanel(run, console)
     going = view.poll()
     if once:
         console.print(view.panel())

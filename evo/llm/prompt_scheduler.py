@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial, Verdict
 from evo.llm.repairs import REPAIRS, repairable
-from evo.storage.model_calls import Call, ModelAnswer, Question
+from evo.storage.model_calls import ModelAnswer, ModelCall, Question
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, LlmOperator, Tried, Unreadable
 from operators.llm.operators import complementary
@@ -145,7 +145,7 @@ class PromptScheduler:
                 )
             )
 
-    def read(self, call: Call, index: int, seed: int, told: int, seen: Collection[str]) -> Made:
+    def read(self, call: ModelCall, index: int, seed: int, told: int, seen: Collection[str]) -> Made:
         """Returns the proposal `index` in the answer of `call`.
 
         An answer without a source, or with one that was proposed before, is a proposal too: it was paid for, and the

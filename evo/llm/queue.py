@@ -23,7 +23,7 @@ from evo.core.text import storable
 from evo.llm.base import Failed, LlmError, Provider, Request
 from evo.llm.budget import ModelBudget, most
 from evo.llm.providers import open_provider
-from evo.storage.model_calls import Call, CallLog, ModelAnswer, Question
+from evo.storage.model_calls import CallLog, ModelAnswer, ModelCall, Question
 
 # Waits between two attempts, if the endpoint does not name one: 1, 2, 4 ... s, half of it random, so that requests
 # refused together do not come back together.
@@ -63,7 +63,7 @@ class ModelQueue:
         self._failures: Counter[str] = Counter()  # of a model, one after the other
         self._full: set[str] = set()  # models that the limits have no room for
         self._not_before: dict[str, float] = {}  # when an endpoint accepts requests again, by the monotonic clock
-        self._deliver: Callable[[Call], None] = lambda call: None
+        self._deliver: Callable[[ModelCall], None] = lambda call: None
         self._tasks: dict[asyncio.Task[None], bool] = {}  # request in flight -> whether it is paid for
         self._closing = asyncio.Event()
         # Its own generator: while DEAP draws from Python's global one in the search's thread, no other thread may.
@@ -71,7 +71,7 @@ class ModelQueue:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
-    def start(self, deliver: Callable[[Call], None]) -> list[Question]:
+    def start(self, deliver: Callable[[ModelCall], None]) -> list[Question]:
         """Takes up the calls that an earlier process left, and returns their questions; `deliver` gets every call."""
         self._deliver = deliver
         for spent in self._log.spent():
@@ -123,7 +123,7 @@ class ModelQueue:
         self._loop.call_soon_threadsafe(self._begin, question, reserved)
         return True
 
-    def collected(self, call: Call) -> None:
+    def collected(self, call: ModelCall) -> None:
         """Notes that the search has taken in an outcome."""
         name = call.question.model
         self._flying[name] -= 1
@@ -157,16 +157,16 @@ class ModelQueue:
         try:
             number = self._log.asked(question, self._providers[question.model].parameters)
         except Exception as error:  # the search raises it
-            self._deliver(Call(0, question, error=repr(error), fault=error))
+            self._deliver(ModelCall(0, question, error=repr(error), fault=error))
         else:
-            self._go_on(Call(number, question), reserved)
+            self._go_on(ModelCall(number, question), reserved)
 
-    def _go_on(self, call: Call, reserved: Bill | None) -> None:
+    def _go_on(self, call: ModelCall, reserved: Bill | None) -> None:
         task = self._loop.create_task(self._outcome(call, reserved))
         self._tasks[task] = self._providers[call.question.model].paid
         task.add_done_callback(self._tasks.pop)
 
-    async def _outcome(self, call: Call, reserved: Bill | None) -> None:
+    async def _outcome(self, call: ModelCall, reserved: Bill | None) -> None:
         try:
             self._deliver(await self._ask(call, reserved))
         except _Closing:
@@ -177,7 +177,7 @@ class ModelQueue:
         except Exception as error:
             self._deliver(dataclasses.replace(call, error=repr(error), fault=error))
 
-    async def _ask(self, call: Call, reserved: Bill | None) -> Call:
+    async def _ask(self, call: ModelCall, reserved: Bill | None) -> ModelCall:
         """Makes attempts until there is an answer or no attempt is left."""
         model = self.models[call.question.model]
         provider = self._providers[model.name]
@@ -209,7 +209,7 @@ class ModelQueue:
         self._log.failed(call.number, error)
         return dataclasses.replace(call, error=error, limited=limited)
 
-    def _answered(self, call: Call, reserved: Bill, answer: ModelAnswer, seconds: float) -> Call:
+    def _answered(self, call: ModelCall, reserved: Bill, answer: ModelAnswer, seconds: float) -> ModelCall:
         self._log.answered(call.number, answer, seconds)
         if answer.bill is not None:
             self._limits.settle(reserved, answer.bill)

@@ -16,7 +16,7 @@ from evo.core.errors import ConfigError, EvoError
 from evo.core.models import Answerer, Model
 from evo.core.records import GPU_FACTS, Candidate, Certificate, OperatorRef, Trial, Verdict
 from evo.core.text import quoted, short
-from evo.search.engine import Engine, EngineOutcome, Evaluator, Llm, Observer, Score
+from evo.search.engine import Engine, EngineOutcome, EvaluatorLike, Llm, Observer, Score
 from evo.search.listener import Listener, Stop, never
 from evo.search.profiling import Profiler, ProfilingEvaluator
 from evo.search.strategies import find_strategy, strategy_of
@@ -187,7 +187,7 @@ def make_engine(
     operators, _ = find_operators(config)
     llm = open_llm(store, task, listener, functions) if config.models and proposals != 0 else None
     score = scorer()
-    engine_evaluator: Evaluator | None = evaluator
+    engine_evaluator: EvaluatorLike | None = evaluator
     watching: list[Observer] = []
     if evaluator is not None and config.models and config.guidance != "none":
         engine_evaluator = profiling = ProfilingEvaluator(evaluator, score, store.folder)
@@ -233,7 +233,7 @@ def run_engine(
 # --- the end of a run ------------------------------------------------------------------------------------------------
 
 
-def conclude(store: Store, certifier: Evaluator | None, why_not: str, listener: Listener) -> Conclusion | None:
+def conclude(store: Store, certifier: EvaluatorLike | None, why_not: str, listener: Listener) -> Conclusion | None:
     """Certifies the best kernel and writes it to best/; None if the seed was not evaluated yet.
 
     Without a certifier the certificate says `why_not`.
@@ -246,7 +246,7 @@ def conclude(store: Store, certifier: Evaluator | None, why_not: str, listener: 
     return conclusion
 
 
-def certified(store: Store, evaluator: Evaluator | None, why_not: str, listener: Listener) -> Conclusion:
+def certified(store: Store, evaluator: EvaluatorLike | None, why_not: str, listener: Listener) -> Conclusion:
     """Returns the fastest trial whose certificate does not fail; the seed if all others fail."""
     refused: list[tuple[int, Certificate]] = []
     for trial in store.ranked():

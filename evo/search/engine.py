@@ -30,7 +30,7 @@ from evo.llm.queue import ModelQueue
 from evo.search.archive import Archive
 from evo.search.budget import Budget
 from evo.search.scheduler import Scheduler
-from evo.storage.model_calls import Call, Question
+from evo.storage.model_calls import ModelCall, Question
 from evo.storage.store import Store
 from operators.base import Operator, Screen
 
@@ -39,7 +39,7 @@ Score = Callable[[Evaluation], Fitness | None]
 STOP_POLL_S = 0.5
 
 
-class Evaluator(Protocol):
+class EvaluatorLike(Protocol):
     """Evaluates candidates.  Several threads call `evaluate` and `screen` at once; one thread calls the rest."""
 
     @property
@@ -107,7 +107,7 @@ class Engine:
         store: Store,
         task_seed: Evaluation | None,
         seed_source: str,
-        evaluator: Evaluator | None,
+        evaluator: EvaluatorLike | None,
         score: Score,
         operators: Mapping[str, Operator],
         observers: Sequence[Observer] = (),
@@ -130,7 +130,7 @@ class Engine:
         # With several in flight, compiling drafts here would keep the others waiting.
         is_duplicate = self._is_duplicate if evaluator is not None and config.serial else None
         self._scheduler = Scheduler(config, operators, self._archive, screen, self._prompts, is_duplicate)
-        self._inbox: queue.SimpleQueue[_Done | Call] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Done | ModelCall] = queue.SimpleQueue()
         self._pool = _Pool(self._evaluate, config.workers, self._inbox)
         self._serial = config.serial
         self._by_asking = {
@@ -173,7 +173,7 @@ class Engine:
             done = self._next()
             if done is None:
                 break
-            if isinstance(done, Call):
+            if isinstance(done, ModelCall):
                 self._answered(done)
             else:
                 evaluation = self._pool.result(done)
@@ -181,7 +181,7 @@ class Engine:
                     self._finish(done.proposal, evaluation)
         return self._reason()
 
-    def _next(self) -> _Done | Call | None:
+    def _next(self) -> _Done | ModelCall | None:
         """Waits for the next result.  Returns None if only models are waited for and the run is to stop."""
         while True:
             try:
@@ -289,7 +289,7 @@ class Engine:
 
     # --- results ----------------------------------------------------------------------------------------------------
 
-    def _answered(self, call: Call) -> None:
+    def _answered(self, call: ModelCall) -> None:
         assert self._queue is not None and self._prompts is not None  # only the queue sends calls
         self._queue.collected(call)
         self._prompts.collected(call.question)
@@ -368,7 +368,7 @@ class _Pool:
         self,
         evaluate: Callable[[Proposal], Evaluation | None],
         workers: int,
-        inbox: queue.SimpleQueue[_Done | Call],
+        inbox: queue.SimpleQueue[_Done | ModelCall],
     ) -> None:
         self._evaluate = evaluate
         # One proposal more than there are workers waits, so that none is idle while the next one is made.  Not with a

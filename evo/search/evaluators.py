@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evo.search.profiling import Profiler
     from fitness.cluster.pool import Cluster, ClusterEvaluatorFactory
     from fitness.devices import Choice, Gpus
-    from fitness.evaluator import Evaluator
+    from fitness.evaluator import TaskEvaluator
     from fitness.evaluator_factory import EvaluatorFactory
     from fitness.sandbox.jobs import Limits
     from fitness.sandbox.zygote import Zygote
@@ -42,7 +42,7 @@ def join(address: str) -> Cluster:
     return Cluster(address)
 
 
-def open_evaluator(task: Task, target: str, device: str, zygote: Zygote | None = None) -> Evaluator:
+def open_evaluator(task: Task, target: str, device: str, zygote: Zygote | None = None) -> TaskEvaluator:
     """An evaluator in this process.
 
     device: "gpu" measures on the first GPU, "cpu" estimates.  zygote: a warm one of the caller's, which stays open.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evo.search.engine import Evaluator, Observer
+    from evo.search.engine import EvaluatorLike, Observer
     from evo.storage.store import Store
 
 Stop = Callable[[], bool]
@@ -20,7 +20,7 @@ class Listener:
         """Takes one message: what evaluates, which model failed, how the run ended.  Called from any thread."""
 
     @contextmanager
-    def searching(self, store: Store, evaluator: Evaluator | None) -> Iterator[tuple[Sequence[Observer], Stop]]:
+    def searching(self, store: Store, evaluator: EvaluatorLike | None) -> Iterator[tuple[Sequence[Observer], Stop]]:
         """Surrounds the engine's work on the run in `store`.
 
         Yields the engine's observers, and a function that says whether to stop.
@@ -35,7 +35,7 @@ class Terminal(Listener):
         print(f"{text}\n", end="", flush=True)  # one write: threads would come between a line and its end
 
     @contextmanager
-    def searching(self, store: Store, evaluator: Evaluator | None) -> Iterator[tuple[Sequence[Observer], Stop]]:
+    def searching(self, store: Store, evaluator: EvaluatorLike | None) -> Iterator[tuple[Sequence[Observer], Stop]]:
         from rich.console import Console
 
         from evo.search.progress import Progress

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict
-from evo.search.engine import Evaluator, Score
+from evo.search.engine import EvaluatorLike, Score
 from evo.storage.store import ProfileLog
 
 # Share of the best speedup so far that a measured candidate needs to be profiled: slower ones are seldom parents.
@@ -17,7 +17,7 @@ from evo.storage.store import ProfileLog
 PROMOTED = 0.9
 
 
-class Profiler(Evaluator, Protocol):
+class Profiler(EvaluatorLike, Protocol):
     """An evaluator that can profile."""
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:

@@ -18,7 +18,7 @@ from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
 from evo.search.strategies import new_strategy
-from evo.storage.model_calls import Call, Question
+from evo.storage.model_calls import ModelCall, Question
 from evo.storage.result import best_source
 from operators.base import Context, Operator, Parent, Screen
 from operators.params import tune
@@ -132,7 +132,7 @@ class Scheduler:
         cost["twins"] += 1  # the key that stores have
         return True
 
-    def read(self, call: Call) -> Made:
+    def read(self, call: ModelCall) -> Made:
         """Returns the next proposal, made from an answer."""
         assert self._prompts is not None  # a call comes from it
         index = self.next_index

@@ -48,7 +48,7 @@ class ModelAnswer:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """A question with its number; with an answer, or an error, or neither yet."""
 
     number: int
@@ -63,7 +63,7 @@ class Call:
 class StoredCall:
     """A call of a run that is looked at: the trial that came of it, and when it was asked and answered or given up."""
 
-    call: Call
+    call: ModelCall
     trial: int | None
     asked_at: float
     ended_at: float | None
@@ -148,12 +148,12 @@ class CallLog:
         row = (storable(error), time.time(), number)
         self._write("UPDATE llm_calls SET error = ?, answered_at = ? WHERE call = ?", row)
 
-    def open_calls(self) -> Iterator[Call]:
+    def open_calls(self) -> Iterator[ModelCall]:
         """Calls no trial came of yet, and that did not fail, in the order they were asked."""
         query = f"SELECT {_CALL} FROM llm_calls WHERE trial IS NULL AND error IS NULL ORDER BY call"
         return (_call(row, self._folder) for row in self._db.execute(query).fetchall())
 
-    def call(self, number: int) -> Call:
+    def call(self, number: int) -> ModelCall:
         row = self._db.execute(f"SELECT {_CALL} FROM llm_calls WHERE call = ?", (number,)).fetchone()
         return _call(row, self._folder)
 
@@ -168,7 +168,7 @@ class CallLog:
                 messages = _messages(request)
             yield Spent(model, messages, Bill(tokens_in, tokens_out, usd), unsettled)
 
-    def repeats(self, call: Call) -> int:
+    def repeats(self, call: ModelCall) -> int:
         """Returns how many earlier calls asked the same model the same and were answered."""
         row = self._db.execute(
             "SELECT COUNT(*) FROM llm_calls WHERE prompt_hash = ? AND model = ? AND call < ? AND answer IS NOT NULL",
@@ -197,7 +197,7 @@ _CALL = (
 )
 
 
-def _call(row: tuple[Any, ...], folder: Path) -> Call:
+def _call(row: tuple[Any, ...], folder: Path) -> ModelCall:
     number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
     with decoding(folder, "llm_calls", f"call {number}"):
         prompt = Prompt(OperatorRef.parse(operator).name, _messages(request))
@@ -205,7 +205,7 @@ def _call(row: tuple[Any, ...], folder: Path) -> Call:
     answer = None
     if text is not None:
         answer = ModelAnswer(text, finish, reasoning or "", None if bill[0] is None else Bill(*bill))
-    return Call(number, question, answer, error or "")
+    return ModelCall(number, question, answer, error or "")
 
 
 def _messages(request: str) -> tuple[Message, ...]:

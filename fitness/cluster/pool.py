@@ -32,7 +32,7 @@ from fitness.cluster.workers import Lost, WorkerPool
 from fitness.cpu_backend import CpuBackend
 from fitness.cuda.gpus import Gpus, find_gpus, measuring
 from fitness.devices import check_address
-from fitness.evaluator import BackendResult, Evaluator
+from fitness.evaluator import BackendResult, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
@@ -67,7 +67,7 @@ STORE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A machine of the cluster and what Ray may use of it."""
 
     id: str
@@ -80,13 +80,13 @@ class Node:
 class Post:
     """What one actor gets: `lanes` calls at once on a share of a node."""
 
-    node: Node
+    node: ClusterNode
     lanes: int
     cpus: float
     gpus: int = 0
 
 
-def posts(nodes: Sequence[Node], gpus: int) -> tuple[list[Post], list[Post]]:
+def posts(nodes: Sequence[ClusterNode], gpus: int) -> tuple[list[Post], list[Post]]:
     """Returns (posts of front ends, posts of backends) for measuring on the first `gpus` GPUs; 0: for estimating.
 
     Raises ConfigError if the cluster has fewer, or no CPU beside them to record on.
@@ -110,7 +110,7 @@ def posts(nodes: Sequence[Node], gpus: int) -> tuple[list[Post], list[Post]]:
     return front_ends, backends
 
 
-def _split(node: Node, lanes: int, price: float) -> list[Post]:
+def _split(node: ClusterNode, lanes: int, price: float) -> list[Post]:
     """Returns posts with that many lanes in all, evenly; a lane costs `price` CPUs."""
     count = -(-lanes // FRONT_END_LANES)
     sizes = [lanes // count + (i < lanes % count) for i in range(count)]
@@ -132,13 +132,13 @@ class Cluster:
             _join(address)
 
     @cached_property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """Returns the machines that are alive, this one first."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         here = ray.get_runtime_context().get_node_id()
         alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerHostname"], node["NodeID"]))
         return [
-            Node(
+            ClusterNode(
                 node["NodeID"],
                 node["NodeManagerHostname"],
                 int(node["Resources"].get("CPU", 0)),
@@ -541,8 +541,8 @@ class ClusterEvaluatorFactory:
             self._front_ends.close()
             raise
 
-    def open(self, task: Task) -> Evaluator:
-        return Evaluator(task, self.target, *self.connect(task))
+    def open(self, task: Task) -> TaskEvaluator:
+        return TaskEvaluator(task, self.target, *self.connect(task))
 
     def connect(self, task: Task) -> tuple[FrontEnds, Backends]:
         """Returns front end and backend for an evaluator of that task.
@@ -559,7 +559,7 @@ class ClusterEvaluatorFactory:
         self._cluster.close()
 
 
-class ClusterEvaluator(Evaluator):
+class ClusterEvaluator(TaskEvaluator):
     """The evaluator of one task with a ClusterEvaluatorFactory of its own."""
 
     def __init__(self, cluster: Cluster, task: Task, target: Target, **settings: Any) -> None:

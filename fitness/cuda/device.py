@@ -55,7 +55,7 @@ class Clocks:
     reasons: frozenset[str]  # of those that disturb
 
 
-class Watch:
+class GpuWatch:
     """Reads clocks and reasons for throttling of one GPU through NVML."""
 
     def __init__(self, index: int) -> None:
@@ -87,7 +87,7 @@ def disturbance(before: Clocks, after: Clocks) -> str | None:
 
 def facts_if_same(index: int, measured: Mapping[str, Any]) -> DeviceFacts | None:
     """Returns what another process measured, None unless it was of this very GPU."""
-    if measured.get("uuid") != Watch(index).uuid:
+    if measured.get("uuid") != GpuWatch(index).uuid:
         return None
     return DeviceFacts(**{**measured, "capability": tuple(measured["capability"])})
 
@@ -100,7 +100,7 @@ def device_facts(index: int = 0) -> DeviceFacts:
 
 def reported_facts(index: int = 0) -> dict[str, Any]:
     """Returns what CUDA device `index` says of itself: all fields of DeviceFacts that are not measured."""
-    properties, watch = torch.cuda.get_device_properties(index), Watch(index)
+    properties, watch = torch.cuda.get_device_properties(index), GpuWatch(index)
     bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(watch.handle)
     memory_hz = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_MEM)
     return {

@@ -36,7 +36,7 @@ class Baseline:
     error: str = ""
 
 
-class Call:
+class BaselineCall:
     """The reference as a CUDA graph that calls it once on each copy of the arguments.
 
     Raises whatever PyTorch raises if it cannot be compiled, called or captured.

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from evo.core.records import SIGNIFICANT, Case, Timing, Verdict
-from fitness.cuda.device import DeviceFacts, Watch
+from fitness.cuda.device import DeviceFacts, GpuWatch
 from fitness.estimate import roofline
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
-from fitness.gpu.baselines import NAMES, Baseline, Call
+from fitness.gpu.baselines import NAMES, Baseline, BaselineCall
 from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
@@ -46,7 +46,7 @@ class Benchmark:
         for own in (compare, fingerprint):
             own.prepare(index)  # loading a kernel cannot be captured
         self.stream = torch.cuda.Stream(device)
-        timer = Timer(task, self.stream, Watch(index), facts.l2_bytes, stopping)
+        timer = Timer(task, self.stream, GpuWatch(index), facts.l2_bytes, stopping)
         self._set_up(task, device, facts, timer)
 
     def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, timer: Timer) -> None:
@@ -118,7 +118,7 @@ class Benchmark:
 
     def _beside_pytorch(self, name: str, case: Case, program: Program, arguments: Sequence[Any]) -> Baseline:
         try:
-            call = Call(self.task, name, arguments, program.copies)
+            call = BaselineCall(self.task, name, arguments, program.copies)
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises if the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")

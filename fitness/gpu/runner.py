@@ -96,7 +96,7 @@ class Runner:
         self._baseline: LaunchBundle | None = None
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them.
         self._lock = threading.RLock()  # a thread that holds `idle` may ask again.
-        self._process: _Process | None = None
+        self._process: _RunnerProcess | None = None
         self._closed = False
         self.respawns = 0
 
@@ -245,12 +245,12 @@ class Runner:
         self._end()
         return report
 
-    def _living(self) -> _Process:
+    def _living(self) -> _RunnerProcess:
         """Returns the process; starts one if needed, which gets the baseline."""
         if self._closed:
             raise EvoError("the runner is closed")
         if self._process is None:
-            self._process = process = _Process([*self._command, json.dumps(dict(self._facts))])
+            self._process = process = _RunnerProcess([*self._command, json.dumps(dict(self._facts))])
             try:
                 self._facts = process.ask(("facts",), START_S)
                 if self._baseline is not None:
@@ -281,7 +281,7 @@ class _Broken(Exception):
         self.report = report
 
 
-class _Process:
+class _RunnerProcess:
     """One runner process and the connection to it.  `worked_s`: seconds of the last request, without its wait."""
 
     worked_s = 0.0

@@ -19,7 +19,7 @@ import torch
 
 from evo.core.records import Verdict
 from fitness.cuda import norms
-from fitness.cuda.device import Watch, device_facts, facts_if_same
+from fitness.cuda.device import GpuWatch, device_facts, facts_if_same
 from fitness.cuda.faults import verdict_of_text
 from fitness.cuda.launcher import DeviceError
 from fitness.frontend.stages import Stop
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
     fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
-    lock = GpuLock(Watch(index).uuid)
+    lock = GpuLock(GpuWatch(index).uuid)
     facts = facts_if_same(index, json.loads(arguments[4]))
     if facts is None:
         with lock.held():

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fitness.cuda.device import Watch, disturbance
+from fitness.cuda.device import GpuWatch, disturbance
 from fitness.frontend.memory import POISONS, Poison
-from fitness.gpu.baselines import Call
+from fitness.gpu.baselines import BaselineCall
 from fitness.gpu.program import Graph, Program
 from fitness.gpu.timing import Alone, Ratio, Stopping
 from fitness.interpreter.delegation import needs_proof
@@ -60,7 +60,7 @@ class PairedBlock(TimedBlock):
 class Timer:
     """Times programs of one task on one GPU. Use it within its stream. rule: when enough pairs were taken."""
 
-    def __init__(self, task: Task, stream: torch.cuda.Stream, watch: Watch, l2_bytes: int, rule: Stopping) -> None:
+    def __init__(self, task: Task, stream: torch.cuda.Stream, watch: GpuWatch, l2_bytes: int, rule: Stopping) -> None:
         self._task, self._stream, self._watch, self._rule = task, stream, watch, rule
         # Read, not written: evicting what was read needs no write-back while the next kernel runs.
         self._filler = torch.zeros(2 * l2_bytes // 8, dtype=torch.int64, device=stream.device)
@@ -70,7 +70,7 @@ class Timer:
         """Enqueues: the caches are full of something else."""
         torch.sum(self._filler, dim=0, dtype=torch.int64, out=self._sum)
 
-    def cold(self, program: Program | Call) -> None:
+    def cold(self, program: Program | BaselineCall) -> None:
         """Enqueues: the program's memory as before its first replay, the caches full of something else."""
         program.reset()
         self.evict()
@@ -89,7 +89,7 @@ class Timer:
         """Returns the least microseconds of one execution of the plan."""
         return max(min(self.alone(program, samples)), 1e-3)
 
-    def alone(self, program: Program | Call, samples: int) -> list[float]:
+    def alone(self, program: Program | BaselineCall, samples: int) -> list[float]:
         """Returns microseconds of one execution each time, with nothing else in between."""
 
         def before() -> None:
@@ -98,7 +98,7 @@ class Timer:
 
         return [self.once(program, before) / program.copies for _ in range(samples)]
 
-    def once(self, graph: Program | Call | Graph, before: Callable[[], None]) -> float:
+    def once(self, graph: Program | BaselineCall | Graph, before: Callable[[], None]) -> float:
         """Returns microseconds of a replay, after `before`."""
         before()
         begin, end = _events()
@@ -130,7 +130,7 @@ class Timer:
     def compare(
         self,
         program: Program,
-        baseline: Program | Call,
+        baseline: Program | BaselineCall,
         alone: Alone | None = None,
         harder: Callable[[], float] = lambda: 1.0,
     ) -> PairedBlock:
@@ -166,7 +166,7 @@ class Timer:
     def block(
         self,
         program: Program,
-        baseline: Program | Call,
+        baseline: Program | BaselineCall,
         pairs: int,
         drift: Callable[[Sequence[float]], float] = lambda baseline_us: 1.0,
     ) -> TimedBlock:
@@ -184,7 +184,7 @@ class Timer:
             if drifted:
                 time.sleep(PAUSE_S)
 
-    def pairs(self, program: Program, baseline: Program | Call, pairs: int) -> tuple[list[float], list[float]]:
+    def pairs(self, program: Program, baseline: Program | BaselineCall, pairs: int) -> tuple[list[float], list[float]]:
         """Returns microseconds of the candidate and of the baseline.
 
         Both are reset before and afterwards.  Some things are decided at random when they are done: after which replays
@@ -196,7 +196,7 @@ class Timer:
         swap = self._some(range(pairs)) if program.integrity.swaps else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
-                chosen: Program | Call = program if is_candidate else baseline
+                chosen: Program | BaselineCall = program if is_candidate else baseline
                 begin, end = _events()
                 self.evict()
                 begin.record()

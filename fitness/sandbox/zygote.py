@@ -73,7 +73,7 @@ class Zygote:
         self._target, self._jobs, self._gpu = target, tuple(jobs), gpu
         self._lock = threading.Lock()
         self._closed = False
-        self._process = _Process(self._target, self._jobs, self._gpu)
+        self._process = _ZygoteProcess(self._target, self._jobs, self._gpu)
 
     def run(
         self, job: str, payload: Mapping[str, Any], *, scratch: Path, limits: Limits, shared: Path | None = None
@@ -140,7 +140,7 @@ class Zygote:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _running_process(self) -> _Process:
+    def _running_process(self) -> _ZygoteProcess:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this zygote is closed")
@@ -151,11 +151,11 @@ class Zygote:
                         "expected the zygote (python -m fitness.sandbox.zygote_process) to keep running, but it died "
                         f"before it finished a job; its last output:\n{self._process.log_tail}"
                     )
-                self._process = _Process(self._target, self._jobs, self._gpu)
+                self._process = _ZygoteProcess(self._target, self._jobs, self._gpu)
             return self._process
 
 
-class _Process:
+class _ZygoteProcess:
     """One zygote process: a socket, a thread that reads answers, the futures that wait for them."""
 
     def __init__(self, target: str, jobs: Sequence[str], gpu: str) -> None:

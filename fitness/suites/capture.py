@@ -63,8 +63,8 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
-    is {"form", "arguments", "timed"}.  A form says how the call is written (`_Writer`).  An argument is {"tensor": form
-    of `fitness.suites.values`} or {"value": plain value}.  "timed" says whether the call is the script's.
+    is {"form", "arguments", "timed"}.  A form says how the call is written (`_CallWriter`).  An argument is {"tensor":
+    form of `fitness.suites.values`} or {"value": plain value}.  "timed" says whether the call is the script's.
     Files of kept values are left in `scratch`.  Raises JobError if the kernel part cannot be executed.
     """
     target = from_spec(payload["target"])
@@ -252,7 +252,7 @@ class _Listener(AsCuda):
                 return function(*args, **kwargs)
             if not self._launching:
                 args, kwargs = _all_arguments(function, args, kwargs)
-            writer = _Writer(self, self._scratch, len(self.calls))
+            writer = _CallWriter(self, self._scratch, len(self.calls))
             with torch._C.DisableTorchFunction():
                 writer.write(name, parameters, args, kwargs)
             self.trouble = self.trouble or writer.trouble
@@ -276,7 +276,7 @@ class _Listener(AsCuda):
         return called
 
     def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        writer = _Writer(self, self._scratch, len(self.calls))
+        writer = _CallWriter(self, self._scratch, len(self.calls))
         found, why = _grid(kernel, grid, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
         if found is None:
             self.trouble = self.trouble or f"the tests launch {name} with a grid that {why}"
@@ -286,7 +286,7 @@ class _Listener(AsCuda):
             writer.returned(None)
         self._add(writer)
 
-    def _add(self, writer: _Writer) -> None:
+    def _add(self, writer: _CallWriter) -> None:
         if writer.trouble:
             self.trouble = self.trouble or writer.trouble
             return
@@ -302,7 +302,7 @@ def _what(argument: Mapping[str, Any]) -> Any:
     return argument if tensor is None else [tensor["shape"], tensor["strides"], tensor["dtype"]]
 
 
-class _Writer:
+class _CallWriter:
     """Writes one call as Python: the callee, the place of each slot, and the tensors in its result.
 
     Tensors and plain values go into slots, named after the parameters; lists, dtypes and devices are written out.

@@ -98,7 +98,7 @@ def _hash(task: Task) -> str:
 
 def task_source(task: Task) -> str:
     """The text of task.py."""
-    return _Writer(task).text()
+    return _TaskWriter(task).text()
 
 
 def _cache() -> Path:
@@ -108,7 +108,7 @@ def _cache() -> Path:
 _RESERVED = object()  # what the name of an option that is not a function stands for
 
 
-class _Writer:
+class _TaskWriter:
     """Collects what task.py has to say: imports, constants and functions, each name once."""
 
     def __init__(self, task: Task) -> None:

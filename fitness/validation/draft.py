@@ -15,7 +15,7 @@ from typing import Any
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Verdict
 from evo.core.text import plain
-from fitness.evaluator import Evaluator, SeedError
+from fitness.evaluator import SeedError, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.sandbox.jobs import Limits
@@ -53,7 +53,7 @@ class DraftChecker:
     """Checks drafts for one kernel file."""
 
     def __init__(
-        self, kernel: str, target: Target, zygote: Zygote, open_evaluator: Callable[[Task], Evaluator]
+        self, kernel: str, target: Target, zygote: Zygote, open_evaluator: Callable[[Task], TaskEvaluator]
     ) -> None:
         """Keeps the settings.
 

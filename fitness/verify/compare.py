@@ -19,7 +19,7 @@ from fitness.frontend.memory import POISONS
 from fitness.frontend.plan import TensorRef
 
 if TYPE_CHECKING:
-    from fitness.verify.oracle import Budget, Expected
+    from fitness.verify.oracle import ErrorBudget, Expected
 
 # `same_but_rounding`: results are the same within this share of the largest element, or within this much.
 CLOSE, NOTHING = 1e-5, 1e-6
@@ -70,7 +70,7 @@ def compare(
     return worst
 
 
-def _defined(exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[torch.Tensor, torch.Tensor]:
+def _defined(exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns both without the elements that are not compared.
 
     The reference does not define them, they are the same infinity, or only one side rounds them to infinity.
@@ -135,7 +135,7 @@ def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> b
 
 
 def compare_values(
-    label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget | None
+    label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget | None
 ) -> tuple[float, str | None]:
     """Compares the values of one output, which a message calls `label`; returns what `compare` returns."""
     return _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
@@ -153,7 +153,7 @@ def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[
     )
 
 
-def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: Budget) -> tuple[float, str | None]:
+def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget) -> tuple[float, str | None]:
     if not exact.numel():
         return 0.0, None
     size = norms(exact, got)
@@ -197,7 +197,7 @@ def _position(mask: torch.Tensor) -> tuple[int, ...]:
 
 
 def compare_elements(
-    exact: torch.Tensor, got: torch.Tensor, budget: Budget | None, at: Sequence[Sequence[int]] | Any
+    exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget | None, at: Sequence[Sequence[int]] | Any
 ) -> str | None:
     """Returns the place and size of the worst error of some elements, None if they are within the budget.
 

@@ -180,7 +180,7 @@ def _stressed(x: torch.Tensor, stress: Stress, position: int, generator: torch.G
 
 
 @dataclass(frozen=True)
-class Budget:
+class ErrorBudget:
     """Largest allowed errors of one floating output, absolute."""
 
     rms: float
@@ -199,7 +199,7 @@ class Expected:
     outputs: tuple[torch.Tensor, ...]
     dtypes: tuple[torch.dtype, ...]
     strides: tuple[tuple[int, ...], ...]
-    budgets: tuple[Budget | None, ...]
+    budgets: tuple[ErrorBudget | None, ...]
     written: tuple[str, ...] = ()  # names of the written arguments among the outputs, which are the last ones
     # If the reference is the seed: outputs with elements that are not finite, or that another right kernel may
     # round to infinity.
@@ -276,7 +276,7 @@ def usable(size: Norms, dtype: torch.dtype) -> bool:
     return math.isfinite(size.error_largest) and size.largest <= torch.finfo(dtype).max  # false for NaN
 
 
-def budget(size: Norms | None, own: torch.Tensor, tolerance: float | None, step: float = 0.0) -> Budget | None:
+def budget(size: Norms | None, own: torch.Tensor, tolerance: float | None, step: float = 0.0) -> ErrorBudget | None:
     """Returns the budget of an output, None if there is nothing to measure.
 
     size: of the exact output and of the reference's own error; step: relative spacing of the format used to compute, if
@@ -285,12 +285,12 @@ def budget(size: Norms | None, own: torch.Tensor, tolerance: float | None, step:
     if not own.is_floating_point():
         return None
     if size is None:
-        return Budget(0.0, 0.0)
+        return ErrorBudget(0.0, 0.0)
     info = torch.finfo(own.dtype)
     c = slack(torch.float16) if step > COARSE else slack(own.dtype)
     unit = max(info.eps, step) / 2
     spacing = info.smallest_normal * info.eps  # of subnormal numbers; relative errors below it mean nothing.
-    return Budget(
+    return ErrorBudget(
         rms=max(c * max(size.error_rms, ROUNDING_RMS * unit * size.rms, spacing), (tolerance or 0.0) * size.rms),
         max=max(c * max(size.error_largest, unit * size.largest, spacing), (tolerance or 0.0) * size.largest),
     )

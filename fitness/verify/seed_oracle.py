@@ -15,7 +15,7 @@ from fitness.cuda.norms import norms
 from fitness.frontend.memory import POISONS, Poison, laid_out_as
 from fitness.frontend.plan import TensorRef
 from fitness.tasks.task import Task
-from fitness.verify.oracle import ROUNDING_RMS, Budget, Expected, budget, written_names
+from fitness.verify.oracle import ROUNDING_RMS, ErrorBudget, Expected, budget, written_names
 
 # Appended to a message if the seed kernel does not repeat its own results.
 UNLIKE_ITSELF = (
@@ -82,7 +82,7 @@ def expect(
     floating = [a.dtype for a in arguments if isinstance(a, torch.Tensor) and a.is_floating_point()]
     step = max((_step(dtype, multiplies(task)) for dtype in floating), default=0.0)
     exact: list[torch.Tensor] = []
-    budgets: list[Budget | None] = []
+    budgets: list[ErrorBudget | None] = []
     for output, other in zip(own, after_move, strict=True):
         if not output.is_floating_point():
             exact.append(output)
@@ -108,7 +108,7 @@ def expect(
     )
 
 
-def _is_partial(output: torch.Tensor, budget: Budget) -> bool:
+def _is_partial(output: torch.Tensor, budget: ErrorBudget) -> bool:
     """Returns whether a floating output has elements that are not finite, or so large that another rounding is not."""
     edge = torch.finfo(output.dtype).max - budget.max
     return bool((~(output.double().abs() < edge)).any())

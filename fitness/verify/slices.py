@@ -37,7 +37,7 @@ KEPT_BYTES = 256 << 20  # of slices that are kept: candidates of one run ask for
 
 
 @dataclass(frozen=True)
-class Axis:
+class SliceAxis:
     """An axis of a case along which an output may be computed in parts.
 
     arguments: dimension of the axis in each argument that has it, by the argument's position; dim: that of the output.
@@ -53,7 +53,7 @@ class Part:
     """Expected values of some elements of an output: `exact` (n,), in float64 unless the output holds integers."""
 
     exact: torch.Tensor
-    budget: oracle.Budget | None
+    budget: oracle.ErrorBudget | None
 
 
 class Slices:
@@ -67,7 +67,7 @@ class Slices:
         self._lock = threading.Lock()
 
     @cached_property
-    def axes(self) -> tuple[tuple[Axis, ...], ...]:
+    def axes(self) -> tuple[tuple[SliceAxis, ...], ...]:
         """Returns, for each output (returned tensors, then written arguments), the axes along which it is separable."""
         return _separable(self._task)
 
@@ -99,7 +99,7 @@ class Slices:
         budgets = self._budget(exact, own), self._budget(compared, own[index].reshape(-1))
         return Part(compared, _larger(*budgets))
 
-    def _budget(self, exact: torch.Tensor, own: torch.Tensor) -> oracle.Budget | None:
+    def _budget(self, exact: torch.Tensor, own: torch.Tensor) -> oracle.ErrorBudget | None:
         size = norms(exact, own) if own.is_floating_point() else None
         return oracle.budget(size, own, self._task.tolerance)
 
@@ -109,7 +109,7 @@ class Slices:
         inputs: str,
         arguments: Sequence[Any],
         output: int,
-        axes: Sequence[Axis],
+        axes: Sequence[SliceAxis],
         indices: Mapping[str, np.ndarray],
     ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, np.ndarray]] | None:
         """Returns the slice of the output at these indices, in float64 and at the task's precision, and the indices."""
@@ -133,7 +133,9 @@ class Slices:
             return None
         return exact, own, indices
 
-    def _costs_little(self, arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> bool:
+    def _costs_little(
+        self, arguments: Sequence[Any], axes: Sequence[SliceAxis], indices: Mapping[str, np.ndarray]
+    ) -> bool:
         """Returns whether the reference computes this slice fast; computes neither the slice nor the reference."""
         reference = self._task.reference
         assert reference is not None
@@ -149,15 +151,15 @@ class Slices:
             self._kept.popitem(last=False)
 
 
-def _larger(one: oracle.Budget | None, other: oracle.Budget | None) -> oracle.Budget | None:
+def _larger(one: oracle.ErrorBudget | None, other: oracle.ErrorBudget | None) -> oracle.ErrorBudget | None:
     """Returns the larger budgets: the compared elements may be larger than others in the slice."""
     if one is None or other is None:
         return one
-    return oracle.Budget(max(one.rms, other.rms), max(one.max, other.max))
+    return oracle.ErrorBudget(max(one.rms, other.rms), max(one.max, other.max))
 
 
 def _padded(
-    axes: Sequence[Axis], shape: Sequence[int], chosen: Mapping[str, np.ndarray], random: np.random.Generator
+    axes: Sequence[SliceAxis], shape: Sequence[int], chosen: Mapping[str, np.ndarray], random: np.random.Generator
 ) -> dict[str, np.ndarray]:
     """Returns `chosen` with more indices along the longest axes, until a slice of the output has LEAST elements."""
     found = dict(chosen)
@@ -175,11 +177,11 @@ def _own(argument: Any) -> Any:
     return argument.clone() if isinstance(argument, torch.Tensor) else argument
 
 
-def _narrowed(arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[str, np.ndarray]) -> list[Any]:
+def _narrowed(arguments: Sequence[Any], axes: Sequence[SliceAxis], indices: Mapping[str, np.ndarray]) -> list[Any]:
     """Returns the arguments at some indices of each axis."""
     found = list(arguments)
 
-    def left(axis: Axis) -> float:
+    def left(axis: SliceAxis) -> float:
         return len(indices[axis.name]) / max(arguments[i].shape[dim] for i, dim in axis.arguments.items())
 
     for axis in sorted(axes, key=left):  # what leaves least comes first: the others copy less then
@@ -189,18 +191,18 @@ def _narrowed(arguments: Sequence[Any], axes: Sequence[Axis], indices: Mapping[s
     return found
 
 
-def _separable(task: Task) -> tuple[tuple[Axis, ...], ...]:
+def _separable(task: Task) -> tuple[tuple[SliceAxis, ...], ...]:
     case = min((case.on_cpu() for case in task.cases), key=lambda c: math.prod(c.axes.values()))
     arguments = oracle.make_inputs(task, case, 0)
     _, outputs = run_reference(task, arguments)
-    found: list[list[Axis]] = [[] for _ in outputs]
+    found: list[list[SliceAxis]] = [[] for _ in outputs]
     for name in case.axes:
         with suppress(Exception):  # task.py was not written for such a size: this axis is not cut
             _try(task, case, name, found)
     return tuple(tuple(axes) for axes in found)
 
 
-def _try(task: Task, case: Case, name: str, found: list[list[Axis]]) -> None:
+def _try(task: Task, case: Case, name: str, found: list[list[SliceAxis]]) -> None:
     """Adds the axis `name` to those of the outputs that are separable along it, together with those found before."""
     size = case.axes[name]
     longer = replace(case, axes={**case.axes, name: 2 * size})
@@ -214,7 +216,7 @@ def _try(task: Task, case: Case, name: str, found: list[list[Axis]]) -> None:
     for output, (a, b) in enumerate(zip(short, long, strict=True)):
         dim = _dimension(a, b, size)
         if dim is not None:
-            axes = [*found[output], Axis(name, arguments, dim)]
+            axes = [*found[output], SliceAxis(name, arguments, dim)]
             if all(_agrees(task, longer, output, axes, seed) for seed in range(TRIES)):
                 found[output] = axes
 
@@ -236,7 +238,7 @@ def _dimension(a: Any, b: Any, size: int) -> int | None:
     return differ[0]
 
 
-def _agrees(task: Task, case: Case, output: int, axes: Sequence[Axis], seed: int) -> bool:
+def _agrees(task: Task, case: Case, output: int, axes: Sequence[SliceAxis], seed: int) -> bool:
     """Returns whether the output on some of the inputs is some of the output on all of them."""
     arguments = oracle.make_inputs(task, case, seed)
     random = np.random.Generator(np.random.PCG64(seed))

@@ -112,7 +112,7 @@ class Jobs:
     scratch: Path
     limits: Limits
 
-    def interpret(self, what: Executable, runs: Sequence[_Run]) -> list[_Run]:
+    def interpret(self, what: Executable, runs: Sequence[_Execution]) -> list[_Execution]:
         """Executes the runs and returns those executed; a run is skipped if its paired run already proves the result.
 
         Raises Stop.
@@ -130,7 +130,7 @@ class Jobs:
 
 
 @dataclass(eq=False)
-class _Run:
+class _Execution:
     """An execution with its memory."""
 
     execution: PlanExecution
@@ -226,7 +226,7 @@ def expectations(
     return expected
 
 
-def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
+def _check_form(task: Task, run: _Execution, expectation: oracle.Expected) -> None:
     """Raises Stop if the plan's outputs are of another form: then nothing has to be executed."""
     refs = output_refs(task, run.plan)
     strides = [ref.strides for ref in refs]
@@ -234,7 +234,7 @@ def _check_form(task: Task, run: _Run, expectation: oracle.Expected) -> None:
         raise Stop("verify", Verdict.WRONG, f"{run.execution}: {wrong}")
 
 
-def _pair(runs: Sequence[_Run]) -> None:
+def _pair(runs: Sequence[_Execution]) -> None:
     """Pairs each run in another order with the run of the same inputs in forward order."""
     forward = {r.execution.inputs: i for i, r in enumerate(runs) if r.execution.order == "forward"}
     for run in runs:
@@ -242,7 +242,7 @@ def _pair(runs: Sequence[_Run]) -> None:
             run.paired = forward.get(run.execution.inputs)
 
 
-def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
+def _own_share(task: Task, runs: Sequence[_Execution], scratch: Path) -> float:
     """Returns the least share of own kernels in the outputs of a case.  Raises Stop if it is too little."""
     shares: dict[str, Share] = {}
     for run in runs:
@@ -255,7 +255,7 @@ def _own_share(task: Task, runs: Sequence[_Run], scratch: Path) -> float:
     return min((share.own for share in shares.values()), default=1.0)
 
 
-def _authors(run: _Run, scratch: Path) -> torch.Tensor:
+def _authors(run: _Execution, scratch: Path) -> torch.Tensor:
     """Returns what the job noted in the run's file of authors.  Raises Stop if the file was removed."""
     try:
         return torch.from_numpy(contents(scratch / run.authors, run.layout.total))
@@ -263,7 +263,7 @@ def _authors(run: _Run, scratch: Path) -> torch.Tensor:
         raise _foreign(run, error) from error
 
 
-def _memory(run: _Run, scratch: Path) -> np.ndarray:
+def _memory(run: _Execution, scratch: Path) -> np.ndarray:
     """Returns the run's memory that the job left.  Raises Stop if its file was replaced."""
     try:
         return run.layout.left(scratch, run.file)
@@ -271,7 +271,7 @@ def _memory(run: _Run, scratch: Path) -> np.ndarray:
         raise _foreign(run, error) from error
 
 
-def _foreign(run: _Run, error: LeftError) -> Stop:
+def _foreign(run: _Execution, error: LeftError) -> Stop:
     return Stop("verify", Verdict.RUNTIME_ERROR, f"{run.execution}: its files were replaced: {error}")
 
 
@@ -285,7 +285,7 @@ def _run(
     moved: bool = False,
     prove: bool = False,
     guards: int = GUARDS_OF_SEED,
-) -> _Run:
+) -> _Execution:
     """Returns an execution of `what` on fresh inputs, in files called `name` that are yet to be made.
 
     moved: whether `seed_oracle.moved` moves the inputs; prove: whether authors are kept if operators might be among
@@ -297,10 +297,10 @@ def _run(
         inputs = seed_oracle.moved(task, inputs, key)
     authors = f"{name}.authors" if prove and needs_proof(plan) else ""
     choice = list(what.choices[execution.case.name])
-    return _Run(execution, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
+    return _Execution(execution, plan, choice, inputs, Layout(plan, Guards(key, guards)), f"{name}.bin", authors)
 
 
-def _make_files(runs: Sequence[_Run], needed: Sequence[int], scratch: Path) -> None:
+def _make_files(runs: Sequence[_Execution], needed: Sequence[int], scratch: Path) -> None:
     """Makes the files of all runs, `needed` bytes each; makes no file if one is too large.  Raises Stop."""
     for run, least in zip(runs, needed, strict=True):
         _check_size(f"{run.execution}: its buffers", run.layout.total, least, SPARE_BYTES, MOST_BYTES)
@@ -382,7 +382,7 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     return Expectations(found, habits)
 
 
-def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Run], key: int, jobs: Jobs) -> bool:
+def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Execution], key: int, jobs: Jobs) -> bool:
     """Returns whether these seed runs end otherwise if what the language leaves undefined is not zero."""
     again = [_run(task, kernel, run.execution, key, f"undefined{n}") for n, run in enumerate(runs)]
     _make_files(again, [_planned(run.plan) for run in again], jobs.scratch)
@@ -411,7 +411,7 @@ def _formed(ref: TensorRef) -> torch.Tensor:
     return torch.empty(ref.shape, dtype=DTYPES[ref.dtype], device="meta")
 
 
-def _outputs_after(task: Task, run: _Run, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
+def _outputs_after(task: Task, run: _Execution, refs: list[TensorRef], scratch: Path) -> list[torch.Tensor]:
     """Returns the outputs left in the run's memory; raises Stop if anything else was written."""
     memory = _memory(run, scratch)
     broken = run.layout.broken_guards(memory)
@@ -450,7 +450,7 @@ def check_stores(task: Task, where: object, stored: set[int], stored_by_seed: se
         raise Stop("verify", Verdict.WRONG, f"{message}; store to memory of its own, torch.empty_like or the like")
 
 
-def _undefined(run: _Run) -> str:
+def _undefined(run: _Execution) -> str:
     """Returns what may be the cause of a wrong result."""
     if "undefined" not in run.notes or run.zeros:
         return ""
@@ -458,7 +458,7 @@ def _undefined(run: _Run) -> str:
     return f"; line {line}: {text}: if they reach the result, give the load an `other`"
 
 
-def _read(run: _Run, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torch.Tensor]:
+def _read(run: _Execution, refs: Sequence[TensorRef], memory: np.ndarray) -> list[torch.Tensor]:
     try:
         return [run.layout.read(memory, ref) for ref in refs]
     except JobError as error:
