@@ -179,7 +179,7 @@ class ProfileLog:
         self._db.execute("INSERT INTO profiles VALUES (?, ?, ?, ?)", row)
 
     def failed(self, candidate: str, error: str) -> None:
-        """Store why there is no profile of a candidate."""
+        """Stores the reason for which a candidate has no profile."""
         text = f"candidate {candidate}: {error}"
         self._db.execute("INSERT INTO events VALUES (NULL, 'unprofiled', ?, ?)", (text, time.time()))
 

@@ -140,7 +140,7 @@ class LoadedKernel:
 def pack(signature: Sequence[tuple[str, Any]], args: Mapping[str, Any]) -> list[bytes]:
     """The parameters of the machine code in order, each as the bytes the driver takes.
 
-    Raises KeyError where an argument is missing, ValueError where a value does not fit its type.
+    Raises KeyError if an argument is missing, ValueError if a value does not fit its type.
     """
     packed: list[bytes] = []
     for name, kind in signature:

@@ -45,7 +45,7 @@ class BuildCache:
     def add(self, scratch: Path, builds: Mapping[str, Mapping[str, Any]]) -> None:
         """Adds builds by their keys; their cubins are in `scratch`.
 
-        Failed builds have none, nor do those that end before it.
+        Builds that failed, or that ended before it, have none.
 
         Raises `fitness.sandbox.scratch.LeftError` if a cubin is missing or is not a regular file.
         """
