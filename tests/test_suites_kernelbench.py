@@ -23,6 +23,7 @@ from fitness.suites.kernelbench.seeds import FAMILIES, seed_kernel
 from fitness.suites.kernelbench.sizes import extent, sizes_of
 from fitness.tasks.task import load_task, run_reference
 from fitness.verify import oracle
+from fitness.verify.long_loops import costs_little
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
@@ -84,6 +85,38 @@ def checked(checkout, zygote, tmp_path_factory):
 
 
 # --- the checkout ----------------------------------------------------------------------------------------------------
+
+
+NORMALIZED = """import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features: int):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(features)
+
+    def forward(self, x):
+        return self.bn(x)
+
+features = 4
+
+def get_inputs():
+    return [torch.rand(8, features)]
+
+def get_init_inputs():
+    return [features]
+"""
+
+
+def test_a_model_that_was_only_asked_for_its_cost_computes_afterwards() -> None:
+    """Its buffers (here the running statistics) must not be those of tensors that only have a shape."""
+    made = Problem(NORMALIZED)
+    axes = {"features": 4}
+    assert costs_little(
+        lambda: made.reference(*made.inputs(axes, torch.Generator().manual_seed(0))), elements=10**6, flops=10**6
+    )
+    result = made.reference(*made.inputs(axes, torch.Generator().manual_seed(0)))
+    assert torch.isfinite(result).all() and result.shape == (8, 4)
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
