@@ -14,8 +14,8 @@ from analysis.stats import area_under, area_under_steps
 from evo.core.errors import StoreError
 from evo.core.records import CERTIFICATE, PASSED, Trial, Verdict
 from evo.search.budget import gpu_seconds
+from evo.storage.best import Conclusion, read_result
 from evo.storage.queries import RunReader
-from evo.storage.result import Conclusion, read_result
 
 FILE = "outcomes.json"
 _FORMAT = 2

@@ -28,10 +28,10 @@ from evo.core.errors import ConfigError
 from evo.core.records import Fitness, Trial
 from evo.search.archive import Niche, niche_of
 from evo.search.budget import SEED_OPERATOR
+from evo.storage.best import best_source, diff
 from evo.storage.folders import FILE
 from evo.storage.model_calls import CallCost, call_costs
 from evo.storage.queries import RunReader
-from evo.storage.result import best_source, diff
 from evo.storage.store import LOCK
 
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th

@@ -12,9 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evo.api import BestKernel as BestKernel
     from evo.api import Evaluator as Evaluator
-    from evo.api import Result as Result
     from evo.api import load_task as load_task
     from evo.api import resume as resume
     from evo.api import search as search
@@ -30,19 +28,21 @@ if TYPE_CHECKING:
     from evo.core.records import Evaluation as Evaluation
     from evo.core.records import Trial as Trial
     from evo.core.records import Verdict as Verdict
+    from evo.result import BestKernel as BestKernel
+    from evo.result import Result as Result
     from fitness.tasks.task import Task as Task
 
 from evo.core import VERSION as __version__
 
 # The module that defines each name.  `evo.search` is the package of that name, which can be called as the function.
 _HOMES = {
-    "BestKernel": "evo.api",
+    "BestKernel": "evo.result",
     "Case": "evo.core.records",
     "Evaluation": "evo.core.records",
     "Evaluator": "evo.api",
     "EvoError": "evo.core.errors",
     "Model": "evo.core.models",
-    "Result": "evo.api",
+    "Result": "evo.result",
     "Task": "fitness.tasks.task",
     "Trial": "evo.core.records",
     "Verdict": "evo.core.records",

@@ -18,44 +18,46 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from evo.core import plugins, versions
 from evo.core.errors import ConfigError, EvoWarning, StoreError
-from evo.core.models import Answerer, CallableModel, Model
-from evo.core.records import (
-    GPU_FACTS,
-    Candidate,
-    Case,
-    Certificate,
-    Evaluation,
-    OperatorRef,
-    StopReason,
-    Trial,
-    Verdict,
-)
-from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig
+from evo.core.models import Answerer, Model
+from evo.core.records import GPU_FACTS, Candidate, Case, Certificate, Evaluation, StopReason, Trial, Verdict
+from evo.core.settings import RunConfig
 from evo.core.text import counted, quoted
-from evo.llm.models import read_models, split_models
-from evo.search import assemble, evaluators
-from evo.search.budget import gpu_seconds as gpu_seconds_of
+from evo.llm.models import split_models
+from evo.result import BestKernel, Result, Spending
+from evo.search import assemble
 from evo.search.engine import EngineOutcome
 from evo.search.evaluators import Devices, find_devices
 from evo.search.listener import Listener, Stop, listener_of, never
+from evo.search.options import (
+    AnyModel,
+    AnyOperator,
+    AnyStrategy,
+    AnyTask,
+    RequestedSettings,
+    Settings,
+    check_limited,
+    check_seed,
+    check_unused,
+    check_workers,
+    default_workers,
+    gpus_text,
+    read_settings,
+)
 from evo.search.profiling import Profiler
 from evo.search.replay import DecisionReplay, Redoing
-from evo.search.strategies import Strategy, find_strategy, strategy_of
-from evo.search.termination import ended, is_over
+from evo.search.strategies import strategy_of
+from evo.search.termination import is_over
+from evo.storage.best import read_result
 from evo.storage.folders import FILE
 from evo.storage.queries import RunInfo, RunReader
-from evo.storage.result import Conclusion, read_result
 from evo.storage.store import Store, check_makeable, check_vacant
 from fitness.tasks.task import ChangedTaskError, Task
-from operators.base import Operator
-from operators.llm.base import LlmOperator
 
 __all__ = [
     "BestKernel",
@@ -76,37 +78,8 @@ __all__ = [
 ]
 
 RUNS = Path("runs")  # run folders that were not named are made in it
-# Questions in flight if several workers evaluate.
-DEFAULT_CONCURRENCY = 8
 INTERRUPTED = "the run was interrupted"
 NO_EVALUATOR = "no evaluator was at hand, `evo certify TASK best/kernel.py` opens one"
-
-AnyTask = str | os.PathLike[str] | Task
-AnyModel = str | Model | CallableModel
-AnyOperator = str | Operator | LlmOperator  # a name, or an instance
-AnyStrategy = str | Strategy | type[Strategy]
-
-
-class Settings(TypedDict, total=False):
-    """Settings of a run, with the names and meanings that `search` has."""
-
-    budget: int
-    seed: int
-    strategy: AnyStrategy
-    operators: Sequence[AnyOperator] | None
-    islands: int
-    workers: int | None
-    target: str
-    gpus: int | str | None
-    ray_address: str | None
-    gpu_seconds: float | None
-    screen_budget: int | None
-    models: Sequence[AnyModel]
-    models_file: str | os.PathLike[str] | None
-    llm_concurrency: int | None
-    max_tokens: int | None
-    max_usd: float | None
-    guidance: str | None
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -130,255 +103,6 @@ def load_task(task: AnyTask, *, expected: str = "") -> Task:
     if warning := changed_since_frozen(found.folder):
         warnings.warn(warning, EvoWarning, stacklevel=2)
     return found
-
-
-def _stored_name(task: AnyTask) -> str:
-    """How a run stores its task: the name of a built-in one, or the absolute path of a folder.  Loads nothing."""
-    from fitness.tasks.task import BUILTIN_TASKS, task_names
-
-    if isinstance(task, Task):
-        return task.name if task.folder.parent == BUILTIN_TASKS else str(task.folder)
-    name = os.fspath(task)
-    if not name:  # a path that is empty is the folder one is in
-        raise ConfigError("TASK: expected a built-in task or a task folder, got ''; leave it out for softmax")
-    return name if name in task_names() else str(Path(name).resolve())
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """Settings as they were asked for: checked, before it is known what evaluates."""
-
-    config: RunConfig
-    functions: Mapping[str, Answerer]
-    workers: int | None
-    screen_budget: int | None
-
-
-def configure(task: AnyTask, **settings: Unpack[Settings]) -> RunConfig:
-    """The settings of a run as they would be stored, but for what depends on the machine.  Raises ConfigError."""
-    return _wanted(task, settings).config
-
-
-def _wanted(task: AnyTask, settings: Settings) -> _Wanted:
-    from fitness.devices import check_address, check_gpus
-    from fitness.frontend.target import get_target
-    from operators.registry import check_beginning
-
-    strategy = plugins.resolve("strategies", settings.get("strategy", RunConfig.strategy)).name
-    given_workers, screen_budget = _workers(strategy, settings.get("workers")), settings.get("screen_budget")
-    workers = evaluators.workers(given_workers)
-    target, gpus = settings.get("target", RunConfig.target), _as_text(settings.get("gpus"))
-    get_target(target)
-    check_gpus(gpus)
-    check_address(settings.get("ray_address"))
-    stored, functions = split_models(settings.get("models", ()))
-    file = settings.get("models_file")
-    models = read_models(stored, None if file is None else Path(file))
-    operators = _operators(settings.get("operators"), strategy, models)
-    assemble.check_models(models, functions)
-    slots, guidance = settings.get("llm_concurrency"), settings.get("guidance")
-    config = RunConfig(
-        task=_stored_name(task),
-        budget=settings.get("budget", RunConfig.budget),
-        seed=settings.get("seed", RunConfig.seed),
-        strategy=strategy,
-        islands=settings.get("islands", RunConfig.islands),
-        workers=workers,
-        target=target,
-        operators=operators,
-        models=models,
-        llm_slots=slots if slots is not None else 1 if workers == 1 or not models else DEFAULT_CONCURRENCY,
-        max_tokens=settings.get("max_tokens"),
-        max_usd=settings.get("max_usd"),
-        guidance=GUIDANCE[0] if guidance is None else guidance,
-        triton=assemble.triton_version() if models else "",
-        gpus=gpus,
-        ray_address=settings.get("ray_address"),
-        gpu_seconds=settings.get("gpu_seconds"),
-        screen_budget=RunConfig.screen_budget if screen_budget is None else screen_budget,
-        redrafts=REDRAFTS,
-        frozen_parents=True,
-        surrogate=True,
-    )
-    strategy_of(config)  # raises ConfigError if it cannot work with these settings
-    check_beginning(config.operators)
-    return _Wanted(config, functions, given_workers, screen_budget)
-
-
-def _as_text(gpus: int | str | None) -> str | None:
-    """Numbers of GPUs as --gpus takes them."""
-    return None if gpus is None else str(gpus)
-
-
-def _workers(strategy: str, given: int | None) -> int | None:
-    """One for strategies that are a single path, unless another number was given."""
-    return 1 if find_strategy(strategy).path and given is None else given
-
-
-def _operators(given: Sequence[AnyOperator] | None, strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
-    """Names of operators, those that ask a model once for each: the given ones, or the strategy's."""
-    from operators.registry import asking_names, asks_model, get_operators
-
-    if isinstance(given, str):
-        raise ConfigError(f"operators: expected a list of names, got {given!r}; write [{given!r}]")
-    if find_strategy(strategy).asks and not models:
-        raise ConfigError(
-            f"--strategy {strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
-            f"another strategy"
-        )
-    names = assemble.default_operators(strategy, models) if given is None else tuple(map(_operator_name, given))
-    get_operators([OperatorRef.parse(n).name for n in names], model=bool(models))
-    no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and not asks_model(ref.name)]
-    if no_asker:
-        raise ConfigError(
-            f"--operators: expected NAME@MODEL with a name among {', '.join(asking_names())}, got {', '.join(no_asker)}"
-        )
-    operators = assemble.expand(names, models)
-    if models and not any(OperatorRef.parse(o).asks for o in operators):
-        raise ConfigError(
-            f"--model: expected an operator that asks it, got {', '.join(names)}; "
-            f"add one of {', '.join(asking_names())} to --operators, or leave that out"
-        )
-    return operators
-
-
-def _operator_name(operator: AnyOperator) -> str:
-    """The name of an operator; an instance is made known by its name."""
-    return operator if isinstance(operator, str) else plugins.resolve("operators", operator).name
-
-
-def _check_unused(config: RunConfig, settings: Settings) -> None:
-    """Raises ConfigError for settings about models in a search without models."""
-    check_limited(config.models, settings.get("max_tokens"), settings.get("max_usd"))
-    if settings.get("guidance") is not None and not config.models:
-        raise ConfigError(
-            "--guidance: expected a model whose prompts have profiles, got none; add --model, or leave it out"
-        )
-
-
-def check_limited(
-    models: Sequence[Model], max_tokens: int | None, max_usd: float | None, fix: str = "add --model, or leave it out"
-) -> None:
-    """Raises ConfigError for limits on models if no model is given."""
-    for name, limit in (("--max-tokens", max_tokens), ("--max-usd", max_usd)):
-        if limit is not None and not models:
-            raise ConfigError(f"{name}: expected a model whose answers it limits, got none; {fix}")
-
-
-def check_workers(wanted: int | None) -> None:
-    """Raises ConfigError for a number of workers below 1."""
-    if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
-        raise ConfigError(f"workers: expected at least 1, got {wanted!r}; set --workers")
-
-
-def check_seed(seed: int) -> None:
-    """Raises ConfigError for a seed that a store cannot hold."""
-    low, high = SEEDS
-    if not isinstance(seed, int) or not low <= seed <= high:
-        raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed!r}; set --seed")
-
-
-# --- results ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BestKernel:
-    """The kernel that a run found, beside the seed kernel of its task."""
-
-    speedup: float
-    ci95: tuple[float, float]  # 95% interval of the speedup
-    estimated: bool  # whether a model of the target computed it, and no GPU measured it
-    verdict: Verdict
-    source: str  # with the chosen autotune configuration, if there was one to choose
-    trial: int  # its number; 0 is the seed itself: nothing was faster
-    patch: str  # unified diff from the seed; "" for the seed
-    per_case: Mapping[str, float]  # speedup of each tune case
-
-    def __str__(self) -> str:
-        """E.g. "3.42x [3.01, 3.88] estimated"; the last word if no GPU measured it."""
-        low, high = self.ci95
-        return f"{self.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if self.estimated else ''}"
-
-
-@dataclass(frozen=True)
-class Spending:
-    """What a run has cost.  Tokens and dollars are None if some were not counted."""
-
-    candidates: int  # evaluated, without the seed
-    gpu_seconds: float
-    tokens: int | None
-    usd: float | None
-
-
-class Result:
-    """A run, read from its folder: also while it goes on, and by programs that did not make it."""
-
-    def __init__(self, run_dir: Path) -> None:
-        """Use `Result.open` for an earlier run.  Raises StoreError if `run_dir` holds no run."""
-        self.run_dir = run_dir
-        with RunReader(run_dir) as run:
-            self.config: RunConfig = run.info.config  # its settings, among them the random seed
-            self.stop_reason: str = ended(run)  # e.g. "budget spent", "interrupted"; "" while it goes on
-            self.pending: int = len(run.pending())  # candidates that are proposed and not evaluated
-            seed = run.trial(0) if run.best() is not None else None
-            # The seed kernel's; None until it is evaluated.
-            self.seed: Trial | None = seed if isinstance(seed, Trial) else None
-            written = read_result(run) if self.seed else None
-            # Of the best kernel, or why nothing was certified; None while the run goes on.
-            self.certificate: Certificate | None = written.certificate if written else None
-            self.best: BestKernel | None = _best(run, self.seed, written)  # None until the seed is evaluated
-            self.spent: Spending = _spending(run)
-
-    @classmethod
-    def open(cls, run_dir: str | os.PathLike[str]) -> Result:
-        """The run in a folder; its database or its `best` folder stand for it too."""
-        from evo.storage.folders import run_folder
-
-        return cls(run_folder(os.fspath(run_dir)))
-
-    @property
-    def trials(self) -> Iterator[Trial]:
-        """Finished trials in the order they were finished, the seed among them; read as they are asked for."""
-        with RunReader(self.run_dir) as run:
-            yield from run.trials()
-
-    def __repr__(self) -> str:
-        return f"<Result of {self.run_dir}: {self.best or 'no seed yet'}, {self.stop_reason or 'not ended'}>"
-
-
-def _best(run: RunReader, seed: Trial | None, written: Conclusion | None) -> BestKernel | None:
-    """What is in best/; before that is written, the fastest trial."""
-    fastest = written.best if written else run.best()
-    if seed is None or fastest is None or fastest.fitness is None:
-        return None
-    found = written or Conclusion(fastest, Certificate("", Verdict.INFRASTRUCTURE, "not yet"))
-    fitness = fastest.fitness
-    return BestKernel(
-        speedup=fitness.speedup,
-        ci95=fitness.ci95,
-        estimated=fitness.estimated,
-        verdict=fastest.evaluation.verdict,
-        source=found.source,
-        trial=fastest.index,
-        patch=found.patch(seed),
-        per_case=fitness.per_case,
-    )
-
-
-def _spending(run: RunReader) -> Spending:
-    models = run.models()
-    tokens = [m.tokens_in + m.tokens_out for m in models if m.tokens_in is not None and m.tokens_out is not None]
-    usd = [m.usd for m in models if m.usd is not None]
-    measured = run.info.config.device == "gpu"
-    return Spending(
-        candidates=run.spent(),
-        gpu_seconds=sum(gpu_seconds_of(trial.evaluation) for trial in run.trials()) if measured else 0.0,
-        tokens=sum(tokens) if len(tokens) == len(models) else None,
-        usd=sum(usd) if len(usd) == len(models) else None,
-    )
 
 
 # --- searches --------------------------------------------------------------------------------------------------------
@@ -449,8 +173,8 @@ def search(
         guidance=guidance,
         ray_address=ray_address,
     )
-    wanted = _wanted(task, settings)
-    _check_unused(wanted.config, settings)
+    wanted = read_settings(task, settings)
+    check_unused(wanted.config, settings)
     listener, folder = listener_of(progress), None if run_dir is None else Path(run_dir)
     if folder is not None:
         check_vacant(folder)
@@ -470,7 +194,7 @@ def search(
     return Result(folder)
 
 
-def _with_devices(wanted: _Wanted, devices: Devices) -> RunConfig:
+def _with_devices(wanted: RequestedSettings, devices: Devices) -> RunConfig:
     config = dataclasses.replace(
         wanted.config.with_device(devices.choice.device), workers=devices.workers(wanted.workers)
     )
@@ -546,7 +270,7 @@ def resume(
     Raises StoreError if the task or a version is another one than the run was started with; else as `search`.
     """
     listener = listener_of(progress)
-    folder, gpus = Path(run_dir), _as_text(gpus)
+    folder, gpus = Path(run_dir), gpus_text(gpus)
     stored, functions = split_models(models)
     with RunReader(folder) as run:
         info = run.info
@@ -584,7 +308,7 @@ def resume(
 
 def _conclude_again(store: Store, listener: Listener) -> None:
     """Writes best/ of a run that is over once more; what was certified before is kept."""
-    from evo.storage.result import write_result
+    from evo.storage.best import write_result
 
     seed, written = store.trial(0), read_result(store)
     if written is None:
@@ -674,13 +398,13 @@ def propose(
         raise ConfigError(f"--propose-only: expected a number from 1, got {count}")
     listener, folder = listener_of(progress), Path(run_dir)
     task = load_task(task) if isinstance(task, Task) else task
-    wanted = _wanted(DEFAULT_TASK if task is None else task, settings)
+    wanted = read_settings(DEFAULT_TASK if task is None else task, settings)
     if (folder / FILE).exists():
         loaded, store, config, going = _open_half(folder, task, wanted, settings, proposing=True)
         assemble.check_models(config.models, wanted.functions)
         store.goes_on(config, going)
     else:
-        _check_unused(wanted.config, settings)
+        check_unused(wanted.config, settings)
         loaded = load_task(DEFAULT_TASK if task is None else task)
         store = Store.create(folder, RunInfo(wanted.config, loaded.hash, versions.own_versions(), {}))
     with store:
@@ -709,10 +433,10 @@ def evaluate_pending(
     """
     listener, folder = listener_of(progress), Path(run_dir)
     task = load_task(task) if isinstance(task, Task) else task
-    wanted = _wanted(DEFAULT_TASK if task is None else task, settings)
+    wanted = read_settings(DEFAULT_TASK if task is None else task, settings)
     loaded, store, config, going = _open_half(folder, task, wanted, settings, proposing=False)
     gpus, ray_address = wanted.config.gpus, wanted.config.ray_address
-    workers = _workers(config.strategy, settings.get("workers"))
+    workers = default_workers(config.strategy, settings.get("workers"))
     with store:
         if not store.pending():
             _check_devices(store, config, gpus, ray_address, workers)
@@ -730,7 +454,7 @@ def evaluate_pending(
 
 
 def _open_half(
-    folder: Path, task: AnyTask | None, wanted: _Wanted, settings: Settings, *, proposing: bool
+    folder: Path, task: AnyTask | None, wanted: RequestedSettings, settings: Settings, *, proposing: bool
 ) -> tuple[Task, Store, RunConfig, Mapping[str, str]]:
     """Returns the task and the store of the run in `folder`, its settings and versions, to run half of it."""
     with RunReader(folder) as run:
@@ -824,7 +548,7 @@ class Evaluator:
         check_seed(seed)
         get_target(target)
         self.task = load_task(task)
-        devices = find_devices(_as_text(gpus), ray_address, target)
+        devices = find_devices(gpus_text(gpus), ray_address, target)
         _say_devices(devices, listener_of(progress))
         self.description = "; ".join(devices.lines)  # what evaluates, in words
         self.measured = devices.choice.gpus > 0  # whether a GPU measures; else times are estimated

@@ -11,7 +11,7 @@ import pytest
 from analysis.outcomes import load, outcome_of, save
 from evo.core.errors import StoreError
 from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Trial, Verdict
-from evo.storage.result import Conclusion, write_result
+from evo.storage.best import Conclusion, write_result
 from tests.ablation_support import campaign
 from tests.engine_support import create, failed_trial, ok_trial
 

@@ -1,4 +1,4 @@
-"""evo.search.progress and evo.storage.result."""
+"""evo.search.progress and evo.storage.best."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.console import Console
 from evo.core.errors import StoreError
 from evo.core.records import STAGES, Certificate, Fitness, Verdict
 from evo.search.progress import PLAIN_S, Progress, ProgressCounts
+from evo.storage.best import Conclusion, best_source, diff, read_result, write_result
 from evo.storage.queries import RunInfo
-from evo.storage.result import Conclusion, best_source, diff, read_result, speedup_text, write_result
 from tests.engine_support import config, failed_trial, ok_trial
 
 
@@ -134,8 +134,8 @@ def test_a_terminal_gets_a_panel() -> None:
 
 
 def test_an_estimate_is_always_called_one() -> None:
-    assert speedup_text(Fitness(2.0, (1.5, 2.5), {}, estimated=True)) == "2.00x [1.50, 2.50] estimated"
-    assert speedup_text(Fitness(2.0, (1.5, 2.5), {}, estimated=False)) == "2.00x [1.50, 2.50]"
+    assert str(Fitness(2.0, (1.5, 2.5), {}, estimated=True)) == "2.00x [1.50, 2.50] estimated"
+    assert str(Fitness(2.0, (1.5, 2.5), {}, estimated=False)) == "2.00x [1.50, 2.50]"
 
 
 def test_a_diff_needs_no_final_newline() -> None:

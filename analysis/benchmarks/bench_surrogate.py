@@ -22,8 +22,8 @@ from pathlib import Path
 
 from evo.core.records import Trial
 from evo.search.scheduler import Measurements
+from evo.storage.best import best_source
 from evo.storage.queries import RunReader
-from evo.storage.result import best_source
 from operators.genes import get_genes
 from operators.params import FEWEST, POOL, named, neighbours
 from operators.rewrites.configs import inlined

@@ -27,9 +27,9 @@ from evo.search.assemble import make_engine
 from evo.search.engine import Engine, Llm
 from evo.search.listener import Listener
 from evo.search.profiling import Profiler
+from evo.storage.best import BEST, EVIDENCE
 from evo.storage.folders import FILE
 from evo.storage.queries import RunInfo, RunReader
-from evo.storage.result import BEST, EVIDENCE
 from evo.storage.store import Store
 
 if TYPE_CHECKING:

@@ -46,12 +46,12 @@ def add(commands: Any) -> None:
 
 
 def _ablate(arguments: argparse.Namespace) -> int:
-    from evo.api import check_workers
     from evo.campaign.runner import counter
     from evo.campaign.spec import Campaign, read_spec
     from evo.core.versions import versions
     from evo.search.assemble import check_models, describe_models
     from evo.search.evaluators import find_devices
+    from evo.search.options import check_workers
 
     check_workers(arguments.workers)
     if not arguments.no_figures:

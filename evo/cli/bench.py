@@ -79,7 +79,7 @@ def add(commands: Any) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from evo.api import check_seed, check_workers
+    from evo.search.options import check_seed, check_workers
     from fitness.devices import resolve
     from fitness.suites.registry import find_suite
 

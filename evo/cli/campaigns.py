@@ -69,7 +69,6 @@ def run_campaign(
 
 
 def _in_words(campaign: Campaign, done: Done) -> str:
-    from evo.storage.result import speedup_text
     from evo.storage.store import RunReader
 
     if done.reason == "failed":
@@ -77,7 +76,7 @@ def _in_words(campaign: Campaign, done: Done) -> str:
     with RunReader(done.run.folder(campaign.folder)) as reader:
         best = reader.best()
     assert best is not None and best.fitness is not None  # the seed at least
-    return f"{done.reason}, best {speedup_text(best.fitness)}"
+    return f"{done.reason}, best {best.fitness}"
 
 
 def _first_line(done: Done) -> str:

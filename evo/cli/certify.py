@@ -31,11 +31,11 @@ def add(commands: Any) -> None:
 
 
 def _certify(arguments: argparse.Namespace) -> int:
-    from evo import api
     from evo.core.records import Verdict
+    from evo.search.options import check_seed
     from fitness.frontend.target import get_target
 
-    api.check_seed(arguments.seed)
+    check_seed(arguments.seed)
     get_target(arguments.target)
     source = common.read_kernel(arguments.kernel)
     certificate = None

@@ -31,12 +31,12 @@ def add(commands: Any) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from evo import api
     from evo.core.records import Verdict
+    from evo.search.options import check_seed, check_workers
     from fitness.frontend.target import get_target
 
-    api.check_workers(arguments.workers)
-    api.check_seed(arguments.seed)
+    check_workers(arguments.workers)
+    check_seed(arguments.seed)
     get_target(arguments.target)
     sources = [common.read_kernel(path) for path in arguments.kernels]
     ok = True

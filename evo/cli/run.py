@@ -17,7 +17,7 @@ from evo.core.errors import ConfigError
 from evo.core.records import StopReason
 
 if TYPE_CHECKING:
-    from evo.api import Settings
+    from evo.search.options import Settings
 
 DEFAULT_TASK = "softmax"
 DEFAULT_BUDGET = 32

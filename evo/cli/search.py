@@ -13,7 +13,7 @@ from evo.core.text import quoted
 from evo.search.listener import Stop, Terminal
 
 if TYPE_CHECKING:
-    from evo.api import BestKernel, Result
+    from evo.result import BestKernel, Result
     from evo.search.engine import EvaluatorLike, Observer
     from evo.storage.store import Store
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from evo.core.records import Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
 from evo.search.budget import SEED_OPERATOR, gpu_seconds
+from evo.storage.best import best_source, diff, read_result
 from evo.storage.queries import ModelUse, OperatorCredit, RunReader
-from evo.storage.result import best_source, diff, read_result, speedup_text
 
 
 def show_run(run: RunReader, console: Console) -> None:
@@ -36,7 +36,7 @@ def show_run(run: RunReader, console: Console) -> None:
         say(f"last event: {kind} ({text})")
     best = run.best()
     if best is not None and best.fitness is not None:
-        say(f"best: {speedup_text(best.fitness)}, trial {best.index}", "green")
+        say(f"best: {best.fitness}, trial {best.index}", "green")
     result = read_result(run)
     if result is not None:
         say(f"written to best/: trial {result.best.index}, certificate: {result.certificate.summary}")
@@ -87,7 +87,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
     say = _printer(console)
     say(f"verdict: {evaluation.verdict} at stage {evaluation.stage}", "green" if trial.fitness else "yellow")
     if trial.fitness:
-        say(f"speedup: {speedup_text(trial.fitness)}", "green")
+        say(f"speedup: {trial.fitness}", "green")
     if evaluation.message:
         say(f"message: {evaluation.message}")
     if evaluation.duplicate_of:

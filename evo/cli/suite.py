@@ -96,7 +96,7 @@ def read(arguments: argparse.Namespace) -> list[SuiteFile]:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from evo.api import check_workers
+    from evo.search.options import check_workers
     from fitness.devices import choose
     from fitness.frontend.target import get_target
     from fitness.suites.registry import find_suite

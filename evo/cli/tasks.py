@@ -63,7 +63,7 @@ def _tasks(arguments: argparse.Namespace) -> int:
 
 
 def _new_task(arguments: argparse.Namespace) -> int:
-    from evo.api import check_limited
+    from evo.search.options import check_limited
     from fitness.tasks.scaffold import parse_kernel
 
     source = common.read_kernel(arguments.kernel)

@@ -14,7 +14,6 @@ from evo.core.records import Trial
 from evo.core.text import quoted
 from evo.search.progress import Progress
 from evo.search.termination import ended
-from evo.storage.result import speedup_text
 from evo.storage.store import RunReader, is_written
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class RunPanel(Progress):
     def panel(self) -> RenderableType:
         table = Table.grid(padding=(0, 2, 0, 0))
         for trial in reversed(self._recent):
-            outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+            outcome = str(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
             cells = (str(trial.index), trial.proposal.operator, trial.evaluation.verdict.value, outcome)
             table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
         return Group(super().panel(), Text(self.state_text()), Text(), table)

@@ -493,8 +493,13 @@ class Fitness:
 
     speedup: float
     ci95: tuple[float, float]
-    per_case: Mapping[str, float]
-    estimated: bool
+    per_case: Mapping[str, float]  # speedup of each tune case
+    estimated: bool  # whether a model of the target computed it, and no GPU measured it
+
+    def __str__(self) -> str:
+        """E.g. "3.42x [3.01, 3.88] estimated"; the last word is missing if a GPU measured it."""
+        low, high = self.ci95
+        return f"{self.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if self.estimated else ''}"
 
     @property
     def kind(self) -> str:

@@ -20,7 +20,7 @@ from evo.search.engine import Engine, EngineOutcome, EvaluatorLike, Llm, Observe
 from evo.search.listener import Listener, Stop, never
 from evo.search.profiling import Profiler, ProfilingEvaluator
 from evo.search.strategies import find_strategy, strategy_of
-from evo.storage.result import Conclusion, best_source, write_result
+from evo.storage.best import Conclusion, best_source, write_result
 
 if TYPE_CHECKING:
     from evo.core.records import Evaluation

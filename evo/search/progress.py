@@ -17,7 +17,6 @@ from evo.core.records import Fitness, Trial, Verdict, surely_faster
 from evo.core.settings import RunConfig
 from evo.core.text import counted
 from evo.search.budget import SEED_OPERATOR, Budget, gpu_seconds
-from evo.storage.result import speedup_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,7 +123,7 @@ class ProgressCounts:
     def best_text(self) -> str:
         if self.best is None or self.best.fitness is None:
             return "best: none yet"
-        return f"best: {speedup_text(self.best.fitness)}, trial {self.best.index}"
+        return f"best: {self.best.fitness}, trial {self.best.index}"
 
     def verdict_text(self) -> str:
         return ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())
@@ -155,7 +154,7 @@ class Progress:
         if not (best or last or now - self._last_line >= PLAIN_S):
             return
         self._last_line = now
-        outcome = speedup_text(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+        outcome = str(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
         line = (
             f"[{self._counts.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
             f"{trial.evaluation.verdict}, {outcome}; {self._counts.best_text()}; {self._counts.pace()}"

@@ -18,8 +18,8 @@ from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
 from evo.search.budget import SEED_OPERATOR
 from evo.search.strategies import new_strategy
+from evo.storage.best import best_source
 from evo.storage.model_calls import ModelCall, Question
-from evo.storage.result import best_source
 from operators.base import Context, Operator, Parent, Screen
 from operators.params import tune
 from operators.rewrites.configs import inlined

@@ -170,7 +170,7 @@ class ProfileLog:
         self._db = connect_to_write(folder)
 
     def has(self, candidate: str) -> bool:
-        """Return whether a profile of the candidate (its id) is stored."""
+        """Returns whether a profile of the candidate (its id) is stored."""
         query = "SELECT 1 FROM profiles WHERE candidate = ?"
         return self._db.execute(query, (candidate,)).fetchone() is not None
 

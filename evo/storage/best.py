@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.core.errors import StoreError
-from evo.core.records import STAGES, Candidate, Certificate, Fitness, Trial, Verdict, certificate_from_dict
+from evo.core.records import STAGES, Candidate, Certificate, Trial, Verdict, certificate_from_dict
 from evo.core.text import quoted
 from evo.storage.queries import RunInfo, RunReader
 
 BEST, EVIDENCE = "best", "evidence.json"  # folder in that of a run, and what is written to it last
-
-
-def speedup_text(fitness: Fitness) -> str:
-    """Returns e.g. "3.42x [3.01, 3.88] estimated"; the last word is missing if a GPU measured it."""
-    low, high = fitness.ci95
-    return f"{fitness.speedup:.2f}x [{low:.2f}, {high:.2f}]{' estimated' if fitness.estimated else ''}"
 
 
 def best_source(trial: Trial) -> str:

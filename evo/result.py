@@ -1,0 +1,99 @@
+"""What a run found and what it cost, read from its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo.core.records import Certificate, Fitness, Trial, Verdict
+from evo.core.settings import RunConfig
+from evo.search.budget import gpu_seconds as gpu_seconds_of
+from evo.search.termination import ended
+from evo.storage.best import Conclusion, read_result
+from evo.storage.queries import RunReader
+
+
+@dataclass(frozen=True)
+class BestKernel(Fitness):
+    """The kernel that a run found, beside the seed kernel of its task."""
+
+    verdict: Verdict
+    source: str  # with the chosen autotune configuration, if there was one to choose
+    trial: int  # its number; 0 is the seed itself: nothing was faster
+    patch: str  # unified diff from the seed; "" for the seed
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run has cost.  Tokens and dollars are None if some were not counted."""
+
+    candidates: int  # evaluated, without the seed
+    gpu_seconds: float
+    tokens: int | None
+    usd: float | None
+
+
+class Result:
+    """A run, read from its folder: also while it goes on, and by programs that did not make it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Use `Result.open` for an earlier run.  Raises StoreError if `run_dir` holds no run."""
+        self.run_dir = run_dir
+        with RunReader(run_dir) as run:
+            self.config: RunConfig = run.info.config  # its settings, among them the random seed
+            self.stop_reason: str = ended(run)  # e.g. "budget spent", "interrupted"; "" while it goes on
+            self.pending: int = len(run.pending())  # candidates that are proposed and not evaluated
+            seed = run.trial(0) if run.best() is not None else None
+            # The seed kernel's; None until it is evaluated.
+            self.seed: Trial | None = seed if isinstance(seed, Trial) else None
+            written = read_result(run) if self.seed else None
+            # Of the best kernel, or why nothing was certified; None while the run goes on.
+            self.certificate: Certificate | None = written.certificate if written else None
+            self.best: BestKernel | None = _best(run, self.seed, written)  # None until the seed is evaluated
+            self.spent: Spending = _spending(run)
+
+    @classmethod
+    def open(cls, run_dir: str | os.PathLike[str]) -> Result:
+        """The run in a folder; its database or its `best` folder stand for it too."""
+        from evo.storage.folders import run_folder
+
+        return cls(run_folder(os.fspath(run_dir)))
+
+    @property
+    def trials(self) -> Iterator[Trial]:
+        """Finished trials in the order they were finished, the seed among them; read as they are asked for."""
+        with RunReader(self.run_dir) as run:
+            yield from run.trials()
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.run_dir}: {self.best or 'no seed yet'}, {self.stop_reason or 'not ended'}>"
+
+
+def _best(run: RunReader, seed: Trial | None, written: Conclusion | None) -> BestKernel | None:
+    """What is in best/; before that is written, the fastest trial."""
+    fastest = written.best if written else run.best()
+    if seed is None or fastest is None or fastest.fitness is None:
+        return None
+    found = written or Conclusion(fastest, Certificate("", Verdict.INFRASTRUCTURE, "not yet"))
+    return BestKernel(
+        **vars(fastest.fitness),
+        verdict=fastest.evaluation.verdict,
+        source=found.source,
+        trial=fastest.index,
+        patch=found.patch(seed),
+    )
+
+
+def _spending(run: RunReader) -> Spending:
+    models = run.models()
+    tokens = [m.tokens_in + m.tokens_out for m in models if m.tokens_in is not None and m.tokens_out is not None]
+    usd = [m.usd for m in models if m.usd is not None]
+    measured = run.info.config.device == "gpu"
+    return Spending(
+        candidates=run.spent(),
+        gpu_seconds=sum(gpu_seconds_of(trial.evaluation) for trial in run.trials()) if measured else 0.0,
+        tokens=sum(tokens) if len(tokens) == len(models) else None,
+        usd=sum(usd) if len(usd) == len(models) else None,
+    )
