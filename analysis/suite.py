@@ -156,7 +156,7 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
             "geometric mean, failures as 1.0×",
             f"{geometric_mean(speedups):.2f}× [{math.exp(low):.2f}, {math.exp(high):.2f}]",
         ),
-        ("mean of successes", _mean(gains) if gains else "none"),
+        ("mean of successes", _mean_with_interval(gains) if gains else "none"),
         ("candidates that compile and run", _unless_unknown(done, "valid", _share(valid, candidates))),
         ("candidates that are right", _share(right, candidates)),
         ("candidates a kernel", f"{candidates / len(done):.1f}"),
@@ -208,7 +208,7 @@ def _by_budget(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, st
     return rows
 
 
-def _mean(speedups: Sequence[float]) -> str:
+def _mean_with_interval(speedups: Sequence[float]) -> str:
     low, high = interval([[s] for s in speedups])
     return f"{sum(speedups) / len(speedups):.2f}× [{low:.2f}, {high:.2f}]"
 

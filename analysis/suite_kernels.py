@@ -94,7 +94,8 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
 def merged(campaigns: Iterable[Iterable[SuiteKernel]]) -> list[SuiteKernel]:
     """Returns each file once, from the first campaign that searched it, so that results do not decide which one counts.
 
-    Of a file that none searched: the first that timed it beside PyTorch, else that says why it cannot be searched.
+    If no campaign searched a file, its entry is of the first campaign that timed it beside PyTorch.  If none did that,
+    it is of the first that says why the file cannot be searched.
     """
     found: dict[str, SuiteKernel] = {}
     for kernels in campaigns:

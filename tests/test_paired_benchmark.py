@@ -568,7 +568,7 @@ def test_one_disturbed_sample_of_the_seed_excuses_no_memo(made, us):
 def test_a_disturbance_on_one_of_two_inputs_is_no_reason_for_a_slow_seed(made):
     """It lasts for some samples on the new inputs, and is over when they are written once more."""
     lab = made(SHORT)
-    timer, harder, slow = lab.bench.timer, lab.bench.seed_times.harder, itertools.count()
+    timer, measured, slow = lab.bench.timer, lab.bench.seed_times.input_slowdown, itertools.count()
     pairs, alone = timer.pairs, timer.alone
     timer.pairs = lambda *args: (lambda own, seed: (own, [3 * us for us in seed]))(*pairs(*args))
 
@@ -577,11 +577,11 @@ def test_a_disturbance_on_one_of_two_inputs_is_no_reason_for_a_slow_seed(made):
             us * (3 if next(slow) // count == 1 else 1) for us in alone(program, count)
         ]
         try:
-            return harder(paired)
+            return measured(paired)
         finally:
             timer.alone = alone
 
-    lab.bench.seed_times.harder = asked
+    lab.bench.seed_times.input_slowdown = asked
     (timing,) = lab.evaluate(doubling(SHORT / 1.2)).timings
     assert timing.terms["baseline_drift"] == pytest.approx(3) and timing.ratio == pytest.approx(1.2)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fitness.gpu.timing import (
     LOOKS,
-    Alone,
+    BaselineNoise,
     Ratio,
     Stopping,
     counts,
@@ -129,7 +129,7 @@ def test_bad_samples_are_refused():
 
 
 def test_a_baseline_has_drifted_where_it_takes_a_tenth_more_than_alone():
-    alone = Alone(1.01, 100.0)
-    assert alone.drift([105.0, 300.0, 90.0]) == 1
-    assert alone.drift([80.0]) == 1
-    assert alone.drift([124.0, 90.0, 130.0]) == pytest.approx(1.24)
+    noise = BaselineNoise(1.01, 100.0)
+    assert noise.drift([105.0, 300.0, 90.0]) == 1
+    assert noise.drift([80.0]) == 1
+    assert noise.drift([124.0, 90.0, 130.0]) == pytest.approx(1.24)

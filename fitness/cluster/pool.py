@@ -493,9 +493,10 @@ class Backends:
 
 
 def _as_one(prepared: Mapping[str, Sequence[Any]]) -> tuple[BackendResult, Mapping[str, Any]]:
-    """Returns the first worker's result for the seed, and the GPUs of all.  Raises ConfigError unless of one model.
+    """Returns the first worker's result for the seed, and the GPUs of all.
 
-    prepared: by place, what a worker found of the seed and its environment.
+    prepared: by place (host and GPU) of each worker, its evaluation of the seed kernel and its environment.
+    Raises ConfigError if their GPUs are of several models.
     """
     result, environment = next(iter(prepared.values()))
     models = {found["gpu"]: place for place, (_, found) in prepared.items() if found}

@@ -89,13 +89,15 @@ class Counter:
     stored: (buffer, spans, whether the address is real) of every executed store.
     """
 
-    def __init__(self, contents: Mapping[int, np.ndarray], sizes: Sequence[int] = (), *, brief: bool = False) -> None:
+    def __init__(
+        self, buffer_bytes: Mapping[int, np.ndarray], buffer_sizes: Sequence[int] = (), *, brief: bool = False
+    ) -> None:
         """
-        contents: the bytes (uint8) of buffers whose values matter.
-        sizes: bytes of all buffers; without them no access counts as outside of all buffers.
+        buffer_bytes: the bytes (uint8) of buffers whose values matter.
+        buffer_sizes: bytes of all buffers; without them no access counts as outside of all buffers.
         brief: only the footprint is needed, so loops run fewer iterations.
         """
-        self._contents, self._sizes = contents, sizes
+        self._buffer_bytes, self._buffer_sizes = buffer_bytes, buffer_sizes
         self._loop_cost, self._loop_iterations = (0.0, 3) if brief else (LOOP_COST, LOOP_ITERATIONS)
         self.counts: dict[Key, float] = defaultdict(float)
         self.footprint: list[tuple[str, int, Spans]] = []
@@ -196,7 +198,7 @@ class Counter:
         real = not getattr(pointers, "made_up", False)
         if kind == "store":
             self.stored.append((buffer, spans, real))
-        if real and self._sizes and not self._holds(buffer, int(spans.ends[-1])):
+        if real and self._buffer_sizes and not self._holds(buffer, int(spans.ends[-1])):
             if kind != "load":
                 self.astray = True
             elif not (masked_by_data or self.doubtful):
@@ -205,7 +207,8 @@ class Counter:
 
     def _holds(self, buffer: int, end: int) -> bool:
         """Whether the buffer exists and extends at least to the address `end`."""
-        return 0 <= buffer < len(self._sizes) and end <= ((buffer + 1) << BUFFER_SHIFT) + self._sizes[buffer]
+        sizes = self._buffer_sizes
+        return 0 <= buffer < len(sizes) and end <= ((buffer + 1) << BUFFER_SHIFT) + sizes[buffer]
 
     def _count_sectors(self, kind: str, buffer: int, spans: Spans) -> None:
         sectors = spans.blocks(SECTOR)
@@ -240,14 +243,14 @@ class Counter:
 
     def _has_values(self, pointers: TensorHandle, dtype: tl.dtype) -> bool:
         """Whether a load there returns the real values."""
-        return _buffer_of(pointers) in self._contents and numpy_dtype(dtype).kind != "f"
+        return _buffer_of(pointers) in self._buffer_bytes and numpy_dtype(dtype).kind != "f"
 
     def _values(self, pointers: TensorHandle, mask: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
         zeros = np.broadcast_to(np.zeros((), dtype), pointers.data.shape)
         buffer = _buffer_of(pointers)
-        if buffer not in self._contents or dtype.kind == "f":
+        if buffer not in self._buffer_bytes or dtype.kind == "f":
             return zeros
-        data = self._contents[buffer]
+        data = self._buffer_bytes[buffer]
         data = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
         index = (pointers.data.astype(np.int64) - ((buffer + 1) << BUFFER_SHIFT)) // dtype.itemsize
         inside = (index >= 0) & (index < data.size)
@@ -357,12 +360,12 @@ class CountingInterpreter(Interpreter):
         super().__enter__()
         return self
 
-    def use_buffers(self, contents: Mapping[int, np.ndarray], sizes: Sequence[int]) -> None:
+    def use_buffers(self, buffer_bytes: Mapping[int, np.ndarray], buffer_sizes: Sequence[int]) -> None:
         """Sets the buffers of the next programs.
 
-        contents: bytes (uint8) of the buffers whose values matter.  sizes: bytes of all buffers.
+        buffer_bytes: bytes (uint8) of the buffers whose values matter.  buffer_sizes: bytes of all buffers.
         """
-        self.builder.contents, self.builder.sizes = contents, sizes
+        self.builder.buffer_bytes, self.builder.buffer_sizes = buffer_bytes, buffer_sizes
 
     def count(
         self, kernel: JITFunction, args: Mapping[str, Any], grid: Program, program: Program, *, brief: bool = False
@@ -372,7 +375,7 @@ class CountingInterpreter(Interpreter):
         args: every parameter by name, with a `Pointer` for each tensor.
         brief: only the footprint is needed.
         """
-        counter = self.builder.counter = Counter(self.builder.contents, self.builder.sizes, brief=brief)
+        counter = self.builder.counter = Counter(self.builder.buffer_bytes, self.builder.buffer_sizes, brief=brief)
         with contextlib.suppress(CutOff):
             self.launch(kernel, args, grid, [program])
         counter.finish()
@@ -463,16 +466,16 @@ class _CountingBuilder(Builder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.contents: Mapping[int, np.ndarray] = {}
-        self.sizes: Sequence[int] = ()
-        self.counter = Counter(self.contents)
+        self.buffer_bytes: Mapping[int, np.ndarray] = {}
+        self.buffer_sizes: Sequence[int] = ()
+        self.counter = Counter(self.buffer_bytes)
         for name in [n for n in dir(type(self)) if n.startswith("create_")]:
-            short, method = name.removeprefix("create_"), getattr(self, name)
-            if short in _VIEWS:
+            operation, method = name.removeprefix("create_"), getattr(self, name)
+            if operation in _VIEWS:
                 setattr(self, name, self._view(method))
-            elif short in _WAITS:
+            elif operation in _WAITS:
                 setattr(self, name, self._waiting(method))
-            elif (kind := _class_of(short)) is not None:
+            elif (kind := _class_of(operation)) is not None:
                 setattr(self, name, self._elementwise(method, kind))
 
     def _elementwise(self, method: Callable, kind: str) -> Callable:

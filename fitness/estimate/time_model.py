@@ -253,7 +253,7 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
         return None
     features = b.get("ptx_features", {})
     large = any(row[0] >= 64 for row in trace.dots) and b["num_warps"] % SCHEDULERS == 0
-    on = _Launched(
+    launch = _Launched(
         trace=trace,
         target=target,
         warps=b["num_warps"],
@@ -267,22 +267,22 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
     )
     if trace.programs == 0:
         return StepEstimate(trace.kernel, LAUNCH_US, {"launch": LAUNCH_US})
-    memory = _memory(on, cache)
+    memory = _memory(launch, cache)
     terms = {
         "schedule": trace.programs / (PROGRAMS_PER_MULTIPROCESSOR_US * target.multiprocessors),
         **{k: memory[k] for k in ("dram", "l2", "scattered", "atomics")},
-        "issue": _on_multiprocessors(on, _instructions(on)),
-        "special": _on_multiprocessors(on, _special(on)),
-        "tensor": _on_multiprocessors(on, _tensor_clocks(on)),
-        "shared": _on_multiprocessors(on, _shared_clocks(on)),
-        "latency": _latency(on, memory["latency_us"]),
+        "issue": _on_multiprocessors(launch, _instructions(launch)),
+        "special": _on_multiprocessors(launch, _special(launch)),
+        "tensor": _on_multiprocessors(launch, _tensor_clocks(launch)),
+        "shared": _on_multiprocessors(launch, _shared_clocks(launch)),
+        "latency": _latency(launch, memory["latency_us"]),
     }
     stations = [max(terms[name] for name in station) for station in _STATIONS]
-    total = LAUNCH_US + max(terms["schedule"], _queued(on, stations, terms["latency"]))
+    total = LAUNCH_US + max(terms["schedule"], _queued(launch, stations, terms["latency"]))
     return StepEstimate(trace.kernel, total, {"launch": LAUNCH_US, **{k: v for k, v in terms.items() if v > 0}})
 
 
-def _queued(on: _Launched, busy: Sequence[float], waiting: float) -> float:
+def _queued(launch: _Launched, busy: Sequence[float], waiting: float) -> float:
     """Microseconds of a launch, in which programs queue for the resources of a multiprocessor.
 
     busy: time that each resource needs for all programs.
@@ -291,27 +291,27 @@ def _queued(on: _Launched, busy: Sequence[float], waiting: float) -> float:
     This is mean value analysis of a closed network (Reiser, Lavenberg 1980).  Its customers are the independent streams
     of work: a single one takes the sum of all times, many take the longest.
     """
-    programs = on.on_busiest
-    streams = min(on.resident, programs) * _streams(on)
-    demands = [b / programs / _streams(on) for b in busy]
-    think = waiting * min(on.resident, programs) / programs
+    programs = launch.on_busiest
+    streams = min(launch.resident, programs) * _streams(launch)
+    demands = [b / programs / _streams(launch) for b in busy]
+    think = waiting * min(launch.resident, programs) / programs
     queues = [0.0] * len(demands)
     rate = 0.0
     for customers in range(1, max(1, round(streams)) + 1):
         responses = [d * (1 + q) for d, q in zip(demands, queues, strict=True)]
         rate = customers / (think + math.fsum(responses))
         queues = [rate * r for r in responses]
-    total = programs * _streams(on) / rate
-    return total + (on.trace.busiest - 1) * total * min(on.resident, programs) / programs
+    total = programs * _streams(launch) / rate
+    return total + (launch.trace.busiest - 1) * total * min(launch.resident, programs) / programs
 
 
-def _streams(on: _Launched) -> int:
+def _streams(launch: _Launched) -> int:
     """Independent streams of work in one program."""
-    groups = max(1, on.warps // SCHEDULERS)
-    if not on.trace.dots:
-        return 1 if on.trace.reductions else groups
-    stages = max((_stages(on, where) for kind, where, _ in on.trace.rounds if kind == "dot"), default=1)
-    return groups if on.trace.reductions else groups * (1 + 2 * (stages - 1))
+    groups = max(1, launch.warps // SCHEDULERS)
+    if not launch.trace.dots:
+        return 1 if launch.trace.reductions else groups
+    stages = max((_stages(launch, loop) for kind, loop, _ in launch.trace.rounds if kind == "dot"), default=1)
+    return groups if launch.trace.reductions else groups * (1 + 2 * (stages - 1))
 
 
 def _requested_stages(option: Any) -> int:
@@ -319,17 +319,17 @@ def _requested_stages(option: Any) -> int:
     return max(1, min(option, screen.MOST_STAGES)) if isinstance(option, int) else DEFAULT_STAGES
 
 
-def _stages(on: _Launched, where: str) -> int:
+def _stages(launch: _Launched, loop: str) -> int:
     """Stages of the pipeline of a loop: the requested ones, at most as many as the machine code has copies."""
-    if where == "straight":  # Loops by `while` count as straight too.
+    if loop == "straight":  # Loops by `while` count as straight too.
         return 1
-    requested = _requested_stages(int(where.split()[1])) if where.startswith("stages") else on.stages
-    return max(1, min(requested, on.copies))
+    requested = _requested_stages(int(loop.split()[1])) if loop.startswith("stages") else launch.stages
+    return max(1, min(requested, launch.copies))
 
 
-def _on_multiprocessors(on: _Launched, clocks: float) -> float:
+def _on_multiprocessors(launch: _Launched, clocks: float) -> float:
     """Microseconds of the busiest multiprocessor, if each program keeps it busy for `clocks`."""
-    return on.on_busiest * clocks / on.clocks_us
+    return launch.on_busiest * clocks / launch.clocks_us
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -353,15 +353,15 @@ class _Cache:
             self._held.popitem(last=False)
 
 
-def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
+def _memory(launch: _Launched, cache: _Cache) -> dict[str, float]:
     """The terms dram, l2, scattered and atomics, and "latency_us", the latency of a load."""
-    target, trace = on.target, on.trace
+    target, trace = launch.target, launch.trace
     dram = l2 = stores = atomics = contended = first = 0.0
     for t in trace.traffic:
-        requested = _requested_of_l2(on, t)
+        requested = _requested_of_l2(launch, t)
         l2 += requested
         isolated = 1 + (DRAM_SCATTERED - 1) * min(1.0, max(0.0, (t.sectors / t.requested - 4) / 4))
-        again = _again(on, t, requested) * isolated
+        again = _again(launch, t, requested) * isolated
         if t.kind == "load":
             fetched = t.distinct * (1 - cache.held(t.buffer, t.distinct)) + again
             first += fetched
@@ -376,15 +376,15 @@ def _memory(on: _Launched, cache: _Cache) -> dict[str, float]:
         elif t.kind == "store":
             stores += max(0.0, t.sectors - t.requested) / SECTOR
         cache.touch(t.buffer, t.distinct)
-    spilled = _spill_bytes(on)
+    spilled = _spill_bytes(launch)
     loads = math.fsum(t.sectors for t in trace.traffic if t.kind == "load")
     part = min(1.0, first / loads) if loads else 0.0
-    share = on.on_busiest / trace.programs  # of the busiest multiprocessor.
+    share = launch.on_busiest / trace.programs  # of the busiest multiprocessor.
     return {
         "dram": _dram_us(dram, target),
-        "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / on.clocks_us,
-        "scattered": share * stores * SCATTERED_STORE_CLOCKS / on.clocks_us,
-        "atomics": max(share * atomics * ATOMIC_CLOCKS / on.clocks_us, contended * ATOMIC_SAME_US),
+        "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / launch.clocks_us,
+        "scattered": share * stores * SCATTERED_STORE_CLOCKS / launch.clocks_us,
+        "atomics": max(share * atomics * ATOMIC_CLOCKS / launch.clocks_us, contended * ATOMIC_SAME_US),
         "latency_us": part * DRAM_LATENCY_US + (1 - part) * L2_LATENCY_US,
     }
 
@@ -395,30 +395,30 @@ def _dram_us(moved: float, target: Target) -> float:
     return us + TRANSFER_START_US * us / (us + TRANSFER_START_US)
 
 
-def _again(on: _Launched, t: Traffic, requested: float) -> float:
+def _again(launch: _Launched, t: Traffic, requested: float) -> float:
     """Bytes read from DRAM again, because too much was touched in between (the distance in an LRU stack).
 
     requested: bytes requested from L2.
     """
-    programs = on.trace.programs
+    programs = launch.trace.programs
     near = min(WINDOW, programs)
     holders = 1 + (near - 1) * t.shared  # programs in the window that touch the same byte.
     windows = max(1.0, t.once / max(t.distinct, 1.0) / holders)  # windows with programs that touch it.
     # Programs that run at the same time and touch the same byte do so at nearly the same time, if they are in a loop.
-    rounds = max(1.0, math.fsum(row[2] for row in on.trace.rounds))
+    rounds = max(1.0, math.fsum(row[2] for row in launch.trace.rounds))
     apart = near / holders
-    beside = _touched(on, apart) / (rounds if apart < on.together else 1)
-    between = _touched(on, programs / windows)
+    beside = _touched(launch, apart) / (rounds if apart < launch.together else 1)
+    between = _touched(launch, programs / windows)
     return (
-        max(0.0, t.once - t.once / holders) * _missing(beside, on.l2_bytes)
-        + max(0.0, t.once / holders - t.distinct) * _missing(between, on.l2_bytes)
-        + max(0.0, requested - t.once) * _missing(_touched(on, on.together), on.l2_bytes)
+        max(0.0, t.once - t.once / holders) * _missing(beside, launch.l2_bytes)
+        + max(0.0, t.once / holders - t.distinct) * _missing(between, launch.l2_bytes)
+        + max(0.0, requested - t.once) * _missing(_touched(launch, launch.together), launch.l2_bytes)
     )
 
 
-def _touched(on: _Launched, programs: float) -> float:
+def _touched(launch: _Launched, programs: float) -> float:
     """Footprint of neighbouring programs, all buffers together."""
-    return math.fsum(t.resident(programs, on.trace.programs) for t in on.trace.traffic)
+    return math.fsum(t.resident(programs, launch.trace.programs) for t in launch.trace.traffic)
 
 
 def _missing(footprint: float, capacity: float) -> float:
@@ -426,91 +426,91 @@ def _missing(footprint: float, capacity: float) -> float:
     return min(1.0, max(0.0, footprint / capacity - 1))
 
 
-def _requested_of_l2(on: _Launched, t: Traffic) -> float:
+def _requested_of_l2(launch: _Launched, t: Traffic) -> float:
     """Bytes that L1 requests from L2: each footprint once if it fits into L1, every access if it does not."""
     if t.kind != "load":
         return t.sectors
-    room = L1_USABLE * (L1_BYTES - on.resident * on.shared_bytes) / max(1.0, on.active_warps / on.warps)
-    missed = _missing(t.once / on.trace.programs, max(room, 1.0))
+    room = L1_USABLE * (L1_BYTES - launch.resident * launch.shared_bytes) / max(1.0, launch.active_warps / launch.warps)
+    missed = _missing(t.once / launch.trace.programs, max(room, 1.0))
     return t.once + max(0.0, t.sectors - t.again - t.once) * missed
 
 
-def _spill_bytes(on: _Launched) -> float:
+def _spill_bytes(launch: _Launched) -> float:
     """Bytes of spilled registers that L1 cannot hold; each is stored and loaded once."""
-    spilled = on.spill_bytes * on.threads
-    resident = spilled * on.active_warps / on.warps
+    spilled = launch.spill_bytes * launch.threads
+    resident = spilled * launch.active_warps / launch.warps
     return (
         2
         * spilled
-        * _spill_rounds(on)
-        * on.trace.programs
-        * _missing(resident, (L1_BYTES - on.resident * on.shared_bytes) / 2 + 1)
+        * _spill_rounds(launch)
+        * launch.trace.programs
+        * _missing(resident, (L1_BYTES - launch.resident * launch.shared_bytes) / 2 + 1)
     )
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def _per_thread(on: _Launched, elements: float) -> float:
+def _per_thread(launch: _Launched, elements: float) -> float:
     """Elements of a block that a thread computes.  If a block has fewer elements than threads, several compute each."""
-    return max(1.0, elements / on.threads)
+    return max(1.0, elements / launch.threads)
 
 
-def _warp_instructions(on: _Launched) -> float:
+def _warp_instructions(launch: _Launched) -> float:
     """Instructions of one warp of a program."""
     total = 0.0
-    for kind, elements, count in on.trace.ops:
+    for kind, elements, count in launch.trace.ops:
         # A single value gets no discount for index arithmetic, as no elements of a vector share it.
         discount = 1.0 if elements > 1 or not kind.startswith("index") else 4.0
-        total += count * _per_thread(on, elements) * _INSTRUCTIONS[kind][0] * discount
-    for _, elements, itemsize, vector, count in on.trace.accesses:
-        each = _per_thread(on, elements)
+        total += count * _per_thread(launch, elements) * _INSTRUCTIONS[kind][0] * discount
+    for _, elements, itemsize, vector, count in launch.trace.accesses:
+        each = _per_thread(launch, elements)
         total += count * each / max(1.0, min(vector / itemsize, each)) * 3  # for address, mask and access.
-    for _, _, results, count in on.trace.reductions:
-        total += count * 10 * max(1.0, results / on.warps / 4)
-    for m, n, k, a, _, precision, count in on.trace.dots:
+    for _, _, results, count in launch.trace.reductions:
+        total += count * 10 * max(1.0, results / launch.warps / 4)
+    for m, n, k, a, _, precision, count in launch.trace.dots:
         if a == "fp32" and precision == "ieee":
-            total += count * m * n * k / on.threads * 1.25
-        elif not on.wgmma:
-            total += count * (MMA_INSTRUCTIONS + 2 * _mma_fragments(on, m, n, k))
+            total += count * m * n * k / launch.threads * 1.25
+        elif not launch.wgmma:
+            total += count * (MMA_INSTRUCTIONS + 2 * _mma_fragments(launch, m, n, k))
         else:
             total += count * WGMMA_INSTRUCTIONS
-    return total + on.spill_bytes / 4 * 2 * _spill_rounds(on)
+    return total + launch.spill_bytes / 4 * 2 * _spill_rounds(launch)
 
 
-def _spill_rounds(on: _Launched) -> float:
+def _spill_rounds(launch: _Launched) -> float:
     """How often spilled registers are stored and loaded: in every iteration of a loop with loads."""
-    return max(1.0, math.fsum(row[2] for row in on.trace.rounds))
+    return max(1.0, math.fsum(row[2] for row in launch.trace.rounds))
 
 
-def _mma_fragments(on: _Launched, m: int, n: int, k: int) -> float:
+def _mma_fragments(launch: _Launched, m: int, n: int, k: int) -> float:
     """The number of mma.sync m16n8k16 instructions of one warp."""
-    return max(1.0, m * n / (16 * 8) / on.warps) * max(1.0, k / 16)
+    return max(1.0, m * n / (16 * 8) / launch.warps) * max(1.0, k / 16)
 
 
-def _instructions(on: _Launched) -> float:
+def _instructions(launch: _Launched) -> float:
     """Clocks in which a multiprocessor issues the instructions of one program."""
-    return _warp_instructions(on) * on.warps / min(SCHEDULERS, on.active_warps)
+    return _warp_instructions(launch) * launch.warps / min(SCHEDULERS, launch.active_warps)
 
 
-def _special(on: _Launched) -> float:
+def _special(launch: _Launched) -> float:
     """Clocks that the special function units of a multiprocessor need for one program."""
     total = 0.0
-    for kind, elements, count in on.trace.ops:
-        total += count * _per_thread(on, elements) * on.threads * _INSTRUCTIONS[kind][1]
-    return total / on.target.special_lanes / min(1.0, on.active_warps / SCHEDULERS)
+    for kind, elements, count in launch.trace.ops:
+        total += count * _per_thread(launch, elements) * launch.threads * _INSTRUCTIONS[kind][1]
+    return total / launch.target.special_lanes / min(1.0, launch.active_warps / SCHEDULERS)
 
 
-def _tensor_clocks(on: _Launched) -> float:
+def _tensor_clocks(launch: _Launched) -> float:
     """Clocks that the tensor cores of a multiprocessor need for one program."""
     total = 0.0
-    for m, n, k, a, _, precision, count in on.trace.dots:
+    for m, n, k, a, _, precision, count in launch.trace.dots:
         if (a == "fp32" and precision == "ieee") or a == "fp64":
             continue  # These count as instructions.
         dtype = "float8" if a.startswith("fp8") else _DTYPES.get(a, "float16")
-        peak = on.target.tensor_flops[dtype] / on.target.multiprocessors / on.target.clock_hz
+        peak = launch.target.tensor_flops[dtype] / launch.target.multiprocessors / launch.target.clock_hz
         passes = 3 if precision == "tf32x3" else 1
-        if on.wgmma:
+        if launch.wgmma:
             # A product of 64 x n x 16 takes n/2 clocks, and 16 + n/4 to read both operands from shared memory.
             columns = min(n, 256)
             shape = (columns / 2) / max(columns / 2, 16 + columns / 4)
@@ -518,23 +518,23 @@ def _tensor_clocks(on: _Launched) -> float:
             total += count * k * n * TF32_TRANSPOSE_CLOCKS if a == "fp32" else 0.0
             flops = 2.0 * max(m, 64) * n * k
         else:
-            rate = peak * MMA_EFFICIENCY * min(1.0, on.active_warps / SCHEDULERS)
-            flops = 2.0 * _mma_fragments(on, m, n, k) * on.warps * 16 * 8 * 16
+            rate = peak * MMA_EFFICIENCY * min(1.0, launch.active_warps / SCHEDULERS)
+            flops = 2.0 * _mma_fragments(launch, m, n, k) * launch.warps * 16 * 8 * 16
         total += count * passes * flops / rate
     return total
 
 
-def _shared_clocks(on: _Launched) -> float:
+def _shared_clocks(launch: _Launched) -> float:
     """Clocks of shared memory for the operands of matrix products: written once, read by each warp or warp group."""
     total = 0.0
-    for m, n, k, a, b, _, count in on.trace.dots:
+    for m, n, k, a, b, _, count in launch.trace.dots:
         size_a, size_b = (_itemsize(x) for x in (a, b))
         written = m * k * size_a + k * n * size_b
-        if on.wgmma:
+        if launch.wgmma:
             read = math.ceil(m / 64) * (64 * k * size_a + k * n * size_b)
         else:
-            rows = min(on.warps, max(1, m // 16))  # Warps are placed along a column first.
-            columns = max(1, on.warps // rows)
+            rows = min(launch.warps, max(1, m // 16))  # Warps are placed along a column first.
+            columns = max(1, launch.warps // rows)
             read = columns * m * k * size_a + rows * n * k * size_b
         total += count * (written + read)
     return total / SHARED_BYTES_PER_CLOCK
@@ -547,31 +547,31 @@ def _itemsize(dtype: str) -> int:
 # --- latency ---------------------------------------------------------------------------------------------------------
 
 
-def _latency(on: _Launched, load_us: float) -> float:
+def _latency(launch: _Launched, load_us: float) -> float:
     """Microseconds that programs wait: for loads, at barriers, and for instructions of a single warp.
 
     This is Little's law from the program's side: the loads in flight are those that the resident programs wait for.
     """
-    instructions = _warp_instructions(on)
-    path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / on.clocks_us
-    path += on.spill_bytes / 4 * 2 * SPILL_CLOCKS / on.clocks_us
-    rounds = math.fsum(row[2] for row in on.trace.rounds)
-    busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(on)) / on.clocks_us / max(1.0, rounds)
-    for kind, where, count in on.trace.rounds:
-        ahead = _loads_ahead(on, kind, where)
-        hidden = busy / 2 if kind == "dot" and _stages(on, where) > 1 else 0.0
+    instructions = _warp_instructions(launch)
+    path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / launch.clocks_us
+    path += launch.spill_bytes / 4 * 2 * SPILL_CLOCKS / launch.clocks_us
+    all_rounds = math.fsum(count for *_, count in launch.trace.rounds)
+    busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(launch)) / launch.clocks_us / max(1.0, all_rounds)
+    for kind, loop, count in launch.trace.rounds:
+        ahead = _loads_ahead(launch, kind, loop)
+        hidden = busy / 2 if kind == "dot" and _stages(launch, loop) > 1 else 0.0
         path += count * max(0.0, load_us / ahead - hidden)
-    barrier = BARRIER_US + BARRIER_WARP_US * on.warps if on.warps > 1 else 0.0
-    path += math.fsum(count * (REDUCTION_US + barrier) for *_, count in on.trace.reductions)
-    return path * on.on_busiest / min(on.resident, on.on_busiest)
+    barrier = BARRIER_US + BARRIER_WARP_US * launch.warps if launch.warps > 1 else 0.0
+    path += math.fsum(count * (REDUCTION_US + barrier) for *_, count in launch.trace.reductions)
+    return path * launch.on_busiest / min(launch.resident, launch.on_busiest)
 
 
-def _loads_ahead(on: _Launched, kind: str, where: str) -> float:
+def _loads_ahead(launch: _Launched, kind: str, loop: str) -> float:
     """How many rounds of loads are in flight at a time."""
-    if where == "straight":
+    if loop == "straight":
         return 1
-    stages = _stages(on, where)
-    if kind == "dot" or (where.startswith("stages") and stages > 1):  # Triton pipelines these.
+    stages = _stages(launch, loop)
+    if kind == "dot" or (loop.startswith("stages") and stages > 1):  # Triton pipelines these.
         return max(1, stages - 1)
     return {"plain": LOADS_AHEAD, "masked": MASKED_LOADS_AHEAD}.get(kind, 1)
 

@@ -212,10 +212,10 @@ class Benchmark:
         # Drawn again: the candidate may have changed its own, and must not slow down the seed by that.
         baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
         paired = PairedBenchmark(self._verifier, self.timer, summary, case, program, verified, baseline, keys)
-        alone = self.seed_times.alone(paired)
-        found = paired.decide(alone, functools.partial(self.seed_times.harder, paired))
+        noise = self.seed_times.noise(paired)
+        found = paired.decide(noise, functools.partial(self.seed_times.input_slowdown, paired))
         self._check_roofline(case, statistics.median(found.own_us))
-        terms = self._terms(case, found, alone.floor, program.copies)
+        terms = self._terms(case, found, noise.floor, program.copies)
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
         return Timing(

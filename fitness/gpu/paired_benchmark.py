@@ -24,7 +24,7 @@ from fitness.frontend.stages import Stop
 from fitness.gpu.program import Program, SwappedInputs
 from fitness.gpu.programs import Programs
 from fitness.gpu.timer import PairedBlock, Timer
-from fitness.gpu.timing import EQUAL, Alone, noise_floor
+from fitness.gpu.timing import EQUAL, BaselineNoise, noise_floor
 from fitness.gpu.verification import FRESH, UNSTEADY, VerificationSummary, Verifier
 from fitness.verify import oracle
 
@@ -67,10 +67,10 @@ class PairedBenchmark:
     baseline: Program
     keys: Sequence[int]
 
-    def decide(self, alone: Alone, harder: Callable[[], float]) -> PairedBlock:
+    def decide(self, noise: BaselineNoise, input_slowdown: Callable[[], float]) -> PairedBlock:
         """Times both and returns the result.
 
-        alone, harder: see `Timer.compare`.  Raises Stop if what was timed is wrong.
+        noise, input_slowdown: see `Timer.compare`.  Raises Stop if what was timed is wrong.
         """
         for given in (self.baseline, self.program):
             given.integrity.remember_inputs()
@@ -78,7 +78,7 @@ class PairedBenchmark:
         self._take_outputs()
         if self.program is not self.verified:
             self.program.integrity.swaps = [self._swap(copy) for copy in _drawn(self.program, SWAPS)]
-        found = self.timer.compare(self.program, self.baseline, alone, harder)
+        found = self.timer.compare(self.program, self.baseline, noise, input_slowdown)
         meddled = self.baseline.integrity.broken_guards() or self.baseline.integrity.changed_inputs()
         self._check_timed()
         if meddled:
@@ -236,8 +236,8 @@ class SeedTimes:
         self.start_over()
 
     def start_over(self) -> None:
-        self._alone: dict[tuple[str, int], Alone] = {}
-        self._alone_on: dict[tuple[str, int], Sequence[int]] = {}  # the keys of its inputs
+        self._noise: dict[tuple[str, int], BaselineNoise] = {}
+        self._noise_on: dict[tuple[str, int], Sequence[int]] = {}  # the keys of its inputs
         self._us: dict[str, float] = {}  # of each case
         self._copies: dict[str, int] = {}
 
@@ -253,11 +253,11 @@ class SeedTimes:
         earlier = self._copies.setdefault(case.name, copies)
         return earlier if copies <= earlier <= min(most, 2 * copies) else copies
 
-    def alone(self, paired: PairedBenchmark) -> Alone:
+    def noise(self, paired: PairedBenchmark) -> BaselineNoise:
         """Returns the seed's noise floor and time for a case, measured beside another program of the same plan."""
         case, baseline, keys = paired.case, paired.baseline, paired.keys
         graph = (case.name, baseline.copies)
-        if graph not in self._alone:
+        if graph not in self._noise:
             assert self._programs.seed is not None
             others: list[Program] = []
             ratios, medians = [], []
@@ -273,17 +273,17 @@ class SeedTimes:
                 if sum(t.copies * t.nbytes for t in others) > FLOOR_BYTES:
                     others.clear()
             floor = max(noise_floor(ratios) ** FLOOR_MARGIN, 1 + EQUAL)
-            self._alone[graph], self._alone_on[graph] = Alone(floor, min(medians)), keys
-        return self._alone[graph]
+            self._noise[graph], self._noise_on[graph] = BaselineNoise(floor, min(medians)), keys
+        return self._noise[graph]
 
-    def harder(self, paired: PairedBenchmark) -> float:
-        """Returns how many times as long the seed takes on these inputs as on those of `alone`, both measured now.
+    def input_slowdown(self, paired: PairedBenchmark) -> float:
+        """Returns how many times as long the seed takes on these inputs as on those of `noise`, both measured now.
 
         Alternating, and the least of each: a disturbance of only one of them is not a reason.
         """
         case, baseline = paired.case, paired.baseline
         baseline.integrity.check_inputs_and_guards()  # stores there are seen before it is written again
-        both = (self._alone_on[case.name, baseline.copies], paired.keys)
+        both = (self._noise_on[case.name, baseline.copies], paired.keys)
         least = [math.inf, math.inf]
         for round_ in range(2 * ALONE_ROUNDS):
             self._programs.write(case, baseline, both[round_ % 2])

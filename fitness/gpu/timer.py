@@ -21,7 +21,7 @@ from fitness.cuda.device import GpuWatch, disturbance
 from fitness.frontend.memory import POISONS, Poison
 from fitness.gpu.baselines import BaselineCall
 from fitness.gpu.program import Graph, Program
-from fitness.gpu.timing import Alone, Ratio, Stopping
+from fitness.gpu.timing import BaselineNoise, Ratio, Stopping
 from fitness.interpreter.delegation import needs_proof
 from fitness.tasks.task import Task
 from fitness.verify import seed_oracle
@@ -131,20 +131,20 @@ class Timer:
         self,
         program: Program,
         baseline: Program | BaselineCall,
-        alone: Alone | None = None,
-        harder: Callable[[], float] = lambda: 1.0,
+        noise: BaselineNoise | None = None,
+        input_slowdown: Callable[[], float] = lambda: 1.0,
     ) -> PairedBlock:
         """Returns the comparison of a program with the baseline.
 
-        alone: the baseline beside itself, on other inputs; harder: returns how many times as long it takes on these
-        inputs, called if it was slow.  Drift beyond that is divided out of its times.
+        noise: of the baseline beside itself, on other inputs.  input_slowdown: returns how many times as long the
+        baseline takes on these inputs; called if it was slow.  Drift beyond that is divided out of its times.
         """
-        harder = functools.cache(harder)
+        input_slowdown = functools.cache(input_slowdown)
 
         def drift(baseline_us: Sequence[float]) -> float:
-            if alone is None or alone.drift(baseline_us) == 1:
+            if noise is None or noise.drift(baseline_us) == 1:
                 return 1.0
-            return dataclasses.replace(alone, us=alone.us * max(harder(), 1.0)).drift(baseline_us)
+            return dataclasses.replace(noise, us=noise.us * max(input_slowdown(), 1.0)).drift(baseline_us)
 
         program.reset(self.poison(program))
         baseline.reset()

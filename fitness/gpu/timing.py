@@ -111,8 +111,8 @@ def noise_floor(same_against_same: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """A baseline beside itself: the noise floor (a factor), and the least that it took, in microseconds."""
+class BaselineNoise:
+    """What timing the baseline beside itself shows: the noise floor (a factor), and its least time in microseconds."""
 
     floor: float
     us: float

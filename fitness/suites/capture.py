@@ -360,7 +360,7 @@ class _CallWriter:
             return str(value)
         if isinstance(value, torch.device):
             return "torch.device('cuda')"
-        return _named(value) or _built(value) or self._refuse(f"argument {name} is a {type(value).__name__}")
+        return _global_name(value) or _built(value) or self._refuse(f"argument {name} is a {type(value).__name__}")
 
     def _refuse(self, message: str) -> str:
         self.trouble = self.trouble or message
@@ -407,14 +407,17 @@ def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, 
     return grids.pop(), ""
 
 
-def _named(value: Any) -> str:
-    """Returns the kernel part's name of this object: a global, or an attribute of a module; "" without a name."""
-    space = vars(sys.modules[MODULE])
-    found = [name for name, other in space.items() if other is value]
-    for name, module in space.items():
+def _global_name(value: Any) -> str:
+    """Returns the shortest name by which the candidate's module reaches this object; "" if it has none.
+
+    The name is a global of that module, or an attribute of a module that it imports.
+    """
+    names_of_module = vars(sys.modules[MODULE])
+    names = [name for name, other in names_of_module.items() if other is value]
+    for name, module in names_of_module.items():
         if isinstance(module, ModuleType):
-            found += [f"{name}.{attribute}" for attribute, other in vars(module).items() if other is value]
-    return min(found, key=len, default="")
+            names += [f"{name}.{attribute}" for attribute, other in vars(module).items() if other is value]
+    return min(names, key=len, default="")
 
 
 def _built(value: Any) -> str:
@@ -422,7 +425,7 @@ def _built(value: Any) -> str:
 
     "" for other values.
     """
-    kind, fields = _named(type(value)), dict(getattr(value, "__dict__", {}))
+    kind, fields = _global_name(type(value)), dict(getattr(value, "__dict__", {}))
     if not kind:
         return ""
     parameters = inspect.signature(type(value)).parameters.values()

@@ -70,17 +70,17 @@ def executions(task: Task, added: Sequence[AddedCase] = ()) -> list[PlanExecutio
     differs when no program sees what others store (unless they meet in atomics, or the seed kernel is the reference).
     The other orders are skipped if no program touches what others store.
     """
-    found = []
+    planned = []
     orders = ("forward", "reverse") if task.reference is None else ("forward", "reverse", "at once")
     stress = [v for v in oracle.variants(task) if v != "normal"]
     for number, case in enumerate(case.on_cpu() for case in task.cases):
         poison = seed_oracle.poison(task, number)
-        found += [PlanExecution(case, "normal", order, poison) for order in orders]
-        found += [
+        planned += [PlanExecution(case, "normal", order, poison) for order in orders]
+        planned += [
             PlanExecution(case, variant, poison=seed_oracle.poison(task, number + i))
             for i, variant in enumerate(stress, 1)
         ]
-    return found + [
+    return planned + [
         PlanExecution(case, case.variant, order, seed_oracle.poison(task, number), added=True)
         for number, case in enumerate(added)
         for order in orders
