@@ -6,6 +6,7 @@ Everything else is as on a GPU: memory, copies, poison, fingerprints, what is ti
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from fitness.gpu.runner import Report
 from fitness.gpu.timing import Stopping
 from fitness.tasks.task import load_task
 
+SEED_OF_SECRETS = 1
 N = {"one": 1024, "two": 512}
 
 TASK = '''"""Twice as much."""
@@ -78,6 +80,22 @@ def plan_of(n: int) -> LaunchPlan:
     return LaunchPlan((Buffer(4 * n, 0), Buffer(4 * n)), (x,), (y,), "tensor", (launch,))
 
 
+class SeededSecrets:
+    """In place of the module `secrets`: what the bench draws is the same in each run of a test."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def SystemRandom(self) -> random.Random:
+        return self._random
+
+    def randbelow(self, end: int) -> int:
+        return self._random.randrange(end)
+
+    def randbits(self, bits: int) -> int:
+        return self._random.getrandbits(bits)
+
+
 def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is its work, done anew at every replay; there is one stream, and nothing to wait for."""
     pytest.importorskip("cuda.bindings")
@@ -134,6 +152,8 @@ class CpuBench:
             return found
 
         without_graphs(monkeypatch)
+        for module in (buffers, paired_benchmark, timer):
+            monkeypatch.setattr(module, "secrets", SeededSecrets(SEED_OF_SECRETS))
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
         monkeypatch.setattr(paired_benchmark, "FLOOR_COMPARISONS", 2)
