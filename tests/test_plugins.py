@@ -489,41 +489,38 @@ def evo_command(folder: Path, *arguments: str, script: Path | None = None) -> su
     return subprocess.run([*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "chosen", "noun"),
-    [
-        ("own_operator.py", ("--operators", "elements_per_thread,rewrite"), "operator 'elements_per_thread'"),
-        ("own_strategy.py", ("--strategy", "annealing", "--screen-budget", "0"), "strategy 'annealing'"),
-    ],
-)
-def test_an_example_runs_is_read_without_its_file_and_goes_on_with_it(
-    tmp_path: Path, name: str, chosen: tuple[str, ...], noun: str
-) -> None:
+def test_an_example_runs_is_read_without_its_file_and_goes_on_with_it(tmp_path: Path) -> None:
+    name, noun = "own_operator.py", "operator 'elements_per_thread'"
     plugin = ("--plugin", str(EXAMPLES / name))
-    run = ("run", "vector_sin", "--budget", "4", "--gpus", "none", "--workers", "1", "--run-dir", "r")
-    run += ("--screen-budget", "0")
-    made = evo_command(tmp_path, *run, *chosen, *plugin)
+    run = ("run", "vector_sin", "--budget", "3", "--gpus", "none", "--workers", "1", "--run-dir", "r")
+    run += ("--screen-budget", "0", "--operators", "elements_per_thread,rewrite")
+    made = evo_command(tmp_path, *run, *plugin)
     assert made.returncode == 0, made.stderr
     shown = evo_command(tmp_path, "show", "r")
     assert shown.returncode == 0 and f"plug-in: {noun}, hash {digest(EXAMPLES / name)}" in shown.stdout
     for reading in (("export", "r", "--out", "out", "--format", "jsonl"), ("report", "r")):
         assert evo_command(tmp_path, *reading).returncode == 0
-    refused = evo_command(tmp_path, "resume", "r", "--budget", "6")
+    refused = evo_command(tmp_path, "resume", "r", "--budget", "5")
     assert refused.returncode == 2 and f"expected {noun} with hash" in refused.stderr
     assert "--plugin" in refused.stderr and "Traceback" not in refused.stderr
-    resumed = evo_command(tmp_path, "resume", "r", "--budget", "6", *plugin)
+    resumed = evo_command(tmp_path, "resume", "r", "--budget", "5", *plugin)
     assert resumed.returncode == 0, resumed.stderr
     replayed = evo_command(tmp_path, "replay", "r", *plugin)
-    assert replayed.returncode == 0 and "6 proposals made again: all the same" in replayed.stdout
+    assert replayed.returncode == 0 and "5 proposals made again: all the same" in replayed.stdout
 
 
-@pytest.mark.parametrize("name", ["own_operator.py", "own_strategy.py"])
-def test_an_example_is_a_script_too(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "noun"),
+    [("own_operator.py", "operator 'elements_per_thread'"), ("own_strategy.py", "strategy 'annealing'")],
+)
+def test_an_example_is_a_script_too_whose_run_is_read_without_it(tmp_path: Path, name: str, noun: str) -> None:
     more = ("--run-dir", "r", "--budget", "2", "--workers", "1", "--screen-budget", "0")
     made = evo_command(tmp_path, *more, script=EXAMPLES / name)
     assert made.returncode == 0, made.stderr
     with RunReader(tmp_path / "r") as run:
         assert [(p.file, p.hash) for p in run.info.config.plugins] == [(str(EXAMPLES / name), digest(EXAMPLES / name))]
+    refused = evo_command(tmp_path, "resume", "r", "--budget", "4")
+    assert refused.returncode == 2 and f"expected {noun} with hash" in refused.stderr
 
 
 def test_strategies_of_evo_are_strategies() -> None:
