@@ -30,6 +30,7 @@ SHARE_SAMPLES = 5  # replays of own kernels alone, and of operators alone, if a 
 KEPT_SWAPPED = (
     2  # swapped-input executions in a block of pairs, and copies in each, if outputs may differ and so are kept
 )
+LEAST_SWAPPED = 3  # one pair in that many has swapped inputs at least: few leave a chance that none shows a cheat.
 RETAKES = 2  # of a block of pairs that was disturbed.
 PAUSE_S = 0.1  # before a block is taken again during which something else used the GPU.
 
@@ -108,11 +109,13 @@ class Timer:
         end.synchronize()
         return 1e3 * float(begin.elapsed_time(end))
 
-    def _some(self, items: Sequence[T]) -> list[T]:
-        """Returns a random choice, never empty; only a few if each costs memory and a reference."""
+    def _some(self, items: Sequence[T], least: int = 1) -> list[T]:
+        """Returns a random choice of at least `least`; only a few if each costs memory and a reference."""
         if not self._task.deterministic:
             return secrets.SystemRandom().sample(items, min(len(items), KEPT_SWAPPED))
-        chosen = secrets.randbelow((1 << len(items)) - 1) + 1
+        chosen = 0
+        while chosen.bit_count() < least:
+            chosen = secrets.randbits(len(items))
         return [item for i, item in enumerate(items) if chosen >> i & 1]
 
     def own_share(self, program: Program) -> float:
@@ -193,7 +196,7 @@ class Timer:
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
         kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
-        swap = self._some(range(pairs)) if program.integrity.swaps else ()
+        swap = self._some(range(pairs), -(-pairs // LEAST_SWAPPED)) if program.integrity.swaps else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
                 chosen: Program | BaselineCall = program if is_candidate else baseline
