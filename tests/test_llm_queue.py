@@ -15,7 +15,7 @@ import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply, answer_to
 from evo.core.errors import ConfigError
-from evo.core.models import Model
+from evo.core.models import Bill, Model
 from evo.llm import queue as queue_module
 from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
@@ -271,6 +271,100 @@ def test_a_reasoning_model_gets_the_parameters_it_takes(tmp_path: Path) -> None:
             body.pop("messages")
             assert body == {"model": "gpt-think", "max_completion_tokens": MAX_TOKENS, "reasoning_effort": "high"}
         assert len(endpoint.requests) == 4  # it is learnt once
+
+
+def test_a_stream_is_the_answer_that_it_brings_in_parts(tmp_path: Path) -> None:
+    limits = ModelBudget()
+    replies = in_turn(Reply(finish="length", message={"reasoning_content": "first I thought"}))
+    with (
+        Endpoint(replies) as endpoint,
+        asking(tmp_path, endpoint, stream=True, limits=limits, usd_in=1.0, usd_out=10.0) as asked,
+    ):
+        answer = asked.ask().answer
+        assert answer is not None and answer.bill is not None
+        assert (answer.text, answer.reasoning, answer.finish) == (answer_to(PROMPT), "first I thought", "length")
+        assert (answer.bill.tokens_in, answer.bill.tokens_out, limits.tokens) == (10, 20, 30)
+        assert answer.bill.usd == pytest.approx((10 * 1.0 + 20 * 10.0) / 1e6)
+        sent = endpoint.requests[0]
+        assert (sent["stream"], sent["stream_options"]) == (True, {"include_usage": True})
+        assert '"stream": true' in asked.rows()[0]["request"]
+
+
+def test_a_stream_that_does_not_say_what_it_used_stays_charged_with_the_most(tmp_path: Path) -> None:
+    limits = ModelBudget()
+    with (
+        Endpoint(in_turn(Reply(tokens=None))) as endpoint,
+        asking(tmp_path, endpoint, stream=True, limits=limits) as asked,
+    ):
+        answer = asked.ask().answer
+        assert answer is not None and (answer.text, answer.bill) == (answer_to(PROMPT), None)
+        assert (asked.rows()[0]["unsettled"], limits.tokens) == (1, MOST)
+
+
+def sse(*events: str, done: bool = False) -> Reply:
+    data = "".join(f"data: {event}\n\n" for event in (*events, *(["[DONE]"] if done else [])))
+    return Reply(body=data.encode(), headers={"content-type": "text/event-stream"}, tokens=None)
+
+
+def test_a_stream_may_end_without_a_last_word(tmp_path: Path) -> None:
+    """As `transformers serve` 5.24 sends it: no [DONE], and the usage is in the part with the finish_reason."""
+    head = '{"id":"16bb","created":1795549186,"model":"m","object":"chat.completion.chunk","system_fingerprint":"",'
+    parts = (
+        '"choices":[{"delta":{"role":"assistant"},"index":0}]}',
+        '"choices":[{"delta":{"content":" M"},"index":0}]}',
+        '"choices":[{"delta":{"content":"ex"},"index":0}]}',
+        '"choices":[{"delta":{},"index":0,"finish_reason":"length"}],'
+        '"usage":{"completion_tokens":2,"prompt_tokens":16,"total_tokens":18}}',
+    )
+    replies = in_turn(sse(*(head + part for part in parts)))
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, stream=True) as asked:
+        answer = asked.ask().answer
+        assert answer is not None and (answer.text, answer.finish) == (" Mex", "length")
+        assert answer.bill == Bill(16, 2, None)
+
+
+PART = (
+    '{"choices": [{"index": 0, "delta": {"content": "GENES"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+)
+BROKEN = {
+    "cut off": Reply(body=sse(PART).body, headers={"content-length": "1000", "connection": "close"}, tokens=None),
+    "no end": sse(PART),
+    "an error": sse(PART, '{"error": "out of memory"}'),
+    "malformed JSON": sse(PART, '{"error": "no "memory""}'),
+    "another kind of part": sse("7", '{"choices": [{}]}', '{"choices": {"0": null}}', '{"choices": [null]}'),
+    "no stream": Reply(body=b'{"id": "1", "choices": []}', tokens=None),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_stream_is_asked_for_again_and_counts_as_its_reservation(tmp_path: Path, name: str) -> None:
+    limits = ModelBudget()
+    with (
+        Endpoint(in_turn(BROKEN[name], Reply())) as endpoint,
+        asking(tmp_path, endpoint, stream=True, limits=limits) as asked,
+    ):
+        call = asked.ask()
+        assert call.answer is not None and call.answer.text == answer_to(PROMPT)
+        assert (asked.rows()[0]["attempts"], asked.rows()[0]["unsettled"]) == (2, 1)
+        assert limits.tokens == MOST + 30
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_what_an_endpoint_does_not_know_is_left_out(tmp_path: Path, status: int) -> None:
+    def script(body: dict[str, Any], number: int) -> Reply:
+        for name in ("stream_options", "reasoning_effort"):
+            if name in body:
+                return error(status, f"Unexpected fields in the request: {{'{name}'}}")
+        return Reply()
+
+    with (
+        Endpoint(script) as endpoint,
+        asking(tmp_path, endpoint, stream=True, temperature=0.5, reasoning_effort="low") as asked,
+    ):
+        call = asked.ask()
+        assert call.answer is not None and (call.answer.text, call.answer.bill) == (answer_to(PROMPT), None)
+        assert len(endpoint.requests) == 3
+        assert sorted(endpoint.requests[2]) == ["max_tokens", "messages", "model", "stream", "temperature"]
 
 
 def test_limits_count_what_is_in_flight(tmp_path: Path) -> None:
