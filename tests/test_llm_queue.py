@@ -324,7 +324,7 @@ def test_a_stream_may_end_without_a_last_word(tmp_path: Path) -> None:
 
 
 PART = (
-    '{"choices": [{"index": 0, "delta": {"content": "GENES"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+    '{"choices": [{"delta": {"content": "GENES"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
 )
 BROKEN = {
     "cut off": Reply(body=sse(PART).body, headers={"content-length": "1000", "connection": "close"}, tokens=None),
