@@ -220,6 +220,33 @@ def test_an_answer_that_is_no_text_is_asked_for_again(tmp_path: Path, content: A
         assert len(endpoint.requests) == 2
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "request (60013 tokens) exceeds the available context size (16384 tokens), try increasing it",  # llama.cpp
+        "This model's maximum context length is 8192 tokens. However, you requested 8203 tokens",  # vLLM
+        "The input (61709 tokens) is longer than the model's context length (40960 tokens).",  # SGLang
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_one_failed_call_and_costs_nothing(tmp_path: Path, message: str) -> None:
+    limits = ModelBudget()
+    replies = in_turn(error(400, message), Reply())
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
+        call = asked.ask()
+        assert call.answer is None and call.fault is None
+        assert message in call.error
+        assert (len(endpoint.requests), limits.tokens) == (1, 0)
+        assert asked.ask("a shorter one").answer is not None
+
+
+def test_each_request_has_a_connection_of_its_own(tmp_path: Path) -> None:
+    """llama.cpp's server closes a kept one without a word, so that a streamed request was lost now and then."""
+    with Endpoint() as endpoint, asking(tmp_path, endpoint) as asked:
+        for _ in range(3):
+            assert asked.ask().answer is not None
+        assert len(set(endpoint.clients)) == 3
+
+
 def test_after_all_attempts_the_error_is_told(tmp_path: Path) -> None:
     with Endpoint(in_turn(error(500, "oops"))) as endpoint, asking(tmp_path, endpoint) as asked:
         call = asked.ask()
@@ -323,9 +350,7 @@ def test_a_stream_may_end_without_a_last_word(tmp_path: Path) -> None:
         assert answer.bill == Bill(16, 2, None)
 
 
-PART = (
-    '{"choices": [{"delta": {"content": "GENES"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
-)
+PART = '{"choices": [{"delta": {"content": "GENES"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
 BROKEN = {
     "cut off": Reply(body=sse(PART).body, headers={"content-length": "1000", "connection": "close"}, tokens=None),
     "no end": sse(PART),

@@ -74,12 +74,16 @@ class Reply:
 
 
 class Endpoint:
-    """`script(body, number) -> Reply` decides; `requests` are the bodies that came, `billed` the tokens of answers."""
+    """`script(body, number) -> Reply` decides.
+
+    `requests`: the bodies that came; `clients`: the address that each came from; `billed`: the tokens of answers.
+    """
 
     def __init__(self, script: Callable[[dict[str, Any], int], Reply] = lambda body, number: Reply()) -> None:
         self.script = script
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.clients: list[tuple[str, int]] = []
         self.times: list[float] = []
         self.billed = 0
         self.flying = self.most_flying = 0
@@ -112,6 +116,7 @@ class Endpoint:
         with self.lock:
             number = len(self.requests)
             self.requests.append(body)
+            self.clients.append(handler.client_address)
             self.keys.append(handler.headers.get("authorization"))
             self.times.append(time.monotonic())
             self.flying += 1

@@ -28,6 +28,9 @@ _UNKNOWN_BILL = {408, 499, 502, 504, 520, 522, 524}
 NOTHING = Bill(0, 0, 0.0)
 # Quota that is used up is reported as 429, but waiting does not help.
 _NO_QUOTA = "insufficient_quota"
+# A prompt that does not fit, in the words of OpenAI and vLLM ("maximum context length"), of SGLang ("longer than the
+# model's context length") and of llama.cpp ("exceeds the available context size").
+_TOO_LONG = re.compile(r"context[ _](length|size|window)", re.IGNORECASE)
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 _MESSAGE_CHARACTERS = 500
 PROBE_S = 20.0
@@ -49,8 +52,14 @@ class EndpointProvider:
             "stream_options": {"include_usage": True} if model.stream else None,
         }
         self._optional = {name: value for name, value in given.items() if value is not None}
+        # A connection for each request: a server may close a kept one just when the next request is sent, and whether
+        # that request was billed cannot be known.  A handshake costs little beside an answer.
         self._client = openai.AsyncOpenAI(
-            api_key=key or "none", base_url=model.endpoint, timeout=model.timeout_s, max_retries=0
+            api_key=key or "none",
+            base_url=model.endpoint,
+            timeout=model.timeout_s,
+            max_retries=0,
+            default_headers={"Connection": "close"},
         )
 
     @property
@@ -150,6 +159,8 @@ class EndpointProvider:
         status, message = error.status_code, self._clean(str(error))
         if status in _PASSING and error.code != _NO_QUOTA:
             return Failed(message, None if status in _UNKNOWN_BILL else NOTHING, retry_after(error.response.headers))
+        if status == 400 and _TOO_LONG.search(message):  # other prompts may fit
+            return Failed(message, NOTHING, again=False)
         hint = f"; put a key into {self._model.key_variable} or OPENAI_API_KEY" if status in (401, 403) else ""
         return LlmError(f"model {self._model.name} at {self._model.endpoint} refuses: {message}{hint}")
 
