@@ -152,9 +152,11 @@ def test_what_cut_an_answer_off_is_said_and_the_next_prompt_says_it(
     tmp_path: Path, tokens: tuple[int, int] | None, words: str
 ) -> None:
     operator = Ask("change")
-    with Endpoint(lambda body, number: Reply(text="GENES=(", finish="length", tokens=tokens)) as endpoint:
-        with create(tmp_path, operators=("change@m",), models=(model(endpoint.url),), budget=2) as store:
-            search_with(store, llm_of(store, operator))
+    with (
+        Endpoint(lambda body, number: Reply(text="GENES=(", finish="length", tokens=tokens)) as endpoint,
+        create(tmp_path, operators=("change@m",), models=(model(endpoint.url),), budget=2) as store,
+    ):
+        search_with(store, llm_of(store, operator))
     made = trials(tmp_path)[1].evaluation
     assert (made.verdict, made.stage) == (Verdict.REJECTED, "answer")
     assert made.message.startswith(words)

@@ -160,6 +160,18 @@ def test_an_attempt_without_a_bill_counts_as_its_reservation(tmp_path: Path, nam
         assert again.tokens == MOST + 30
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_is_down_bills_nothing(tmp_path: Path, stream: bool) -> None:
+    limits = ModelBudget()
+    with Endpoint() as endpoint:
+        url = endpoint.url
+    with asking(tmp_path, url, limits=limits, stream=stream) as asked:
+        call = asked.ask()
+        assert "Connection error" in call.error
+        (row,) = asked.rows()
+        assert (row["attempts"], row["unsettled"], row["tokens_in"], limits.tokens) == (3, 0, 0, 0)
+
+
 def test_an_endpoint_that_trickles_is_given_up(tmp_path: Path) -> None:
     """Each byte comes within the time-out, the whole answer never does."""
     server = socket.create_server(("127.0.0.1", 0))

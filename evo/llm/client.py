@@ -80,11 +80,12 @@ class EndpointProvider:
                     raise self._refusal(error) from None
             except openai.APIStatusError as error:
                 raise self._refusal(error) from None
-            except openai.APITimeoutError:
-                raise Failed(f"no answer within {self._model.timeout_s:g} s") from None
+            except openai.APITimeoutError as error:
+                raise Failed(f"no answer within {self._model.timeout_s:g} s", _unconnected(error)) from None
             # ValueError: a body that is not JSON.  APIError: among others, an error that a stream reports.
             except (openai.APIError, ValueError) as error:
-                raise Failed(self._clean(f"{error} ({error.__cause__ or type(error).__name__})")) from None
+                reason = self._clean(f"{error} ({error.__cause__ or type(error).__name__})")
+                raise Failed(reason, _unconnected(error)) from None
 
     async def served(self) -> set[str] | None:
         """Returns the models that the endpoint says it serves, a free request.
@@ -213,6 +214,12 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (TypeError, ValueError):
         return None
+
+
+def _unconnected(error: Exception) -> Bill | None:
+    """Returns a bill of nothing if no connection was made, None for unknown otherwise."""
+    # By name: openai uses httpx before version 3 and httpx2 since then.
+    return NOTHING if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout", "PoolTimeout") else None
 
 
 async def _parts(stream: Any) -> AsyncIterator[Any]:

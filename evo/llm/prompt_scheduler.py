@@ -154,9 +154,8 @@ class PromptScheduler:
         question, answer = call.question, call.answer
         assert answer is not None  # failed calls have nothing to read
         parents = [self._parent(p) for p in question.parents]
-        draft = _truncated(answer, self._models.get(question.model)) or self._of(question.operator).read(
-            answer.text, parents
-        )
+        cut = _truncated(answer, self._models.get(question.model))
+        draft = cut or self._of(question.operator).read(answer.text, parents)
         cost = _cost(answer) | {"stale": told - question.told} | (dict(draft.cost) if isinstance(draft, Draft) else {})
 
         def proposal(candidate: Candidate, note: str) -> Proposal:
