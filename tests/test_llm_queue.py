@@ -279,6 +279,7 @@ def test_after_all_attempts_the_error_is_told(tmp_path: Path) -> None:
         (error(401, f"Incorrect API key provided: {KEY}"), "put a key into EVO_API_KEY_M or OPENAI_API_KEY"),
         (error(404, "The model does not exist"), "does not exist"),
         (error(400, "this is not how to ask"), "this is not how to ask"),
+        (Reply(400, body=b'{"detail":"Server is pinned to \'tiny\'"}', tokens=None), "Server is pinned to 'tiny'"),
         (error(429, "You exceeded your current quota", code="insufficient_quota"), "exceeded your current quota"),
     ],
 )
@@ -391,7 +392,7 @@ def test_what_an_endpoint_does_not_know_is_left_out(tmp_path: Path, status: int)
     def script(body: dict[str, Any], number: int) -> Reply:
         for name in ("stream_options", "reasoning_effort"):
             if name in body:
-                return error(status, f"Unexpected fields in the request: {{'{name}'}}")
+                return Reply(status, body=b'{"detail":"Unexpected fields: %s"}' % name.encode(), tokens=None)
         return Reply()
 
     with (

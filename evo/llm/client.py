@@ -76,7 +76,7 @@ class EndpointProvider:
                 found = await self._client.chat.completions.create(messages=messages, **sent)  # type: ignore[arg-type]
                 return await self._whole(found) if self._model.stream else self._answer(found)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                if not self._adapt(sent, str(error)):
+                if not self._adapt(sent, _said(error)):
                     raise self._refusal(error) from None
             except openai.APIStatusError as error:
                 raise self._refusal(error) from None
@@ -157,7 +157,7 @@ class EndpointProvider:
         return bool(named)
 
     def _refusal(self, error: openai.APIStatusError) -> Exception:
-        status, message = error.status_code, self._clean(str(error))
+        status, message = error.status_code, self._clean(_said(error))
         if status in _PASSING and error.code != _NO_QUOTA:
             return Failed(message, None if status in _UNKNOWN_BILL else NOTHING, retry_after(error.response.headers))
         if status == 400 and _TOO_LONG.search(message):  # other prompts may fit
@@ -214,6 +214,13 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (TypeError, ValueError):
         return None
+
+
+def _said(error: openai.APIStatusError) -> str:
+    """Returns the message of a refusal, with the whole body if openai finds no message in it, as in FastAPI's."""
+    message = str(error)
+    bare = re.fullmatch(r"Error code: \d+", message)
+    return f"{message} - {error.response.text}" if bare and error.response.text else message
 
 
 def _unconnected(error: Exception) -> Bill | None:
