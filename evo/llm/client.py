@@ -90,7 +90,7 @@ class EndpointProvider:
     async def served(self) -> set[str] | None:
         """Returns the models that the endpoint says it serves, a free request.
 
-        None if it has no list, or an empty one, as of servers that load a model when it is first asked for.
+        None if it has no list, or an empty one: some servers load a model only when it is first asked for.
         Raises Failed or LlmError if it cannot be asked.
         """
         try:
