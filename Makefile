@@ -5,8 +5,9 @@ TORCH ?= torch==2.13.0
 BUDGET ?= 24
 VENV := .venv
 BIN := $(VENV)/bin
+SERVER := .venv-server
 
-.PHONY: run test lint bench clean
+.PHONY: run test test-server lint bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
@@ -14,6 +15,12 @@ run: $(VENV)/.installed
 # Two processes with two threads of PyTorch each would wait for each other on two cores.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
+
+# The whole flow with a real server of a tiny random model, made here; nothing but packages is downloaded.
+test-server: $(SERVER)/.installed
+	HF_HUB_OFFLINE=1 $(SERVER)/bin/python -m analysis.benchmarks.tiny_model $(SERVER)/tiny
+	OMP_NUM_THREADS=1 EVO_TEST_SERVER=$(SERVER)/bin/transformers EVO_TEST_MODEL=$(SERVER)/tiny \
+	  $(BIN)/python -m pytest tests/test_real_server.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -40,5 +47,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
+# The server has an environment of its own, which sees the packages of $(VENV), torch among them, and adds to them.
+$(SERVER)/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv $(SERVER)
+	$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
+	  "$(SERVER)"}); open(added + "/packages.pth", "w").write(own)'
+	$(SERVER)/bin/pip install --quiet --disable-pip-version-check "transformers[serving]>=5,<6" "$(TORCH)"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(SERVER) build *.egg-info

@@ -177,6 +177,7 @@ SERVED = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "
         ("other", 200, SERVED, UNUSABLE, "serves m, not other"),
         ("m", 404, "{}", OK, "keeps no list"),
         ("m", 200, '"hello"', OK, "keeps no list"),
+        ("m", 200, '{"object": "list", "data": []}', OK, "keeps no list"),  # models are loaded when asked for
         ("m", 401, '{"error": {"message": "bad key sk-secret"}}', UNUSABLE, "put a key into EVO_API_KEY_M"),
         ("m", 500, "{}", UNUSABLE, "500"),
     ],

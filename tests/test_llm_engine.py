@@ -140,6 +140,29 @@ def test_answers_without_a_new_source_are_trials_with_a_verdict(tmp_path: Path) 
     assert len({m.candidate for m in made}) == 9
 
 
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ((10, 100), "the answer was cut off after 100 tokens: it has to be shorter, or --models FILE to allow"),
+        ((10, 20), "the answer was cut off after 20 tokens, before max_tokens: prompt and answer fill"),
+        (None, "the answer was cut off: it has to be shorter"),
+    ],
+)
+def test_what_cut_an_answer_off_is_said_and_the_next_prompt_says_it(
+    tmp_path: Path, tokens: tuple[int, int] | None, words: str
+) -> None:
+    operator = Ask("change")
+    with (
+        Endpoint(lambda body, number: Reply(text="GENES=(", finish="length", tokens=tokens)) as endpoint,
+        create(tmp_path, operators=("change@m",), models=(model(endpoint.url),), budget=2) as store,
+    ):
+        search_with(store, llm_of(store, operator))
+    made = trials(tmp_path)[1].evaluation
+    assert (made.verdict, made.stage) == (Verdict.REJECTED, "answer")
+    assert made.message.startswith(words)
+    assert operator.contexts[1].history[0].message == made.message
+
+
 def test_a_failure_is_repaired_a_bounded_number_of_times(tmp_path: Path) -> None:
     """Nothing but the seed is ever right, so each failure uses up its repairs."""
 

@@ -61,6 +61,7 @@ def test_a_file_holds_prices_and_settings(tmp_path: Path) -> None:
         (f"m@{URL}", '[models.m]\ncolour = "red"', "expected settings among endpoint, sent_as"),
         (f"m@{URL}", "[models.m]\nmax_tokens = 0", "max_tokens: expected an integer from 1, got 0"),
         (f"m@{URL}", "[models.m]\ntimeout_s = 0", "timeout_s: expected a number above 0, got 0"),
+        (f"m@{URL}", "[models.m]\nstream = 1", "stream: expected true or false, got 1"),
         (f"m@{URL}", "[models.m]\nusd_in = 1", "expected both usd_in and usd_out"),
         (f"m@{URL}", "[models.m]\nanswer = 'diff'", "answer: expected rewrite or edits, got 'diff'"),
         (f"m@{URL}", "models = 1", "expected tables"),

@@ -15,7 +15,7 @@ import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply, answer_to
 from evo.core.errors import ConfigError
-from evo.core.models import Model
+from evo.core.models import Bill, Model
 from evo.llm import queue as queue_module
 from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
@@ -160,6 +160,18 @@ def test_an_attempt_without_a_bill_counts_as_its_reservation(tmp_path: Path, nam
         assert again.tokens == MOST + 30
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_is_down_bills_nothing(tmp_path: Path, stream: bool) -> None:
+    limits = ModelBudget()
+    with Endpoint() as endpoint:
+        url = endpoint.url
+    with asking(tmp_path, url, limits=limits, stream=stream) as asked:
+        call = asked.ask()
+        assert "Connection error" in call.error
+        (row,) = asked.rows()
+        assert (row["attempts"], row["unsettled"], row["tokens_in"], limits.tokens) == (3, 0, 0, 0)
+
+
 def test_an_endpoint_that_trickles_is_given_up(tmp_path: Path) -> None:
     """Each byte comes within the time-out, the whole answer never does."""
     server = socket.create_server(("127.0.0.1", 0))
@@ -220,6 +232,33 @@ def test_an_answer_that_is_no_text_is_asked_for_again(tmp_path: Path, content: A
         assert len(endpoint.requests) == 2
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "request (60013 tokens) exceeds the available context size (16384 tokens), try increasing it",  # llama.cpp
+        "This model's maximum context length is 8192 tokens. However, you requested 8203 tokens",  # vLLM
+        "The input (61709 tokens) is longer than the model's context length (40960 tokens).",  # SGLang
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_one_failed_call_and_costs_nothing(tmp_path: Path, message: str) -> None:
+    limits = ModelBudget()
+    replies = in_turn(error(400, message), Reply())
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, limits=limits) as asked:
+        call = asked.ask()
+        assert call.answer is None and call.fault is None
+        assert message in call.error
+        assert (len(endpoint.requests), limits.tokens) == (1, 0)
+        assert asked.ask("a shorter one").answer is not None
+
+
+def test_each_request_has_a_connection_of_its_own(tmp_path: Path) -> None:
+    """llama.cpp's server closes a kept one without a word, so that a streamed request was lost now and then."""
+    with Endpoint() as endpoint, asking(tmp_path, endpoint) as asked:
+        for _ in range(3):
+            assert asked.ask().answer is not None
+        assert len(set(endpoint.clients)) == 3
+
+
 def test_after_all_attempts_the_error_is_told(tmp_path: Path) -> None:
     with Endpoint(in_turn(error(500, "oops"))) as endpoint, asking(tmp_path, endpoint) as asked:
         call = asked.ask()
@@ -240,6 +279,7 @@ def test_after_all_attempts_the_error_is_told(tmp_path: Path) -> None:
         (error(401, f"Incorrect API key provided: {KEY}"), "put a key into EVO_API_KEY_M or OPENAI_API_KEY"),
         (error(404, "The model does not exist"), "does not exist"),
         (error(400, "this is not how to ask"), "this is not how to ask"),
+        (Reply(400, body=b'{"detail":"Server is pinned to \'tiny\'"}', tokens=None), "Server is pinned to 'tiny'"),
         (error(429, "You exceeded your current quota", code="insufficient_quota"), "exceeded your current quota"),
     ],
 )
@@ -271,6 +311,98 @@ def test_a_reasoning_model_gets_the_parameters_it_takes(tmp_path: Path) -> None:
             body.pop("messages")
             assert body == {"model": "gpt-think", "max_completion_tokens": MAX_TOKENS, "reasoning_effort": "high"}
         assert len(endpoint.requests) == 4  # it is learnt once
+
+
+def test_a_stream_is_the_answer_that_it_brings_in_parts(tmp_path: Path) -> None:
+    limits = ModelBudget()
+    replies = in_turn(Reply(finish="length", message={"reasoning_content": "first I thought"}))
+    with (
+        Endpoint(replies) as endpoint,
+        asking(tmp_path, endpoint, stream=True, limits=limits, usd_in=1.0, usd_out=10.0) as asked,
+    ):
+        answer = asked.ask().answer
+        assert answer is not None and answer.bill is not None
+        assert (answer.text, answer.reasoning, answer.finish) == (answer_to(PROMPT), "first I thought", "length")
+        assert (answer.bill.tokens_in, answer.bill.tokens_out, limits.tokens) == (10, 20, 30)
+        assert answer.bill.usd == pytest.approx((10 * 1.0 + 20 * 10.0) / 1e6)
+        sent = endpoint.requests[0]
+        assert (sent["stream"], sent["stream_options"]) == (True, {"include_usage": True})
+        assert '"stream": true' in asked.rows()[0]["request"]
+
+
+def test_a_stream_that_does_not_say_what_it_used_stays_charged_with_the_most(tmp_path: Path) -> None:
+    limits = ModelBudget()
+    with (
+        Endpoint(in_turn(Reply(tokens=None))) as endpoint,
+        asking(tmp_path, endpoint, stream=True, limits=limits) as asked,
+    ):
+        answer = asked.ask().answer
+        assert answer is not None and (answer.text, answer.bill) == (answer_to(PROMPT), None)
+        assert (asked.rows()[0]["unsettled"], limits.tokens) == (1, MOST)
+
+
+def sse(*events: str, done: bool = False) -> Reply:
+    data = "".join(f"data: {event}\n\n" for event in (*events, *(["[DONE]"] if done else [])))
+    return Reply(body=data.encode(), headers={"content-type": "text/event-stream"}, tokens=None)
+
+
+def test_a_stream_may_end_without_a_last_word(tmp_path: Path) -> None:
+    """As `transformers serve` 5.24 sends it: no [DONE], and the usage is in the part with the finish_reason."""
+    head = '{"id":"16bb","created":1795549186,"model":"m","object":"chat.completion.chunk","system_fingerprint":"",'
+    parts = (
+        '"choices":[{"delta":{"role":"assistant"},"index":0}]}',
+        '"choices":[{"delta":{"content":" M"},"index":0}]}',
+        '"choices":[{"delta":{"content":"ex"},"index":0}]}',
+        '"choices":[{"delta":{},"index":0,"finish_reason":"length"}],'
+        '"usage":{"completion_tokens":2,"prompt_tokens":16,"total_tokens":18}}',
+    )
+    replies = in_turn(sse(*(head + part for part in parts)))
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, stream=True) as asked:
+        answer = asked.ask().answer
+        assert answer is not None and (answer.text, answer.finish) == (" Mex", "length")
+        assert answer.bill == Bill(16, 2, None)
+
+
+PART = '{"choices": [{"delta": {"content": "GENES"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+BROKEN = {
+    "cut off": Reply(body=sse(PART).body, headers={"content-length": "1000", "connection": "close"}, tokens=None),
+    "no end": sse(PART),
+    "an error": sse(PART, '{"error": "out of memory"}'),
+    "malformed JSON": sse(PART, '{"error": "no "memory""}'),
+    "another kind of part": sse("7", '{"choices": [{}]}', '{"choices": {"0": null}}', '{"choices": [null]}'),
+    "no stream": Reply(body=b'{"id": "1", "choices": []}', tokens=None),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_stream_is_asked_for_again_and_counts_as_its_reservation(tmp_path: Path, name: str) -> None:
+    limits = ModelBudget()
+    with (
+        Endpoint(in_turn(BROKEN[name], Reply())) as endpoint,
+        asking(tmp_path, endpoint, stream=True, limits=limits) as asked,
+    ):
+        call = asked.ask()
+        assert call.answer is not None and call.answer.text == answer_to(PROMPT)
+        assert (asked.rows()[0]["attempts"], asked.rows()[0]["unsettled"]) == (2, 1)
+        assert limits.tokens == MOST + 30
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_what_an_endpoint_does_not_know_is_left_out(tmp_path: Path, status: int) -> None:
+    def script(body: dict[str, Any], number: int) -> Reply:
+        for name in ("stream_options", "reasoning_effort"):
+            if name in body:
+                return Reply(status, body=b'{"detail":"Unexpected fields: %s"}' % name.encode(), tokens=None)
+        return Reply()
+
+    with (
+        Endpoint(script) as endpoint,
+        asking(tmp_path, endpoint, stream=True, temperature=0.5, reasoning_effort="low") as asked,
+    ):
+        call = asked.ask()
+        assert call.answer is not None and (call.answer.text, call.answer.bill) == (answer_to(PROMPT), None)
+        assert len(endpoint.requests) == 3
+        assert sorted(endpoint.requests[2]) == ["max_tokens", "messages", "model", "stream", "temperature"]
 
 
 def test_limits_count_what_is_in_flight(tmp_path: Path) -> None:

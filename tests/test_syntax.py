@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -54,3 +55,10 @@ def test_what_is_not_python_is_told_as_by_python() -> None:
     assert ast.unparse(syntax.parse_expression("f(1+x)")) == "f(1 + x)"
     with pytest.raises(SyntaxError):
         syntax.parse_expression("x = 1")
+
+
+def test_an_odd_source_gives_no_warning() -> None:
+    """In a process of its own, since pytest has filters of its own."""
+    code = "from evo.core import syntax; syntax.parse('x = 1if 2else 3'); syntax.parse_expression('1if 2else 3')"
+    run = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == ""

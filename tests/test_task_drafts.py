@@ -71,3 +71,11 @@ def test_no_answer_in_any_attempt_is_an_error(tmp_path: Path) -> None:
         wrong = pytest.raises(LlmError, match=r"got none in 2 attempts: .*oops")
         with Dialogue(model, {}, ModelBudget(), tmp_path / "answers.jsonl") as dialogue, wrong:
             dialogue.ask(prompt("a"))
+
+
+def test_a_prompt_that_does_not_fit_is_asked_once(tmp_path: Path) -> None:
+    with Endpoint(in_turn(error(400, "exceeds the available context size"))) as endpoint:
+        wrong = pytest.raises(LlmError, match=r"got none in 1 attempts: .*context size")
+        with Dialogue(Model("m", endpoint.url), {}, ModelBudget(), tmp_path / "answers.jsonl") as dialogue, wrong:
+            dialogue.ask(prompt("a"))
+        assert len(endpoint.requests) == 1

@@ -74,12 +74,16 @@ class Reply:
 
 
 class Endpoint:
-    """`script(body, number) -> Reply` decides; `requests` are the bodies that came, `billed` the tokens of answers."""
+    """`script(body, number) -> Reply` decides.
+
+    `requests`: the bodies that came; `clients`: the address that each came from; `billed`: the tokens of answers.
+    """
 
     def __init__(self, script: Callable[[dict[str, Any], int], Reply] = lambda body, number: Reply()) -> None:
         self.script = script
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.clients: list[tuple[str, int]] = []
         self.times: list[float] = []
         self.billed = 0
         self.flying = self.most_flying = 0
@@ -112,6 +116,7 @@ class Endpoint:
         with self.lock:
             number = len(self.requests)
             self.requests.append(body)
+            self.clients.append(handler.client_address)
             self.keys.append(handler.headers.get("authorization"))
             self.times.append(time.monotonic())
             self.flying += 1
@@ -130,9 +135,13 @@ class Endpoint:
             handler.close_connection = True
             handler.connection.close()
             return
-        data = reply.body if reply.body is not None else json.dumps(_completion(body, reply)).encode()
+        data, kind = reply.body, "application/json"
+        if data is None and body.get("stream"):
+            data, kind = _events(_completion(body, reply), body), "text/event-stream"
+        elif data is None:
+            data = json.dumps(_completion(body, reply)).encode()
         handler.send_response(reply.status)
-        sent = {"content-type": "application/json", "content-length": str(len(data)), **reply.headers}
+        sent = {"content-type": kind, "content-length": str(len(data)), **reply.headers}
         for name, value in sent.items():
             handler.send_header(name, value)
         handler.end_headers()
@@ -167,6 +176,21 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
     if reply.tokens:
         made["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), reply.tokens, strict=True))
     return made
+
+
+def _events(completion: dict[str, Any], body: dict[str, Any]) -> bytes:
+    """The events of a stream with the completion: a part for every ten characters, then the end, then the usage."""
+    (choice,) = completion.pop("choices")
+    usage = completion.pop("usage", None)
+    message = dict(choice["message"])
+    text, message["content"] = message["content"], ""
+    deltas = [message, *({"content": text[i : i + 10]} for i in range(0, len(text), 10))]
+    ends = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
+    parts = [{"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]} for delta, finish in ends]
+    if usage and body.get("stream_options", {}).get("include_usage"):
+        parts.append({"choices": [], "usage": usage})
+    common = {**completion, "object": "chat.completion.chunk"}
+    return "".join(f"data: {json.dumps(common | part)}\n\n" for part in parts).encode() + b"data: [DONE]\n\n"
 
 
 TASK = TaskFacts("instant", "softmax", "def reference(x): ...", ("square: M=64",), "exact")

@@ -38,6 +38,7 @@ class Model:
     concurrency: int = 1024  # most questions in flight; the run has a limit of its own
     timeout_s: float = 600.0  # of one attempt; a mailbox waits for as long as it takes
     attempts: int = 6
+    stream: bool = False  # whether an answer comes in parts, as it is written
     answer: str = "rewrite"  # what is asked for: "rewrite" (the whole file) or "edits"
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class Model:
         for field in ("usd_in", "usd_out", "temperature"):
             value = getattr(self, field)
             _check(self, field, "a number from 0", value is None or (_is_number(value) and value >= 0))
+        _check(self, "stream", "true or false", isinstance(self.stream, bool))
         _check(self, "answer", "rewrite or edits", self.answer in ("rewrite", "edits"))
         if (self.usd_in is None) != (self.usd_out is None):
             raise ConfigError(f"model {self.name}: expected both usd_in and usd_out, or neither; add the other")

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import ast
 import threading
+import warnings
 from typing import Any
 
 _ONE_AT_A_TIME = threading.RLock()  # reentrant: a finalizer in the same thread may parse
+
+# What a model writes may be odd and still be Python: a warning would only disturb the display.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
 
 
 def parse(source: str) -> ast.Module:

@@ -17,15 +17,17 @@ class LlmError(EvoError):
 
 
 class Failed(Exception):
-    """An attempt without an answer; another may succeed.
+    """An attempt without an answer.
 
     `bill`: what it cost (None: unknown, so it may have cost all that was reserved); `wait_s`: seconds for which the
-    endpoint wants no request.
+    endpoint wants no request; `again`: whether another attempt at the same question may succeed.
     """
 
-    def __init__(self, message: str, bill: Bill | None = None, wait_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, bill: Bill | None = None, wait_s: float | None = None, *, again: bool = True
+    ) -> None:
         super().__init__(message)
-        self.bill, self.wait_s = bill, wait_s
+        self.bill, self.wait_s, self.again = bill, wait_s, again
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Provider(Protocol):
         ...
 
     async def ask(self, request: Request) -> ModelAnswer:
-        """Returns the answer.  Raises Failed if another attempt may succeed, LlmError if none will."""
+        """Returns the answer.  Raises Failed if there is none now, LlmError if the model answers no question."""
         ...
 
     async def close(self) -> None: ...

@@ -154,7 +154,8 @@ class PromptScheduler:
         question, answer = call.question, call.answer
         assert answer is not None  # failed calls have nothing to read
         parents = [self._parent(p) for p in question.parents]
-        draft = _truncated(answer) or self._of(question.operator).read(answer.text, parents)
+        cut = _truncated(answer, self._models.get(question.model))
+        draft = cut or self._of(question.operator).read(answer.text, parents)
         cost = _cost(answer) | {"stale": told - question.told} | (dict(draft.cost) if isinstance(draft, Draft) else {})
 
         def proposal(candidate: Candidate, note: str) -> Proposal:
@@ -202,10 +203,16 @@ def _no_source(index: int, why: str) -> Candidate:
     return Candidate(f"trial {index} has no source: {why}\n")
 
 
-def _truncated(answer: ModelAnswer) -> Unreadable | None:
+def _truncated(answer: ModelAnswer, model: Model | None) -> Unreadable | None:
     if answer.finish != "length":
         return None
-    after = f" after {answer.bill.tokens_out} tokens" if answer.bill else ""
+    tokens = answer.bill.tokens_out if answer.bill else None
+    after = f" after {tokens} tokens" if tokens is not None else ""
+    if tokens is not None and model is not None and tokens < model.max_tokens:
+        return Unreadable(
+            f"the answer was cut off{after}, before max_tokens: prompt and answer fill the model's context; "
+            f"it has to be shorter, or the server to allow more context"
+        )
     return Unreadable(f"the answer was cut off{after}: it has to be shorter, or --models FILE to allow more max_tokens")
 
 

@@ -200,6 +200,8 @@ class ModelQueue:
                 self._wait(model.name, failure.wait_s)
                 error = str(failure)
                 self._report_once(model, error)
+                if not failure.again:
+                    break
             else:
                 if answer.text.strip() or answer.finish == "length":
                     return self._answered(call, reserved, answer, time.monotonic() - started)

@@ -136,16 +136,18 @@ class Dialogue:
             try:
                 answer = await ask_once(self._provider, request, self._model)
             except Failed as failure:
-                bill, error = failure.bill, str(failure)
+                bill, error, again = failure.bill, str(failure), failure.again
                 wait_s = min(failure.wait_s or 0.0, LONGEST_WAIT_S)
             else:
-                bill, error, wait_s = answer.bill, f"an empty answer (finish: {answer.finish})", 0.0
+                bill, error, again, wait_s = answer.bill, f"an empty answer (finish: {answer.finish})", True, 0.0
                 if answer.text.strip() or answer.finish == "length":
                     error = ""
             if bill is not None:  # an attempt without a bill stays charged with the most that it can have cost
                 self._limits.settle(reserved, bill)
             if not error:
                 return answer
+            if not again:
+                break
         raise LlmError(f"expected an answer of model {self._model.name}, got none in {attempt + 1} attempts: {error}")
 
     def _store(self, prompt: Prompt, answer: ModelAnswer) -> None:
