@@ -169,10 +169,10 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
     return made
 
 
-TASK = TaskFacts("instant", "softmax", "def reference(x): ...", ("square: M=64",), "exact")
+TASK = TaskFacts("instant", "softmax", ("square: M=64",), "def reference(x): ...")
 
 
-def context(**changes: Any) -> LlmContext:
+def context(*, evaluated: bool, **changes: Any) -> LlmContext:
     return LlmContext(task=TASK, hardware={}, rules=(), triton="3.6.0", **changes)
 
 

@@ -261,6 +261,8 @@ class Build:
     occupancy: float  # resident warps / warp slots of a multiprocessor, 0..1
     sass_hash: str
     compile_s: float = 0.0
+    # What its PTX has, by the names of `fitness.frontend.compile.ptx_features`; without zeros.  Earlier runs have none.
+    instructions: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -424,6 +426,8 @@ class Profile:
     case: str = ""  # the size that was looked at
     kernel: str = ""  # the one that takes the most time, to which the resources belong
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # Microseconds by kernel in `case`: counted in tier "ncu", else the model's.  Earlier runs have none.
+    kernels: Mapping[str, float] = field(default_factory=dict)
     fallback: str = ""  # why a better tier was not used
 
     def __post_init__(self) -> None:

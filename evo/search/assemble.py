@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import ConfigError, EvoError
 from evo.core.models import Answerer, Model
@@ -147,21 +147,39 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
 def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
     """Returns a function that makes a prompt's context from its own part and the part common to the run.
 
-    All of it is from the store, nothing from this machine: a prompt is the same wherever the run is made again.
+    All of it is from the store and the task's files, nothing from this machine: a prompt is the same wherever the run
+    is made again.  Its argument `evaluated` says whether a trial was evaluated before; only then is known what
+    evaluates.  Until then the GPU is the one that the target's name stands for, and the version of Triton is unknown.
     """
-    from fitness.briefing import hardware_facts, rules, task_facts
+    from fitness.briefing.allowed import allowed, rules
+    from operators.llm.base import LlmContext
+
+    @functools.cache
+    def common(evaluated: bool) -> dict[str, Any]:
+        return {"rules": rules(task), "allowed": allowed()} | _facts(info, task, evaluated)
+
+    def context(*, evaluated: bool, **own: Any) -> LlmContext:
+        return LlmContext(**common(evaluated), **own)
+
+    return context
+
+
+def _facts(info: RunInfo, task: Task, evaluated: bool) -> dict[str, Any]:
+    """Returns what a prompt says of the task and of the machine that evaluates."""
+    from fitness.briefing.facts import hardware_facts, task_facts
     from fitness.frontend.target import from_spec
-    from operators.llm.base import LlmContext, TaskFacts
+    from operators.llm.base import TaskFacts
 
-    config = info.config
-
-    return functools.partial(
-        LlmContext,
-        task=TaskFacts(**task_facts(task)),
-        hardware=hardware_facts(from_spec(info.environment.get(GPU_FACTS, config.target))),
-        rules=rules(task),
-        triton=config.triton,
-    )
+    there = info.environment if evaluated else {}
+    target = from_spec(there.get(GPU_FACTS, info.config.target))
+    gpu = {**there, "name": there["gpu"]} if "copy_bytes_per_s" in there else None
+    return {
+        "task": TaskFacts(**task_facts(task, target, gpu)),
+        "hardware": hardware_facts(target, gpu),
+        "arch": target.arch,
+        # Runs of earlier versions have it in their settings alone.
+        "triton": there.get("triton", info.config.triton) if evaluated else "",
+    }
 
 
 # --- the engine ------------------------------------------------------------------------------------------------------
