@@ -155,8 +155,8 @@ def test_times_and_rates_are_shown_by_size():
 
 def test_a_baseline_that_is_no_kernel_is_named():
     facts = dataclasses.replace(TASK, baseline="PyTorch (eager)")
-    for message in prompt("mutate", task=facts).messages:
-        assert "PyTorch (eager)" in message.text
+    for message in prompt("mutate", task=facts, parents=[parent(0)]).messages:
+        assert "PyTorch (eager)" in message.text and "the seed kernel" not in message.text
     assert "1.500 times as fast as PyTorch (eager)" in user("mutate", task=facts)
 
 

@@ -12,6 +12,9 @@ from operators.llm.base import TaskFacts
 from operators.llm.render import line, number
 
 
+ROOFLINE = "% of the roofline"
+
+
 @dataclass(frozen=True)
 class Speeds:
     """A table with a row a tune case; `estimated`: a model of the GPU computed the times."""
@@ -20,12 +23,17 @@ class Speeds:
     rows: tuple[tuple[str, ...], ...]
     estimated: bool
 
+    @property
+    def roofline(self) -> bool:
+        """Whether it has shares of the roofline."""
+        return ROOFLINE in self.columns
+
 
 def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
     """Returns the times of a parent, with the rates and the roofline that the task's work gives; None without times."""
     if not parent.timings:
         return None
-    rows = []
+    rows: list[dict[str, str]] = []
     for timing in parent.timings:
         work = task.work.get(timing.case, {})
         us, before = (statistics.median(s) for s in (timing.samples_us, timing.baseline_us))
@@ -33,11 +41,11 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
             {
                 "size": timing.case,
                 "µs": f"{us:.4g}",
-                f"{task.baseline}, µs": f"{before:.4g}",
-                "speedup": f"{timing.ratio:.3g}",
+                f"{task.baseline}, µs": f"{before:.4g}" if before != us or parent.index else "",
+                "speedup": f"{timing.ratio:.3g}" if timing.ratio != 1 or parent.index else "",
                 "GB/s": _rate(work, "bytes", us, 1e3),
                 "TFLOP/s": _rate(work, "flops", us, 1e6),
-                "% of the roofline": f"{min(100.0, 100 * work['least_us'] / us):.0f}" if "least_us" in work else "",
+                ROOFLINE: f"{min(100.0, 100 * work['least_us'] / us):.0f}" if "least_us" in work else "",
             }
         )
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
