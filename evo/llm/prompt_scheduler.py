@@ -27,12 +27,14 @@ PARENTS = 256  # kept in memory
 class Made:
     """A proposal made from an answer; with its evaluation if the answer has nothing new to evaluate.
 
-    `spans`: the places of plan and code in the answer.
+    `spans`: the places of plan and code in the answer; `answered`: the source in the answer, if the proposal has
+    another one, since its parameters were tuned.
     """
 
     proposal: Proposal
     evaluation: Evaluation | None
     spans: Mapping[str, tuple[int, int]]
+    answered: str | None = None
 
 
 class PromptScheduler:
