@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 4
+VERSION = 5
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -255,7 +255,12 @@ _TABLES = (
             ("request", _TEXT, "", "messages and parameters, JSON"),
             ("answer", _TEXT, "", "what the model said; null without an answer"),
             ("reasoning", _TEXT, "", "what it thought before, if the endpoint tells"),
-            ("answered_source", _TEXT, "", "in the answer, if another one was judged; null in runs of earlier versions"),
+            (
+                "answered_source",
+                _TEXT,
+                "",
+                "in the answer, if another one was judged; null in runs of earlier versions",
+            ),
             ("finish", _TEXT, "", "why the model stopped; null if unknown"),
             ("tokens_in", _INT, "tokens", "billed for prompts, of all attempts; null if unknown"),
             ("tokens_out", _INT, "tokens", "billed for answers, reasoning included; null if unknown"),

@@ -81,7 +81,12 @@ def context(number: int = 0, **changes: Any) -> LlmContext:
 
 
 def parent(index: int = 3, source: str = SOURCE, **changes: Any) -> Parent:
-    values: dict[str, Any] = {"speedup": 1.5, "per_case": {"long": 1.5, "short": 1.5}, "builds": (BUILD,), "timings": TIMINGS}
+    values: dict[str, Any] = {
+        "speedup": 1.5,
+        "per_case": {"long": 1.5, "short": 1.5},
+        "builds": (BUILD,),
+        "timings": TIMINGS,
+    }
     return Parent(index, source, **values | changes)
 
 

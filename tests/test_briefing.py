@@ -31,7 +31,8 @@ def made(tmp_path):
     def make(inputs, cases="[Case('a', {'N': 64})]", more="", reference="def reference(x):\n    return x * 2\n"):
         (tmp_path / "kernel.py").write_text("def f(x):\n    return x\n")
         (tmp_path / "task.py").write_text(
-            f'"""Twice."""\nfrom fitness import Case\nimport torch\nentry = "f"\ncases = {cases}\n{more}\n\n{reference}\n'
+            f'"""Twice."""\nfrom fitness import Case\nimport torch\nentry = "f"\ncases = {cases}\n{more}\n\n'
+            f"{reference}\n"
             f'def inputs(case, generator):\n    """About x."""\n    N = case.axes["N"]\n    {inputs}\n'
         )
         return load_task(tmp_path)

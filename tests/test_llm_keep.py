@@ -63,7 +63,9 @@ def test_a_kept_function_brings_what_it_needs_and_no_more(tmp_path):
 
 def test_several_names_are_kept_where_the_lines_stand():
     filled = fill_in(
-        "import torch\nimport triton\n\n# keep: `kernel`, SCALE\n\n\ndef entry(x):\n    return kernel\n\n# Keep: Config.\n", [A]
+        "import torch\nimport triton\n\n# keep: `kernel`, SCALE\n\n\ndef entry(x):\n    return "
+        "kernel\n\n# Keep: Config.\n",
+        [A],
     )
     assert isinstance(filled, str)
     assert KERNEL in filled and "def helper" in filled and "class Config" in filled

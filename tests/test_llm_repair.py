@@ -38,7 +38,10 @@ def test_a_fault_is_told_and_mended(evaluators, fault):
         findings=failed.findings, builds=failed.builds,
     )  # fmt: skip
     context = LlmContext(
-        random.Random(0), TaskFacts(**task_facts(task, evaluator.target)), hardware_facts(evaluator.target), rules(task),
+        random.Random(0),
+        TaskFacts(**task_facts(task, evaluator.target)),
+        hardware_facts(evaluator.target),
+        rules(task),
         "3.6.0",
         answer="edits",
     )  # fmt: skip

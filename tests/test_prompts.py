@@ -1,4 +1,4 @@
-"""Whole prompts of real tasks, as a run makes them from its store: what they say, how long they are, what they share."""
+"""Whole prompts of real tasks, as a run makes them from its store: what they say, their length, what they share."""
 
 from __future__ import annotations
 

@@ -390,7 +390,9 @@ def test_a_tuned_answer_is_stored_as_answered_and_as_judged(tuned_run: Path, tmp
             if not row["tuned"]:
                 assert call["answered_source"] is None
                 continue
-            parents = [Parent(p, run.trial(p).proposal.candidate.source, 1.0) for p in run.trial(index).proposal.parents]
+            parents = [
+                Parent(p, run.trial(p).proposal.candidate.source, 1.0) for p in run.trial(index).proposal.parents
+            ]
             read = LLM_OPERATORS["mutate"].read(call["answer"], parents)
             assert call["answered_source"] == read.source and Candidate(read.source).id != judged.id
     capsys.readouterr()

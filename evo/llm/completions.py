@@ -1,8 +1,8 @@
 """Makes the completion of a row of training data: a text that yields exactly the source that was evaluated.
 
-An answer's parameters may be tuned before it is evaluated (`evo/search/scheduler.py`).  The store has the answer's text,
-the source in it, and the evaluated source.  If the two differ, the evaluated source replaces the code in
-the text, as a whole file or as search/replace blocks, whichever the model gave.  The new text is read again, and must
+An answer's parameters may be tuned before it is evaluated (`evo/search/scheduler.py`).  The store has the answer's
+text, the source in it, and the evaluated source.  If the two differ, the evaluated source replaces the code in the
+text, as a whole file or as search/replace blocks, whichever the model gave.  The new text is read again, and must
 yield the evaluated source to be a completion.
 """
 

@@ -128,7 +128,7 @@ class PromptScheduler:
         self._count_repair(question.operator, question.parents, -1)
 
     def register(self, proposal: Proposal) -> None:
-        """Notes a proposal; what was told of it before, as when a run is made again, is not forgotten."""
+        """Notes a proposal.  When a run is made again, `tell` may have come before."""
         self._count_repair(proposal.operator, proposal.parents, 1)
         operator = OperatorRef.parse(proposal.operator)
         if self._remembers and operator.asks and proposal.index not in self._finished:

@@ -25,18 +25,24 @@ def allowed() -> tuple[str, ...]:
     """Returns what every task allows, one line a subject."""
     options = ", ".join(f"`{name}`" for name in sorted(OPTIONS - _WITHOUT_EFFECT))
     return (
-        "Timed is one call of the host function as a CUDA graph: all its kernels and what lies between them. Its Python "
+        "Timed is one call of the host function as a CUDA graph: all its kernels and what lies "
+        "between them. Its Python "
         "is not timed.",
-        "Any number of kernels and launches, and helpers. Scratch tensors (`torch.empty`) and views cost no time. Fills "
-        "(`torch.zeros`, `torch.full`, `zero_`) and copies (`contiguous`, `clone`, `to`, `copy_`) are timed like kernels.",
+        "Any number of kernels and launches, and helpers. Scratch tensors (`torch.empty`) and views "
+        "cost no time. Fills "
+        "(`torch.zeros`, `torch.full`, `zero_`) and copies (`contiguous`, `clone`, `to`, `copy_`) "
+        "are timed like kernels.",
         "Nothing is kept from one call to the next: what is prepared of an argument is prepared in each call.",
         "The host function decides by shapes, strides, dtypes and plain arguments, and by device properties; never by "
         "elements of tensors.",
-        f"Launch options: {options}; `num_stages` up to {MOST_STAGES}. `launch_pdl` is accepted without effect: launches "
+        f"Launch options: {options}; `num_stages` up to {MOST_STAGES}. `launch_pdl` is accepted "
+        "without effect: launches "
         "of a call do not overlap.",
-        f"`@triton.autotune` with up to {CONFIGURATIONS} configurations a launch: the best is chosen before anything is "
+        f"`@triton.autotune` with up to {CONFIGURATIONS} configurations a launch: the best is chosen "
+        "before anything is "
         "timed.",
-        "Tensor descriptors (TMA) are made in the kernel by `tl.make_tensor_descriptor`; the memory they need is there. "
+        "Tensor descriptors (TMA) are made in the kernel by `tl.make_tensor_descriptor`; the memory "
+        "they need is there. "
         "Descriptors made on the host are unsupported.",
         "Atomics on integers, and atomic maxima and minima, give the same bits in any order, so they are fine.",
     )
@@ -54,7 +60,9 @@ def task_lines(task: Task) -> tuple[str, ...]:
         )
         lines.append(f"A candidate may call operators of PyTorch (`torch.mm`, `+`), which are timed too, if {own}.")
     else:
-        lines.append("All computing is done by the candidate's own kernels: no operators of PyTorch but fills and copies.")
+        lines.append(
+            "All computing is done by the candidate's own kernels: no operators of PyTorch but fills and copies."
+        )
     if task.lenient:
         lines += _inherited(task)
     return tuple(lines)

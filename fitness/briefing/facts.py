@@ -75,7 +75,7 @@ def reference_source(task: Task) -> str:
 def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns "bytes" that a case moves at least, its "flops" if task.py says them, and "least_us" for both.
 
-    If task.py says no bytes, those of the arguments count, each once; then there is no least time.
+    If task.py says no bytes, those of the arguments count, each once, and not for the least time.
     """
     task = arguments.task
     flops = task.flops(case) if task.flops else None
@@ -114,7 +114,6 @@ def hardware_facts(target: Target, gpu: Mapping[str, Any] | None = None) -> dict
             f"bfloat16 matrix products {gpu['matmul_flops'] / 1e12:.0f} * 10^12 a second"
         )
     return facts
-
 
 
 # --- parts of task.py ------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def _meaning(task: Task) -> str:
 def _special(task: Task) -> str:
     if task.reference is None:
         return (
-            "Elements that the seed kernel leaves as NaN, or never writes, are not compared. Its infinities must be the "
+            "Elements that the seed kernel leaves as NaN, or never writes, are not compared. Its "
+            "infinities must be the "
             "same, except where both are at the edge of the format. All other elements must be finite."
         )
     return (
@@ -112,8 +113,7 @@ def _tolerances(task: Task, expected: dict[str, Expected]) -> Iterator[str]:
     numbers = list(dict.fromkeys(_number(e, i) for e in expected.values() for i in range(len(e.outputs))))
     if not expected:
         numbers = [_floor(task, dtype) for dtype in _floating(task)]
-    for text in filter(None, numbers):
-        yield text
+    yield from filter(None, numbers)
 
 
 def _number(expected: Expected, index: int) -> str:
@@ -138,7 +138,8 @@ def _floor(task: Task, dtype: torch.dtype) -> str:
     assert allowed is not None  # it is floating
     return (
         f"In numbers ({_name(dtype)} outputs): root mean square error up to {allowed.rms:.1g} of the "
-        f"output's, largest error up to {allowed.max:.1g} of its largest value; more where rounding the inputs moves it more."
+        f"output's, largest error up to {allowed.max:.1g} of its largest value; more where rounding "
+        "the inputs moves it more."
     )
 
 

@@ -133,7 +133,9 @@ def from_estimate(of: Subject, estimate: Estimate, target: Target, fallback: str
     """Returns the profile of tier "estimate": the model's time, and its parts."""
     readings = _modelled(estimate, estimate.total_us) | _static(of, _slowest(estimate, of), target)
     readings |= _moved(of, estimate, target)
-    return _digest("estimate", of, readings, target, _slowest(estimate, of), fallback, kernels=_modelled_kernels(estimate))
+    return _digest(
+        "estimate", of, readings, target, _slowest(estimate, of), fallback, kernels=_modelled_kernels(estimate)
+    )
 
 
 def from_timing(

@@ -18,7 +18,9 @@ class ArchFact:
     source: str
 
 
-_COMPILED = "compiled with Triton 3.8.0 for compute capability 9.0, instructions of the PTX and layouts of the IR counted"
+_COMPILED = (
+    "compiled with Triton 3.8.0 for compute capability 9.0, instructions of the PTX and layouts of the IR counted"
+)
 
 HOPPER = (
     ArchFact(
@@ -33,7 +35,8 @@ HOPPER = (
         _COMPILED,
     ),
     ArchFact(
-        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous path. The left one then "
+        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous "
+        "path. The left one then "
         "goes to wgmma from registers. The right one is written back to shared memory in each step.",
         _COMPILED,
     ),
@@ -49,8 +52,10 @@ HOPPER = (
         _COMPILED,
     ),
     ArchFact(
-        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and masks allow it: offsets "
-        "are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that is divisible by 16 "
+        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and "
+        "masks allow it: offsets "
+        "are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that "
+        "is divisible by 16 "
         "in the launch).",
         _COMPILED + " (loads of rows with known and unknown strides)",
     ),
@@ -60,7 +65,8 @@ HOPPER = (
         _COMPILED + " (ttg.convert_layout)",
     ),
     ArchFact(
-        "Tensor descriptors (TMA): the base is 16-byte aligned, the last stride is 1, the others are multiples of 16 bytes.",
+        "Tensor descriptors (TMA): the base is 16-byte aligned, the last stride is 1, the others are "
+        "multiples of 16 bytes.",
         "triton/language/core.py of Triton 3.8.0: make_tensor_descriptor",
     ),
 )

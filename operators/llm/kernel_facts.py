@@ -11,7 +11,6 @@ from operators.base import Parent
 from operators.llm.base import TaskFacts
 from operators.llm.render import line, number
 
-
 ROOFLINE = "% of the roofline"
 
 
