@@ -172,7 +172,7 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
 TASK = TaskFacts("instant", "softmax", ("square: M=64",), "def reference(x): ...")
 
 
-def context(*, evaluated: bool, **changes: Any) -> LlmContext:
+def context(**changes: Any) -> LlmContext:
     return LlmContext(task=TASK, hardware={}, rules=(), triton="3.6.0", **changes)
 
 

@@ -5,13 +5,14 @@ State is a fold over proposals and trials, like that of the scheduler it belongs
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from evo.core.models import Model
-from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial, Verdict
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, SeedEstimate, Trial, Verdict
 from evo.llm.repairs import REPAIRS, repairable
 from evo.storage.model_calls import ModelAnswer, ModelCall, Question
 from operators.base import Draft, Parent
@@ -21,6 +22,7 @@ from operators.llm.operators import complementary
 # Latest failures that are still worth a repair, and tries that prompts may describe.
 FAILURES, HISTORY = 16, 64
 PARENTS = 256  # kept in memory
+SEED = 0  # the trial of the seed kernel
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class PromptScheduler:
     """Makes questions, reads answers, remembers what was tried.
 
     `trial` gives an earlier trial; `context` a prompt's context from `evaluated` (whether a trial was, before),
-    `rng`, `history`, `flying`, `profiles`, `guidance` and `answer`.
+    `rng`, `history`, `flying`, `profiles`, `guidance` and `answer`.  `seed_estimate` gives what is known of the seed
+    kernel before that.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class PromptScheduler:
         profiles: Callable[[Sequence[int]], Mapping[int, Profile]],
         context: Callable[..., LlmContext],
         remembers: bool = True,
+        seed_estimate: Callable[[], SeedEstimate | None] = lambda: None,
     ) -> None:
         self._operators = operators
         self._models = {m.name: m for m in models}
         self._guidance = guidance
         self._trial, self._profiles, self._context = trial, profiles, context
+        self._seed_estimate = seed_estimate
         self._remembers = remembers
         self._history: deque[Tried] = deque(maxlen=HISTORY if remembers else 0)
         self._proposed: dict[int, Tried] = {}  # made from answers, not evaluated yet
@@ -104,16 +109,22 @@ class PromptScheduler:
         """Returns what `operator` ("mutate@NAME") asks about `parents`; None if it does not apply to them."""
         model = OperatorRef.parse(operator).model
         assert model is not None  # operators that ask have one
+        known = {p: self._parent(p) for p in parents}
+        profiles = {} if self._guidance == "none" else dict(self._profiles(parents))
+        estimate = self._seed_estimate() if not told and SEED in known else None
+        if estimate is not None:
+            known[SEED] = dataclasses.replace(known[SEED], builds=estimate.builds, timings=estimate.timings)
+            profiles |= {} if self._guidance == "none" else {SEED: estimate.profile}
         context = self._context(
             evaluated=told > 0,
             rng=rng,
             history=(*self._history, *self._proposed.values()),
             flying=self._others() if self._remembers else (),
-            profiles={} if self._guidance == "none" else self._profiles(parents),
+            profiles=profiles,
             guidance=self._guidance,
             answer=self._models[model].answer,
         )
-        prompt = self._of(operator).prompt([self._parent(p) for p in parents], context)
+        prompt = self._of(operator).prompt([known[p] for p in parents], context)
         return None if prompt is None else Question(operator, prompt, tuple(parents), island, told, proposed)
 
     def asked(self, question: Question) -> None:

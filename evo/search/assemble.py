@@ -137,7 +137,7 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
     remembers = strategy_of(config).remembers
     _, operators = find_operators(config)
     scheduler = PromptScheduler(
-        operators, config.models, config.guidance, store.trial, store.profiles, context, remembers
+        operators, config.models, config.guidance, store.trial, store.profiles, context, remembers, store.seed_estimate
     )
     limits = ModelBudget(config.max_tokens, config.max_usd)
     queue = open_model_queue(store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions)
@@ -159,7 +159,7 @@ def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
         return {"rules": rules(task), "allowed": allowed()} | _facts(info, task, evaluated)
 
     def context(*, evaluated: bool, **own: Any) -> LlmContext:
-        return LlmContext(**common(evaluated), **own)
+        return LlmContext(**common(evaluated), evaluated=evaluated, **own)
 
     return context
 
@@ -233,6 +233,8 @@ def run_engine(
     if config.models and proposals != 0:
         for line in describe_models(config):
             listener.say(line)
+    if config.models and evaluator is None and proposals != 0:
+        estimate_seed(store, task, listener)
     with listener.searching(store, evaluator) as (observers, also_stop):
         engine, _ = make_engine(
             store,
@@ -246,6 +248,27 @@ def run_engine(
             functions=functions,
         )
         return engine.run()
+
+
+def estimate_seed(store: Store, task: Task, listener: Listener) -> None:
+    """Stores what the compiler and a model of the target say of the seed kernel, for prompts before any evaluation.
+
+    Nothing is executed.  If it cannot be found here, an event says why, and prompts go without it.  Once a question
+    was asked nothing is added: all questions of a run before its first evaluation know the same.
+    """
+    from evo.storage.tables import count_calls
+    from fitness.cpu_backend import CpuEvaluator
+    from fitness.frontend.target import get_target
+
+    if store.verdicts() or count_calls(store) or store.seed_estimate() is not None:
+        return
+    listener.say(f"compiling the seed kernel of {task.name}, for prompts: nothing was evaluated yet")
+    try:
+        with CpuEvaluator(task, get_target(store.info.config.target)) as evaluator:
+            store.set_seed_estimate(evaluator.estimate_seed())
+    except EvoError as error:
+        store.event("unestimated", short(str(error)))
+        listener.say(f"prompts go without an estimate of the seed kernel: {short(str(error))}")
 
 
 # --- the end of a run ------------------------------------------------------------------------------------------------

@@ -18,7 +18,15 @@ from typing import IO, Any, Self
 
 from evo.core.errors import StoreError
 from evo.core.plugins import check_recorded
-from evo.core.records import Profile, Proposal, Trial, evaluation_to_json, profile_to_json
+from evo.core.records import (
+    Profile,
+    Proposal,
+    SeedEstimate,
+    Trial,
+    evaluation_to_json,
+    profile_to_json,
+    seed_estimate_to_json,
+)
 from evo.core.settings import RunConfig
 from evo.core.text import quoted, storable
 from evo.storage import folders
@@ -128,6 +136,11 @@ class Store(RunReader):
         with self._transaction():
             rows = [(candidate, speedup, time.time()) for candidate, speedup in speedups.items()]
             self._db.executemany("INSERT OR IGNORE INTO screens VALUES (?, ?, ?)", rows)
+
+    def set_seed_estimate(self, estimate: SeedEstimate) -> None:
+        """Stores what is known of the seed kernel before anything is evaluated; to be called once."""
+        with self._transaction():
+            self._db.execute("INSERT INTO meta VALUES ('seed_estimate', ?)", (seed_estimate_to_json(estimate),))
 
     def event(self, kind: str, text: str) -> None:
         with self._transaction():

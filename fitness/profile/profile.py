@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from evo.core.records import Case, Evaluation, Profile, Timing
+from evo.core.records import Case, Profile, Timing
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY, Estimate
 from fitness.frontend import screen
 from fitness.frontend.plan import LaunchPlan
@@ -106,9 +106,9 @@ class Subject:
     flops: float | None
 
 
-def subject(task: Task, evaluation: Evaluation, plans: Mapping[str, Any], choices: Any, builds: Any) -> Subject:
-    """Returns the case of an OK evaluation to profile. plans, choices, builds: by case, from its CompiledCandidate."""
-    name = longest(evaluation.timings)
+def subject(task: Task, timings: Sequence[Timing], plans: Mapping[str, Any], choices: Any, builds: Any) -> Subject:
+    """Returns the case to profile.  timings: of the tune cases; plans, choices, builds: by case, once compiled."""
+    name = longest(timings)
     case = next(c for c in task.cases if c.name == name)
     choice = choices.get(name) or [0] * len(builds[name])
     return Subject(

@@ -112,6 +112,7 @@ class LlmContext:
     rules: Sequence[str]  # of the gate: "name: what it forbids"
     triton: str  # version that compiles what is evaluated; "" if it is not known yet
     allowed: Sequence[str] = ()  # what every task allows
+    evaluated: bool = True  # whether a trial of the run was, before
     arch: int = 90  # of the GPU: compute capability times ten
     history: Sequence[Tried] = ()  # the oldest first
     flying: Sequence[InFlight] = ()  # questions without an answer yet, the oldest first

@@ -78,6 +78,7 @@ class _Asking:
             siblings=siblings(numbers, context.history, context.flying),
             direction=direction,
             task=context.task,
+            evaluated=context.evaluated,
             saying=self.saying,
             edits=self.edits and context.answer == "edits",
             **self._values(parents),
