@@ -15,14 +15,14 @@ from evo.core.records import (
     TIERS,
     Candidate,
     Fitness,
-    SeedEstimate,
-    seed_estimate_from_json,
     Profile,
     Proposal,
+    SeedEstimate,
     Trial,
     Verdict,
     evaluation_from_json,
     profile_from_json,
+    seed_estimate_from_json,
 )
 from evo.core.settings import RunConfig
 from evo.storage.folders import FILE

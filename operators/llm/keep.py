@@ -1,8 +1,9 @@
 """Lets an answer keep definitions of its parents by name, and shows a parent without what its entry does not reach.
 
 A line `# keep: NAME, NAME` at the left margin of an answer's code stands for the definitions of these names in kernel
-A.  The definitions and imports that they need, and the answer lacks, come along.  Names are those of functions, kernels, classes
-and constants at the top level.  If two parents define a name differently, `A.NAME` or `B.NAME` says which.
+A.  The definitions and imports that they need, and the answer lacks, come along.  Names are those of functions,
+kernels, classes and constants at the top level.  If two parents define a name differently, `A.NAME` or `B.NAME` says
+which.
 """
 
 from __future__ import annotations
