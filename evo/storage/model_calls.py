@@ -117,8 +117,7 @@ class CallLog:
         request = {
             "messages": [{"role": m.role, "text": m.text} for m in q.prompt.messages],
             "parameters": dict(parameters),
-            "direction": q.prompt.direction,
-        }
+        } | ({"direction": q.prompt.direction} if q.prompt.direction else {})
         row = (q.prompt.hash, q.model, q.operator, json.dumps(q.parents), q.island, q.told, q.proposed)
         return self._write(
             "INSERT INTO llm_calls (prompt_hash, model, operator, parents, island, told, proposed, request, asked_at) "
