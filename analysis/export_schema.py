@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 4
+VERSION = 5
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -241,7 +241,7 @@ _TABLES = (
     ),
     _table(
         "llm_calls",
-        "One row a question to a model.  `request`, `answer` and `reasoning` are null without `--with-text`.",
+        "One row a question to a model.  `request` to `answered_source` are null without `--with-text`.",
         [
             _RUN,
             ("call", _INT, "", "number of the call, in the order of asking"),
@@ -255,6 +255,12 @@ _TABLES = (
             ("request", _TEXT, "", "messages and parameters, JSON"),
             ("answer", _TEXT, "", "what the model said; null without an answer"),
             ("reasoning", _TEXT, "", "what it thought before, if the endpoint tells"),
+            (
+                "answered_source",
+                _TEXT,
+                "",
+                "in the answer, if another one was judged; null in runs of earlier versions",
+            ),
             ("finish", _TEXT, "", "why the model stopped; null if unknown"),
             ("tokens_in", _INT, "tokens", "billed for prompts, of all attempts; null if unknown"),
             ("tokens_out", _INT, "tokens", "billed for answers, reasoning included; null if unknown"),
@@ -294,6 +300,7 @@ _SAMPLE = (
         "",
         "false: the completion is as the model wrote it; true: its code is the judged source, with tuned parameters",
     ),
+    ("as_written", _TEXT, "", "the answer as the model wrote it, if `tuned`; null otherwise"),
     ("reasoning", _TEXT, "", "what it said it thought, if the endpoint gives that apart; null otherwise"),
     ("plan_start", _INT, "characters", "first character of the plan in the completion; null without a plan"),
     ("plan_end", _INT, "characters", "one past its last"),

@@ -59,6 +59,7 @@ class TrainingAnswer:
     parents: str = "[]"  # JSON
     source: str = ""  # that was evaluated; a line that says so if the text has no source of its own
     tuned: float = 0.0  # 1: other parameters than the text's were evaluated
+    answered_source: str | None = None  # in the text, if it was tuned; None in runs of earlier versions
 
     @property
     def judged(self) -> tuple[Verdict, str]:
@@ -112,6 +113,7 @@ class TrainingAnswer:
                 source=self.source,
                 itself=self.stage == "answer",
                 tuned=bool(self.tuned),
+                answered=self.answered_source,
             )
         )
 
@@ -121,7 +123,7 @@ class TrainingAnswer:
         plan, code = (made.spans.get(part) or (None, None) for part in ("plan", "code"))
         completion = [{"role": "assistant", "content": made.text}]
         return (
-            self.messages, completion, made.tuned, self.reasoning, *plan, *code,
+            self.messages, completion, made.tuned, self.text if made.tuned else None, self.reasoning, *plan, *code,
             run, self.call, self.trial, config.task, config.target, self.model, self.operator,
         )  # fmt: skip
 

@@ -20,7 +20,18 @@ from typing import Any, Protocol, Self
 
 from evo.core import VERSION
 from evo.core.errors import EvoError, TaskError
-from evo.core.records import GPU_FACTS, Build, Candidate, Certificate, Check, Evaluation, Profile, Timing, Verdict
+from evo.core.records import (
+    GPU_FACTS,
+    Build,
+    Candidate,
+    Certificate,
+    Check,
+    Evaluation,
+    Profile,
+    SeedEstimate,
+    Timing,
+    Verdict,
+)
 from fitness.candidate import CompiledCandidate, Estimates
 from fitness.frontend.freeze import freeze
 from fitness.frontend.plan import Config
@@ -170,6 +181,26 @@ class TaskEvaluator:
         baseline = self._estimates(self.task.seed_source)
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
+    def estimate_seed(self) -> SeedEstimate:
+        """Returns what the compiler and the model of the target say of the seed kernel; nothing is executed.
+
+        Needs no `prepare`.  Raises EvoError if the seed does not compile or the model has no time for it.
+        """
+        source = self.task.seed_source
+        compiled = self._compile(source)
+        if isinstance(compiled, Stop):
+            raise _seed_error(self.task, compiled.verdict, compiled.stage, compiled.message)
+        estimates = self._estimates(source)
+        if estimates is None:
+            raise EvoError(f"task {self.task.name}: the model of {self.target.name} has no time for the seed kernel")
+        timings = tuple(
+            Timing(name, (e.total_us,), (e.total_us,), 1.0, (1.0, 1.0), True, dict(e.terms))
+            for name, e in estimates.items()
+        )
+        of = profiles.subject(self.task, timings, compiled.plans, compiled.choices, compiled.builds)
+        profile = profiles.from_estimate(of, estimates[of.case.name], self.target)
+        return SeedEstimate(self._chosen_builds(compiled, compiled.choices), timings, profile)
+
     def plan_hash(self, source: str) -> str:
         """Returns a text that is equal for sources that do the same work on the device in all tune cases.
 
@@ -199,7 +230,7 @@ class TaskEvaluator:
         compiled = self._compile(source)
         if isinstance(compiled, Stop):
             raise EvoError(f"candidate {candidate.id} was ok and is now found {compiled.verdict}: {compiled.message}")
-        of = profiles.subject(self.task, evaluation, compiled.plans, compiled.choices, compiled.builds)
+        of = profiles.subject(self.task, evaluation.timings, compiled.plans, compiled.choices, compiled.builds)
         if evaluation.estimated:
             estimates = self._estimates(source)
             assert estimates is not None  # the evaluation is made of them

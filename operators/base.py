@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from evo.core.records import Build, Finding, Verdict
+from evo.core.records import Build, Finding, Timing, Verdict
 
 if TYPE_CHECKING:
     from operators.surrogate import Measured
@@ -33,6 +33,7 @@ class Parent:
     message: str = ""
     findings: tuple[Finding, ...] = ()
     builds: tuple[Build, ...] = ()
+    timings: tuple[Timing, ...] = ()  # of each tune case; operators by rule are given none
 
 
 @dataclass(frozen=True)

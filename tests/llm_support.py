@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from evo.core.records import Build, Finding, Hint, Profile, Verdict
+from evo.core.records import Build, Finding, Hint, Profile, Timing, Verdict
 from operators.base import Parent
-from operators.llm.base import LlmContext, TaskFacts, Tried
+from operators.llm.base import InFlight, LlmContext, TaskFacts, Tried
 
 SOURCE = """import torch
 import triton
@@ -34,10 +34,18 @@ TASK = TaskFacts(
     name="double",
     entry="double",
     reference="import torch\n\ndef reference(x):\n    return 2 * x\n",
-    cases=("long (tune): x: float32 (16777216,)", "odd (holdout): x: float32 (1003,)"),
-    tolerance="Errors may be 64 times those of the reference. No argument may be changed.",
+    title="Twice a vector.",
+    parameters=("x",),
+    cases=("long (tune; N=16777216): x: float32 (16777216,)", "odd (holdout; N=1003): x: float32 (1003,)"),
+    says="x: (N,)",
+    layout="Tensors are row-major and contiguous.",
+    values=("x: mean 0, standard deviation 1, from -4.1 to 4.2",),
+    right=("Right is what the reference below computes in float64.", "No argument may be changed."),
+    allowed=("All computing is done by the candidate's own kernels.",),
+    work={"long": {"bytes": 134217728.0, "flops": 16777216.0, "least_us": 30.0}},
 )
-BUILD = Build("double_kernel", 18, 0, 0, 4, 1.0, "ab12")
+TIMINGS = (Timing("long", (60.0, 61.0, 62.0), (91.5,), 1.5, (1.4, 1.6), False),)
+BUILD = Build("double_kernel", 18, 0, 0, 4, 1.0, "ab12", instructions={"loads": 2, "stores": 2, "load_bytes": 4})
 PROFILE = Profile(
     tier="counters-free",
     bottleneck="memory",
@@ -50,9 +58,11 @@ PROFILE = Profile(
     metrics={"gb_per_s": 2100.0, "registers": 18.0},
 )
 HISTORY = (
-    Tried("mutate", "load twice as much per program", Verdict.OK, speedup=1.21, parent_speedup=1.0),
-    Tried("mutate", "use shared memory", Verdict.COMPILE_ERROR, "kernel k: name 'shared' is not defined\nmore"),
+    Tried("mutate", "load twice as much per program", Verdict.OK, speedup=1.21, parent_speedup=1.0, parents=(0,)),
+    Tried("mutate", "use shared memory", Verdict.COMPILE_ERROR, "name 'shared' is not defined\nmore", parents=(3,)),
+    Tried("explore", "two rows a program", None, parents=(3,)),
 )
+FLYING = (InFlight("mutate", (3,), "Look first at registers."),)
 
 
 def context(number: int = 0, **changes: Any) -> LlmContext:
@@ -62,14 +72,21 @@ def context(number: int = 0, **changes: Any) -> LlmContext:
         "hardware": {"GPU": "NVIDIA H200 (compute capability 9.0)", "memory bandwidth": "4.80 TB/s"},
         "rules": ("import: imports at the top level", "delegate: computing is done by the candidate's kernels"),
         "triton": "3.6.0",
+        "allowed": ("Timed is one call of the host function.",),
         "history": HISTORY,
+        "flying": FLYING,
         "profiles": {3: PROFILE},
     }
     return LlmContext(**values | changes)
 
 
 def parent(index: int = 3, source: str = SOURCE, **changes: Any) -> Parent:
-    values: dict[str, Any] = {"speedup": 1.5, "per_case": {"long": 1.5, "short": 1.5}, "builds": (BUILD,)}
+    values: dict[str, Any] = {
+        "speedup": 1.5,
+        "per_case": {"long": 1.5, "short": 1.5},
+        "builds": (BUILD,),
+        "timings": TIMINGS,
+    }
     return Parent(index, source, **values | changes)
 
 

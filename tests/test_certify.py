@@ -14,7 +14,7 @@ import torch
 
 from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
 from evo.core.text import MOST
-from fitness.certify import certify
+from fitness.certify import certify, eager
 from fitness.certify.certify import Certifier, unseen_cases
 from fitness.certify.sanitize import PROGRAM, read_output
 from fitness.cuda.nvidia import find_tool
@@ -233,6 +233,19 @@ def test_of_outputs_of_another_form_nothing_is_read(task, tmp_path, monkeypatch)
         task, case, 7, {**answer, "structure": "dict:" + "k" * 10_000_000}, tmp_path, "cpu"
     )
     assert match.verdict is Verdict.WRONG and len(match.message) <= MOST
+
+
+def test_kernels_that_make_tensor_descriptors_get_memory_for_them():
+    from triton.runtime import _allocation
+
+    token = _allocation._allocator.set(_allocation.NullAllocator())
+    try:
+        with pytest.raises(RuntimeError):
+            _allocation._allocator.get()(128, 64, None)
+        eager._descriptor_memory("cpu")
+        assert _allocation._allocator.get()(128, 64, None).nbytes == 128
+    finally:
+        _allocation._allocator.reset(token)
 
 
 # --- the certifier, with a runner that works on the CPU --------------------------------------------------------------

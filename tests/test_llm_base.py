@@ -18,7 +18,7 @@ def test_the_hash_of_a_prompt_is_that_of_its_messages():
 def test_what_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="role must be one of system, user, assistant, got 'tool'"):
         Message("tool", "x")
-    task = TaskFacts("t", "f", "def reference(): ...", (), "")
+    task = TaskFacts("t", "f")
     with pytest.raises(ValueError, match="guidance must be one of digest, raw, none, got 'all'"):
         LlmContext(random.Random(0), task, {}, (), "3.6.0", guidance="all")
     with pytest.raises(ValueError, match="answer must be one of rewrite, edits, got 'diff'"):

@@ -9,11 +9,24 @@ import pytest
 
 from evo.core.records import Verdict
 from operators.base import Draft
-from operators.llm.base import GUIDANCE, Prompt, Tried, Unreadable
-from operators.llm.operators import HISTORY, complementary
+from operators.llm.base import ANSWERS, GUIDANCE, InFlight, Prompt, Tried, Unreadable
+from operators.llm.operators import CHANGES, complementary
 from operators.llm.render import clipped, data, line
+from operators.llm.siblings import OTHERS, SIBLINGS
 from operators.registry import LLM_OPERATORS
-from tests.llm_support import BUILD, OTHER, PROFILE, SOURCE, context, failed, parent, parents_of
+from tests.llm_support import (
+    BUILD,
+    HISTORY,
+    OTHER,
+    PROFILE,
+    SOURCE,
+    TASK,
+    TIMINGS,
+    context,
+    failed,
+    parent,
+    parents_of,
+)  # fmt: skip
 
 GOLDEN = Path(__file__).parent / "golden" / "prompts"
 NAMES = tuple(LLM_OPERATORS)
@@ -36,11 +49,11 @@ RENDERED = {
     "mutate": ("mutate", {}),
     "mutate-edits": ("mutate", {"answer": "edits"}),
     "mutate-raw": ("mutate", {"guidance": "raw"}),
-    "mutate-unguided": ("mutate", {"guidance": "none", "history": ()}),
+    "mutate-unguided": ("mutate", {"guidance": "none", "history": (), "flying": ()}),
     "crossover": ("crossover", {}),
     "repair": ("repair", {"answer": "edits"}),
     "explore": ("explore", {"answer": "edits"}),
-    "initial": ("initial", {"history": ()}),
+    "initial": ("initial", {"history": (), "flying": ()}),
 }
 
 
@@ -86,10 +99,80 @@ def test_the_tier_of_a_profile_is_said(tier, words):
     assert words in user("mutate", profiles={3: dataclasses.replace(PROFILE, tier=tier)})
 
 
-def test_the_latest_of_a_long_history_is_told():
-    tried = [Tried("mutate", f"idea {i} end", Verdict.OK, speedup=1.0) for i in range(HISTORY + 3)]
-    text = user("mutate", history=tried)
-    assert "idea 2 end" not in text and "idea 3 end" in text and f"idea {HISTORY + 2} end" in text
+def test_a_prompt_shows_the_latest_tries_on_its_parent_and_elsewhere():
+    def tried(what, parents, count):
+        return [Tried("mutate", f"{what} {i} end", Verdict.OK, speedup=1.0, parents=parents) for i in range(count)]
+
+    text = user("mutate", history=[*tried("here", (3,), SIBLINGS + 2), *tried("there", (1,), OTHERS + 2)])
+    here, there = text.partition("# Tried elsewhere")[::2]
+    assert "here 1 end" not in here and "here 2 end" in here and f"here {SIBLINGS + 1} end" in here
+    assert "there 1 end" not in there and "there 2 end" in there and f"there {OTHERS + 1} end" in there
+
+
+def test_answers_written_at_the_same_time_are_given_different_directions():
+    flying: list[InFlight] = []
+    texts = set()
+    for _ in CHANGES:
+        made = prompt("mutate", flying=tuple(flying))
+        assert made.direction not in {q.direction for q in flying} and made.direction in made.messages[1].text
+        assert all(q.direction in made.messages[1].text for q in flying)
+        flying.append(InFlight("mutate", (3,), made.direction))
+        texts.add(made.hash)
+    assert {q.direction for q in flying} == set(CHANGES) and len(texts) == len(CHANGES)
+    assert prompt("mutate", flying=tuple(flying)).direction in CHANGES  # all are taken: again any of them
+
+
+def test_what_is_being_evaluated_is_said_to_be():
+    assert "explore: two rows a program -> being evaluated" in user("mutate")
+
+
+def test_explore_is_not_asked_for_one_change_or_a_hint():
+    text = user("explore")
+    assert "Hint" not in text and PROFILE.hints[0].id not in text and "one change" not in text
+    assert PROFILE.reason in text
+
+
+def test_all_prompts_of_a_run_begin_with_the_same_bytes():
+    """So that a provider can cache them, whatever operator, answer and history."""
+    texts = [
+        "".join(m.text for m in prompt(name, history=history, answer=answer, guidance=guidance).messages)
+        for name in NAMES
+        for history in ((), HISTORY)
+        for answer in ANSWERS
+        for guidance in GUIDANCE
+    ]
+    constant = prompt("mutate").messages[0].text
+    assert all(text.startswith(constant) for text in texts) and len(constant) > 5000
+
+
+def test_the_seed_kernel_that_is_the_reference_is_shown_once():
+    facts = dataclasses.replace(TASK, reference="", seed=SOURCE)
+    made = prompt("mutate", task=facts)
+    assert SOURCE in made.messages[0].text and "def double_kernel" not in made.messages[1].text
+    assert "It is the seed kernel, which the first message shows." in made.messages[1].text
+    other = prompt("mutate", task=facts, parents=[parent(source=OTHER)])
+    assert OTHER in other.messages[1].text
+
+
+def test_times_and_rates_are_shown_by_size():
+    row = next(r for r in user("mutate").split("\n") if r.startswith("| long"))
+    assert row == "| long | 61 | 91.5 | 1.5 | 2,200 | 0.275 | 49 |"  # 134 MB and 30 of 61 µs
+    estimated = dataclasses.replace(TIMINGS[0], estimated=True)
+    assert "nothing was measured" in user("mutate", profiles={}, parents=[parent(timings=(estimated,))])
+    assert "GB/s counts" in user("mutate", task=dataclasses.replace(TASK, work_stated=False))
+
+
+def test_a_baseline_that_is_no_kernel_is_named():
+    facts = dataclasses.replace(TASK, baseline="PyTorch (eager)")
+    for message in prompt("mutate", task=facts, parents=[parent(0)]).messages:
+        assert "PyTorch (eager)" in message.text and "the seed kernel" not in message.text
+    assert "1.500 times as fast as PyTorch (eager)" in user("mutate", task=facts)
+
+
+def test_the_time_of_each_of_several_kernels_is_shown():
+    kernels = {"first": 12.0, "second": 30.5}
+    text = user("mutate", profiles={3: dataclasses.replace(PROFILE, tier="ncu", kernels=kernels)})
+    assert "`first` 12, `second` 30.5" in text and "by a model" not in text
 
 
 def test_where_an_operator_does_not_apply_it_asks_nothing():
@@ -152,9 +235,10 @@ def test_untrusted_text_stays_in_its_block(name, attack):
     ]
     history = (Tried("mutate", bad, Verdict.OK, speedup=1.0), Tried("mutate", "x", Verdict.WRONG, bad))
     text = user(name, parents=parents, history=history)
+    harmless = user(name, history=tuple(dataclasses.replace(t, note="n", message="m") for t in history))
     assert INJECTION in text
     assert INJECTION not in outside(text)
-    assert re.findall("(?m)^# .*", outside(text)) == re.findall("(?m)^# .*", outside(user(name)))
+    assert re.findall("(?m)^# .*", outside(text)) == re.findall("(?m)^# .*", outside(harmless))
     assert "<|im_start|>" not in text and "<｜User｜>" not in text and "</s>" not in text
 
 

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from evo.llm import queue as queue_module
 from evo.llm.base import LlmError
 from evo.llm.budget import TEMPLATE_TOKENS, ModelBudget
 from evo.llm.queue import FAILURES, ModelQueue, open_model_queue
-from evo.storage.model_calls import ModelCall, Question
+from evo.storage.model_calls import CallLog, ModelCall, Question
 from evo.storage.queries import RunReader
 from operators.llm.base import Message, Prompt
 from tests.engine_support import create
@@ -504,3 +505,15 @@ def test_uses_of_models_are_summed_up(tmp_path: Path) -> None:
         assert (use.name, use.calls, use.answers, use.failed) == ("m", 2, 2, 0)
         assert (use.tokens_in, use.tokens_out, use.usd) == (20, 40, None)
         assert [a["answer"] for a in run.answers()] == [answer_to("one"), answer_to("two")]
+
+
+def test_the_direction_of_a_question_is_stored_with_it(tmp_path: Path) -> None:
+    """What answers in flight look in is known after a restart."""
+    create(tmp_path).close()
+    log = CallLog(tmp_path)
+    directed = Prompt("change", (Message("user", "Look there."),), "Look there.")
+    prompts = (directed, replace(directed, direction=""))
+    numbers = [log.asked(Question("change@m", prompt, (0,), 0, 1), {}) for prompt in prompts]
+    assert [log.call(n).question.prompt.direction for n in numbers] == ["Look there.", ""]
+    assert [call.question.prompt.direction for call in log.open_calls()] == ["Look there.", ""]
+    log.close()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from evo.core.records import Candidate, Verdict
-from fitness.briefing import hardware_facts, rules, task_facts
+from fitness.briefing.allowed import rules
+from fitness.briefing.facts import hardware_facts, task_facts
 from operators.base import Draft, Parent
 from operators.llm.base import LlmContext, TaskFacts
 from operators.registry import LLM_OPERATORS
@@ -37,7 +38,11 @@ def test_a_fault_is_told_and_mended(evaluators, fault):
         findings=failed.findings, builds=failed.builds,
     )  # fmt: skip
     context = LlmContext(
-        random.Random(0), TaskFacts(**task_facts(task)), hardware_facts(evaluator.target), rules(task), "3.6.0",
+        random.Random(0),
+        TaskFacts(**task_facts(task, evaluator.target)),
+        hardware_facts(evaluator.target),
+        rules(task),
+        "3.6.0",
         answer="edits",
     )  # fmt: skip
     repair = LLM_OPERATORS["repair"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import triton
 
 import evo.core.versions
 from analysis.benchmarks.endpoint import Endpoint, Reply, llm_of
@@ -20,6 +21,7 @@ from evo.core.models import Model
 from evo.core.records import GPU_FACTS
 from evo.search import evaluators
 from evo.search.engine import Engine, EngineOutcome
+from evo.storage.model_calls import stored_calls
 from evo.storage.queries import RunReader
 from evo.storage.store import Store
 from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
@@ -348,3 +350,28 @@ def test_kill_9_while_evaluating_loses_and_repeats_nothing_finished(
     with RunReader(Path("out")) as reader:
         assert reader.pending() == []
         assert len(list(reader.trials())) == 31
+
+
+def test_prompts_before_the_first_evaluation_say_what_the_compiler_and_the_model_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run by halves with the real compiler and evaluator; its decisions are made again afterwards."""
+    run_dir = tmp_path / "run"
+    with Endpoint() as endpoint:  # its answers hold no kernel of this task
+        settings = {"models": [f"m@{endpoint.url}"], "operators": ["mutate"], "budget": 2, "seed": 1}
+        assert api.propose(run_dir, 1, "vector_sin", **settings).proposed == 1
+        api.evaluate_pending(run_dir, gpus="none", workers=1)
+        assert api.propose(run_dir, 1, "vector_sin", **settings).proposed == 1
+    with RunReader(run_dir) as run:
+        estimate = run.seed_estimate()
+        before, after = ([m.text for m in c.call.question.prompt.messages] for c in stored_calls(run))
+        seed = run.trial(0)
+    assert estimate is not None
+    assert [b.sass_hash for b in estimate.builds] == [b.sass_hash for b in seed.evaluation.builds]
+    assert [t.samples_us for t in estimate.timings] == [t.samples_us for t in seed.evaluation.timings]
+    assert "the version is not known before the first evaluation" in before[0]
+    assert "Estimated by a model of the GPU (nothing was measured)" in before[1] and "registers a thread" in before[1]
+    assert f"# Triton {triton.__version__}" in after[0]
+    assert "Nothing was measured yet" not in before[1] + after[1]
+    capsys.readouterr()
+    assert main(["replay", str(run_dir)]) == 0, capsys.readouterr().out

@@ -244,7 +244,7 @@ def test_a_tensor_that_a_call_replaces_is_an_argument(tmp_path):
 
 
 def test_a_prompt_shows_the_model_and_not_what_measures_it(checked):
-    from fitness.briefing import reference_source
+    from fitness.briefing.facts import reference_source
 
     root, _ = checked
     shown = reference_source(load_task(root / "level1_2_BatchNorm"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sqlite3
 import statistics
 from collections import defaultdict
@@ -23,6 +25,7 @@ from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Trial, Verdict, score
 from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
 from evo.storage.folders import FILE
+from evo.storage.model_calls import stored_calls
 from evo.storage.queries import RunReader
 from operators.base import Draft, Parent
 from operators.llm.base import Unreadable
@@ -375,6 +378,46 @@ def test_the_text_of_a_row_judged_again_has_the_verdict_of_the_row(tuned_run, tm
             fitness = score(again)
             assert (fitness.speedup if fitness else None) == row["speedup"]
     assert {row["verdict"] for row in rows.values()} == {"ok", "wrong", "compile_error", "rejected"}
+
+
+def test_a_tuned_answer_is_stored_as_answered_and_as_judged(tuned_run: Path, tmp_path: Path, capsys) -> None:
+    rows = exported(tuned_run, tmp_path / "both", "grpo")
+    with RunReader(tuned_run) as run:
+        for index, row in rows.items():
+            call = run.call_of(index)
+            judged = run.trial(index).proposal.candidate
+            assert row["as_written"] == (ANSWERS[index - 1] if row["tuned"] else None)
+            if not row["tuned"]:
+                assert call["answered_source"] is None
+                continue
+            parents = [
+                Parent(p, run.trial(p).proposal.candidate.source, 1.0) for p in run.trial(index).proposal.parents
+            ]
+            read = LLM_OPERATORS["mutate"].read(call["answer"], parents)
+            assert call["answered_source"] == read.source and Candidate(read.source).id != judged.id
+    capsys.readouterr()
+    assert main(["show", str(tuned_run), "1"]) == 0
+    said = capsys.readouterr().out
+    assert "--- as answered" in said and "as judged" in said and "-    BLOCK_SIZE = 16" in said
+    assert re.search(r"estimated: \d+\.\d\dx as answered and \d+\.\d\dx as judged", said)
+    assert main(["export", str(tuned_run), "--out", str(tmp_path / "all"), "--format", "parquet", "--with-text"]) == 0
+    (table,) = (tmp_path / "all").glob("**/llm_calls.parquet")
+    stored = {row["trial"]: row["answered_source"] for row in pq.read_table(table).to_pylist()}
+    assert SLOW.strip() in stored[1] and stored[5] is None
+
+
+def test_a_run_of_an_earlier_version_is_read_without_its_answered_sources(tuned_run: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(tuned_run, old)
+    with closing(sqlite3.connect(old / "run.sqlite")) as db:
+        db.execute("ALTER TABLE llm_calls DROP COLUMN answered_source")
+    with RunReader(old) as run:
+        assert run.call_of(1)["answered_source"] is None and len(list(stored_calls(run))) == len(ANSWERS)
+    assert main(["show", str(old), "1"]) == 0
+    rows, before = exported(old, tmp_path / "new", "grpo"), exported(tuned_run, tmp_path / "same", "grpo")
+    assert [(r["completion"], r["tuned"], r["as_written"]) for r in rows.values()] == [
+        (r["completion"], r["tuned"], r["as_written"]) for r in before.values()
+    ]
 
 
 def test_the_text_as_answered_has_another_speedup(tuned_run: Path, tmp_path: Path, evaluators) -> None:

@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
 from evo.search.budget import SEED_OPERATOR, gpu_seconds
 from evo.storage.best import best_source, diff, read_result
 from evo.storage.queries import ModelUse, OperatorCredit, RunReader
@@ -177,6 +177,22 @@ def _show_call(run: RunReader, index: int, console: Console) -> None:
     console.rule(f"call {call['call']} of {call['model']}: {tokens}, {_known(call['usd'], '.4f')} dollars")
     _printer(console)(f"prompt {call['prompt_hash']}; finish: {call['finish']}; attempts: {call['attempts']}")
     _print_code(console, call["answer"], "markdown")
+    if call["answered_source"] is not None:
+        _show_tuning(run, index, call["answered_source"], console)
+
+
+def _show_tuning(run: RunReader, index: int, answered: str, console: Console) -> None:
+    """Prints what was changed of an answer before it was judged, with the estimates of both if there are."""
+    found = run.trial(index)
+    judged = (found.proposal if isinstance(found, Trial) else found).candidate
+    before = Candidate(answered)
+    speedups = run.screened([before.id, judged.id])
+    text = " and ".join(f"{_times(speedups.get(c)) or 'not estimated'} {what}" for c, what in (
+        (before.id, "as answered"), (judged.id, "as judged"),
+    ))  # fmt: skip
+    console.rule("parameters that were tuned before the answer was judged")
+    _printer(console)(f"estimated: {text}")
+    _print_code(console, diff(answered, judged.source, "as answered", "as judged"), "diff")
 
 
 def _price(credit: OperatorCredit) -> tuple[str, str]:

@@ -261,6 +261,8 @@ class Build:
     occupancy: float  # resident warps / warp slots of a multiprocessor, 0..1
     sass_hash: str
     compile_s: float = 0.0
+    # What its PTX has, by the names of `fitness.frontend.compile.ptx_features`; without zeros.  Earlier runs have none.
+    instructions: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -424,6 +426,8 @@ class Profile:
     case: str = ""  # the size that was looked at
     kernel: str = ""  # the one that takes the most time, to which the resources belong
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # Microseconds by kernel in `case`: counted in tier "ncu", else the model's.  Earlier runs have none.
+    kernels: Mapping[str, float] = field(default_factory=dict)
     fallback: str = ""  # why a better tier was not used
 
     def __post_init__(self) -> None:
@@ -437,6 +441,15 @@ class Profile:
             return self
         before = {name: earlier.metrics[name] for name in self.numbers if name in earlier.metrics}
         return dataclasses.replace(self, before=before)
+
+
+@dataclass(frozen=True)
+class SeedEstimate:
+    """What the compiler and a model of the target say of the seed kernel before anything is evaluated."""
+
+    builds: tuple[Build, ...]
+    timings: tuple[Timing, ...]  # of each tune case, estimated
+    profile: Profile
 
 
 @dataclass(frozen=True)
@@ -548,6 +561,10 @@ def evaluation_to_json(evaluation: Evaluation) -> str:
     return json.dumps(evaluation, sort_keys=True, default=_fields)
 
 
+def seed_estimate_to_json(estimate: SeedEstimate) -> str:
+    return json.dumps(estimate, default=_fields)  # in order, as a profile
+
+
 def _fields(value: Any) -> dict[str, Any]:
     """Returns the fields of a record, or of a mapping that is not a dict, without copying every number."""
     return vars(value) if dataclasses.is_dataclass(value) else dict(value)
@@ -559,12 +576,19 @@ def evaluation_from_json(text: str) -> Evaluation:
         raise ValueError("evaluated without a recorded plan")
     raw["verdict"] = Verdict(raw["verdict"])
     raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
-    raw["builds"] = tuple(Build(**b) for b in raw["builds"])
     raw["check"] = Check(**raw["check"]) if raw["check"] else None
-    raw["timings"] = tuple(
-        Timing(**{**t, **{k: tuple(t[k]) for k in ("samples_us", "baseline_us", "ci95")}}) for t in raw["timings"]
-    )
-    return Evaluation(**raw)
+    return Evaluation(**raw | _builds_and_timings(raw))
+
+
+def seed_estimate_from_json(text: str) -> SeedEstimate:
+    raw = json.loads(text)
+    return SeedEstimate(**_builds_and_timings(raw), profile=_profile(raw["profile"]))
+
+
+def _builds_and_timings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    lists = ("samples_us", "baseline_us", "ci95")
+    timings = tuple(Timing(**{**t, **{k: tuple(t[k]) for k in lists}}) for t in raw["timings"])
+    return {"builds": tuple(Build(**b) for b in raw["builds"]), "timings": timings}
 
 
 def profile_to_json(profile: Profile) -> str:
@@ -572,5 +596,8 @@ def profile_to_json(profile: Profile) -> str:
 
 
 def profile_from_json(text: str) -> Profile:
-    raw = json.loads(text)
+    return _profile(json.loads(text))
+
+
+def _profile(raw: Mapping[str, Any]) -> Profile:
     return Profile(**{**raw, "hints": tuple(Hint(**h) for h in raw["hints"])})

@@ -1,8 +1,8 @@
 """Makes the completion of a row of training data: a text that yields exactly the source that was evaluated.
 
-An answer's parameters may be tuned before it is evaluated (`evo/search/scheduler.py`).  The store has both: the
-answer's text with its parents, and the evaluated source.  If the two differ, the evaluated source replaces the code in
-the text, as a whole file or as search/replace blocks, whichever the model gave.  The new text is read again, and must
+An answer's parameters may be tuned before it is evaluated (`evo/search/scheduler.py`).  The store has the answer's
+text, the source in it, and the evaluated source.  If the two differ, the evaluated source replaces the code in the
+text, as a whole file or as search/replace blocks, whichever the model gave.  The new text is read again, and must
 yield the evaluated source to be a completion.
 """
 
@@ -43,7 +43,8 @@ class JudgedSource:
     """What was evaluated of an answer: `source`, made from `text` about `parents`.
 
     `itself`: the verdict is on the text itself, which holds no new source.  `tuned`: the run says that parameters were
-    tuned in between.  `spans`: the places of plan and code in the text.
+    tuned in between; `answered`: from which source, if the run has it.  `spans`: the places of plan and code in the
+    text.
     """
 
     operator: str  # with its model
@@ -53,6 +54,7 @@ class JudgedSource:
     source: str
     itself: bool
     tuned: bool
+    answered: str | None = None
 
 
 class Completions:
@@ -74,9 +76,10 @@ class Completions:
             return UNKNOWN_OPERATOR
         parents = [self._parent(index) for index in judged.parents]
         wanted = candidate_id(judged.source)
-        if _yields(operator.read(judged.text, parents), wanted):
+        found = operator.read(judged.text, parents)
+        if _yields(found, wanted):
             return as_answered
-        if not judged.tuned:
+        if not judged.tuned or (judged.answered is not None and not _yields(found, candidate_id(judged.answered))):
             return UNEXPLAINED
         text = _with_judged(judged, parents)
         draft = operator.read(text, parents) if text is not None else None

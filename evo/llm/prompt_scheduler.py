@@ -5,41 +5,46 @@ State is a fold over proposals and trials, like that of the scheduler it belongs
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from evo.core.models import Model
-from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial, Verdict
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, SeedEstimate, Trial, Verdict
 from evo.llm.repairs import REPAIRS, repairable
 from evo.storage.model_calls import ModelAnswer, ModelCall, Question
 from operators.base import Draft, Parent
-from operators.llm.base import LlmContext, LlmOperator, Tried, Unreadable
+from operators.llm.base import InFlight, LlmContext, LlmOperator, Tried, Unreadable
 from operators.llm.operators import complementary
 
 # Latest failures that are still worth a repair, and tries that prompts may describe.
 FAILURES, HISTORY = 16, 64
 PARENTS = 256  # kept in memory
+SEED = 0  # the trial of the seed kernel
 
 
 @dataclass(frozen=True)
 class Made:
     """A proposal made from an answer; with its evaluation if the answer has nothing new to evaluate.
 
-    `spans`: the places of plan and code in the answer.
+    `spans`: the places of plan and code in the answer; `answered`: the source in the answer, if the proposal has
+    another one, since its parameters were tuned.
     """
 
     proposal: Proposal
     evaluation: Evaluation | None
     spans: Mapping[str, tuple[int, int]]
+    answered: str | None = None
 
 
 class PromptScheduler:
     """Makes questions, reads answers, remembers what was tried.
 
-    `trial` gives an earlier trial; `context` a prompt's context from `rng`, `history`, `profiles`, `guidance` and
-    `answer`.
+    `trial` gives an earlier trial; `context` a prompt's context from `evaluated` (whether a trial was, before),
+    `rng`, `history`, `flying`, `profiles`, `guidance` and `answer`.  `seed_estimate` gives what is known of the seed
+    kernel before that.
     """
 
     def __init__(
@@ -51,26 +56,31 @@ class PromptScheduler:
         profiles: Callable[[Sequence[int]], Mapping[int, Profile]],
         context: Callable[..., LlmContext],
         remembers: bool = True,
+        seed_estimate: Callable[[], SeedEstimate | None] = lambda: None,
     ) -> None:
         self._operators = operators
         self._models = {m.name: m for m in models}
         self._guidance = guidance
         self._trial, self._profiles, self._context = trial, profiles, context
+        self._seed_estimate = seed_estimate
+        self._remembers = remembers
         self._history: deque[Tried] = deque(maxlen=HISTORY if remembers else 0)
+        self._proposed: dict[int, Tried] = {}  # made from answers, not evaluated yet
+        self._finished: set[int] = set()
         self._parents: OrderedDict[int, Parent] = OrderedDict()  # those asked about lately
         self._failed: deque[int] = deque(maxlen=FAILURES)
         self._first: dict[int, int] = {}  # failed trial -> the failure that it should repair, or itself
         self._repairs: Counter[int] = Counter()  # repairs of a first failure, made or in flight
-        self._flying: Counter[str] = Counter()  # by hash of the prompt
+        self._flying: list[Question] = []  # in the order in which they were asked
 
     @property
     def flying(self) -> int:
         """Questions in flight."""
-        return self._flying.total()
+        return len(self._flying)
 
     def in_flight(self, question: Question) -> bool:
         """Returns whether an equal prompt is in flight."""
-        return question.prompt.hash in self._flying
+        return any(other.prompt.hash == question.prompt.hash for other in self._flying)
 
     def repairs(self, operator: str) -> bool:
         """Returns whether the parents of `operator` are failed candidates."""
@@ -99,33 +109,48 @@ class PromptScheduler:
         """Returns what `operator` ("mutate@NAME") asks about `parents`; None if it does not apply to them."""
         model = OperatorRef.parse(operator).model
         assert model is not None  # operators that ask have one
+        known = {p: self._parent(p) for p in parents}
+        profiles = {} if self._guidance == "none" else dict(self._profiles(parents))
+        estimate = self._seed_estimate() if not told and SEED in known else None
+        if estimate is not None:
+            known[SEED] = dataclasses.replace(known[SEED], builds=estimate.builds, timings=estimate.timings)
+            profiles |= {} if self._guidance == "none" else {SEED: estimate.profile}
         context = self._context(
+            evaluated=told > 0,
             rng=rng,
-            history=tuple(self._history),
-            profiles={} if self._guidance == "none" else self._profiles(parents),
+            history=(*self._history, *self._proposed.values()),
+            flying=self._others() if self._remembers else (),
+            profiles=profiles,
             guidance=self._guidance,
             answer=self._models[model].answer,
         )
-        prompt = self._of(operator).prompt([self._parent(p) for p in parents], context)
+        prompt = self._of(operator).prompt([known[p] for p in parents], context)
         return None if prompt is None else Question(operator, prompt, tuple(parents), island, told, proposed)
 
     def asked(self, question: Question) -> None:
         """Notes that a question is in flight."""
-        self._flying[question.prompt.hash] += 1
+        self._flying.append(question)
         self._count_repair(question.operator, question.parents, 1)
 
     def collected(self, question: Question) -> None:
         """Notes that the outcome of a question is known; after an answer, a proposal follows."""
-        self._flying -= Counter([question.prompt.hash])  # drops counts of zero
+        place = next(i for i, other in enumerate(self._flying) if other.prompt.hash == question.prompt.hash)
+        del self._flying[place]
         self._count_repair(question.operator, question.parents, -1)
 
     def register(self, proposal: Proposal) -> None:
+        """Notes a proposal.  When a run is made again, `tell` may have come before."""
         self._count_repair(proposal.operator, proposal.parents, 1)
+        operator = OperatorRef.parse(proposal.operator)
+        if self._remembers and operator.asks and proposal.index not in self._finished:
+            self._proposed[proposal.index] = Tried(operator.name, proposal.note, None, parents=proposal.parents)
 
     def tell(self, trial: Trial, parent_speedup: float) -> None:
         """Takes in a finished trial, and the speedup of the best of its parents."""
         proposal, evaluation = trial.proposal, trial.evaluation
         operator = OperatorRef.parse(proposal.operator)
+        self._finished.add(trial.index)
+        self._proposed.pop(trial.index, None)
         repair = operator.asks and self.repairs(proposal.operator)
         first = self._first.get(proposal.parents[0], trial.index) if repair else trial.index
         if repairable(evaluation):
@@ -142,6 +167,7 @@ class PromptScheduler:
                     message=evaluation.message,
                     speedup=trial.fitness.speedup if trial.fitness else None,
                     parent_speedup=parent_speedup,
+                    parents=proposal.parents,
                 )
             )
 
@@ -174,6 +200,10 @@ class PromptScheduler:
         nothing = _no_source(index, message)
         verdict = Evaluation(nothing.id, Verdict.DUPLICATE, "answer", message=message, duplicate_of=candidate.id)
         return Made(proposal(nothing, draft.note), verdict, draft.spans)
+
+    def _others(self) -> tuple[InFlight, ...]:
+        """Returns what answers are being written to."""
+        return tuple(InFlight(OperatorRef.parse(q.operator).name, q.parents, q.prompt.direction) for q in self._flying)
 
     def _parent(self, index: int) -> Parent:
         """Returns a trial as a parent, from a cache: reading one takes milliseconds, and questions repeat parents."""
@@ -235,4 +265,5 @@ def _as_parent(trial: Trial) -> Parent:
         message=evaluation.message,
         findings=evaluation.findings,
         builds=evaluation.builds,
+        timings=evaluation.timings,
     )

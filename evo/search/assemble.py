@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import ConfigError, EvoError
 from evo.core.models import Answerer, Model
@@ -137,7 +137,7 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
     remembers = strategy_of(config).remembers
     _, operators = find_operators(config)
     scheduler = PromptScheduler(
-        operators, config.models, config.guidance, store.trial, store.profiles, context, remembers
+        operators, config.models, config.guidance, store.trial, store.profiles, context, remembers, store.seed_estimate
     )
     limits = ModelBudget(config.max_tokens, config.max_usd)
     queue = open_model_queue(store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions)
@@ -147,21 +147,39 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
 def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
     """Returns a function that makes a prompt's context from its own part and the part common to the run.
 
-    All of it is from the store, nothing from this machine: a prompt is the same wherever the run is made again.
+    All of it is from the store and the task's files, nothing from this machine: a prompt is the same wherever the run
+    is made again.  Its argument `evaluated` says whether a trial was evaluated before; only then is known what
+    evaluates.  Until then the GPU is the one that the target's name stands for, and the version of Triton is unknown.
     """
-    from fitness.briefing import hardware_facts, rules, task_facts
+    from fitness.briefing.allowed import allowed, rules
+    from operators.llm.base import LlmContext
+
+    @functools.cache
+    def common(evaluated: bool) -> dict[str, Any]:
+        return {"rules": rules(task), "allowed": allowed()} | _facts(info, task, evaluated)
+
+    def context(*, evaluated: bool, **own: Any) -> LlmContext:
+        return LlmContext(**common(evaluated), evaluated=evaluated, **own)
+
+    return context
+
+
+def _facts(info: RunInfo, task: Task, evaluated: bool) -> dict[str, Any]:
+    """Returns what a prompt says of the task and of the machine that evaluates."""
+    from fitness.briefing.facts import hardware_facts, task_facts
     from fitness.frontend.target import from_spec
-    from operators.llm.base import LlmContext, TaskFacts
+    from operators.llm.base import TaskFacts
 
-    config = info.config
-
-    return functools.partial(
-        LlmContext,
-        task=TaskFacts(**task_facts(task)),
-        hardware=hardware_facts(from_spec(info.environment.get(GPU_FACTS, config.target))),
-        rules=rules(task),
-        triton=config.triton,
-    )
+    there = info.environment if evaluated else {}
+    target = from_spec(there.get(GPU_FACTS, info.config.target))
+    gpu = {**there, "name": there["gpu"]} if "copy_bytes_per_s" in there else None
+    return {
+        "task": TaskFacts(**task_facts(task, target, gpu)),
+        "hardware": hardware_facts(target, gpu),
+        "arch": target.arch,
+        # Runs of earlier versions have it in their settings alone.
+        "triton": there.get("triton", info.config.triton) if evaluated else "",
+    }
 
 
 # --- the engine ------------------------------------------------------------------------------------------------------
@@ -215,6 +233,8 @@ def run_engine(
     if config.models and proposals != 0:
         for line in describe_models(config):
             listener.say(line)
+    if config.models and evaluator is None and proposals != 0:
+        estimate_seed(store, task, listener)
     with listener.searching(store, evaluator) as (observers, also_stop):
         engine, _ = make_engine(
             store,
@@ -228,6 +248,27 @@ def run_engine(
             functions=functions,
         )
         return engine.run()
+
+
+def estimate_seed(store: Store, task: Task, listener: Listener) -> None:
+    """Stores what the compiler and a model of the target say of the seed kernel, for prompts before any evaluation.
+
+    Nothing is executed.  If it cannot be found here, an event says why, and prompts go without it.  Once a question
+    was asked nothing is added: all questions of a run before its first evaluation know the same.
+    """
+    from evo.storage.tables import count_calls
+    from fitness.cpu_backend import CpuEvaluator
+    from fitness.frontend.target import get_target
+
+    if store.verdicts() or count_calls(store) or store.seed_estimate() is not None:
+        return
+    listener.say(f"compiling the seed kernel of {task.name}, for prompts: nothing was evaluated yet")
+    try:
+        with CpuEvaluator(task, get_target(store.info.config.target)) as evaluator:
+            store.set_seed_estimate(evaluator.estimate_seed())
+    except EvoError as error:
+        store.event("unestimated", short(str(error)))
+        listener.say(f"prompts go without an estimate of the seed kernel: {short(str(error))}")
 
 
 # --- the end of a run ------------------------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ class Engine:
         self._proposed += 1
         made = self._scheduler.read(call)
         if made.evaluation is None:
-            self._store.proposed(made.proposal, call=call.number, spans=made.spans)
+            self._store.proposed(made.proposal, call=call.number, spans=made.spans, answered=made.answered)
             self._submit(made.proposal)
         else:
             trial = Trial(made.proposal, made.evaluation)

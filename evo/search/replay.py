@@ -83,6 +83,7 @@ class Redoing:
             self._profiles,
             context,
             strategy_of(config).remembers,
+            run.seed_estimate,
         )
         # If nothing was screened, the run made its proposals without an evaluator.
         screen = self._screen if run.screen_count() else None

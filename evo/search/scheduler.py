@@ -157,7 +157,7 @@ class Scheduler:
             note=f"{proposal.note}; parameters tuned" if changed else proposal.note,
             cost={**proposal.cost, **cost, "tuned": float(changed)},
         )
-        return dataclasses.replace(made, proposal=tuned)
+        return dataclasses.replace(made, proposal=tuned, answered=source if changed else None)
 
     def _attempt(
         self, step: int, attempt: int, rng: random.Random, cost: Counter[str], among: Sequence[str]

@@ -117,7 +117,7 @@ class CallLog:
         request = {
             "messages": [{"role": m.role, "text": m.text} for m in q.prompt.messages],
             "parameters": dict(parameters),
-        }
+        } | ({"direction": q.prompt.direction} if q.prompt.direction else {})
         row = (q.prompt.hash, q.model, q.operator, json.dumps(q.parents), q.island, q.told, q.proposed)
         return self._write(
             "INSERT INTO llm_calls (prompt_hash, model, operator, parents, island, told, proposed, request, asked_at) "
@@ -200,7 +200,8 @@ _CALL = (
 def _call(row: tuple[Any, ...], folder: Path) -> ModelCall:
     number, operator, parents, island, told, proposed, request, text, reasoning, finish, *bill, error = row
     with decoding(folder, "llm_calls", f"call {number}"):
-        prompt = Prompt(OperatorRef.parse(operator).name, _messages(request))
+        direction = json.loads(request).get("direction", "")  # runs of earlier versions have none
+        prompt = Prompt(OperatorRef.parse(operator).name, _messages(request), direction)
         question = Question(operator, prompt, tuple(json.loads(parents)), island, told, proposed)
     answer = None
     if text is not None:

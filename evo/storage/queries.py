@@ -17,10 +17,12 @@ from evo.core.records import (
     Fitness,
     Profile,
     Proposal,
+    SeedEstimate,
     Trial,
     Verdict,
     evaluation_from_json,
     profile_from_json,
+    seed_estimate_from_json,
 )
 from evo.core.settings import RunConfig
 from evo.storage.folders import FILE
@@ -244,6 +246,14 @@ class RunReader:
         found = self._db.execute("SELECT * FROM llm_calls WHERE trial = ?", (index,))
         row = found.fetchone()
         return None if row is None else dict(zip((column[0] for column in found.description), row, strict=True))
+
+    def seed_estimate(self) -> SeedEstimate | None:
+        """Returns what was known of the seed kernel before anything was evaluated; None if that was not asked for."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'seed_estimate'").fetchone()
+        if row is None:
+            return None
+        with decoding(self.folder, "meta", "seed_estimate"):
+            return seed_estimate_from_json(row[0])
 
     def profile(self, candidate: str) -> Profile | None:
         """Returns what limits a candidate, from the best stored tier; None if it was not profiled."""

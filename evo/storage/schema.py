@@ -78,6 +78,7 @@ CREATE TABLE llm_calls (
     answer TEXT,
     reasoning TEXT,
     spans TEXT,
+    answered_source TEXT,
     finish TEXT,
     tokens_in INTEGER,
     tokens_out INTEGER,
@@ -117,6 +118,10 @@ CREATE TEMP VIEW evaluations AS
     FROM main.evaluations WHERE verdict = 'ok'
     UNION ALL SELECT * FROM main.evaluations WHERE verdict != 'ok';
 CREATE TEMP {TRIALS_VIEW}"""
+
+# Runs of earlier versions did not store what an answer held before its parameters were tuned.
+_HAS_ANSWERED = "SELECT EXISTS(SELECT 1 FROM pragma_table_info('llm_calls') WHERE name = 'answered_source')"
+_WITHOUT_ANSWERED = "CREATE TEMP VIEW llm_calls AS SELECT *, NULL AS answered_source FROM main.llm_calls"
 
 
 def _open(path: Path, *, uri: str = "", check_same_thread: bool = True) -> sqlite3.Connection:
@@ -170,6 +175,12 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
         raise StoreError(
             f"expected a run of schema {SCHEMA_VERSION} in {path}, got {found}; read it with the version that wrote it"
         )
+    try:
+        if not db.execute(_HAS_ANSWERED).fetchone()[0]:
+            db.execute(_WITHOUT_ANSWERED)
+    except sqlite3.DatabaseError as error:
+        db.close()
+        raise damaged(path, error) from error
     return db
 
 

@@ -18,7 +18,15 @@ from typing import IO, Any, Self
 
 from evo.core.errors import StoreError
 from evo.core.plugins import check_recorded
-from evo.core.records import Profile, Proposal, Trial, evaluation_to_json, profile_to_json
+from evo.core.records import (
+    Profile,
+    Proposal,
+    SeedEstimate,
+    Trial,
+    evaluation_to_json,
+    profile_to_json,
+    seed_estimate_to_json,
+)
 from evo.core.settings import RunConfig
 from evo.core.text import quoted, storable
 from evo.storage import folders
@@ -77,13 +85,16 @@ class Store(RunReader):
             raise
         return store
 
-    def proposed(self, proposal: Proposal, *, call: int | None = None, spans: Spans | None = None) -> None:
+    def proposed(
+        self, proposal: Proposal, *, call: int | None = None, spans: Spans | None = None, answered: str | None = None
+    ) -> None:
         """Stores a proposal and its source; to be called before anything is evaluated.
 
-        `call`: the one whose answer it was made from; `spans`: the places of plan and code in that answer.
+        `call`: the one whose answer it was made from; `spans`: the places of plan and code in that answer; `answered`:
+        the source in that answer, if the proposal has another one.
         """
         with self._transaction():
-            self._insert_proposal(proposal, call, spans)
+            self._insert_proposal(proposal, call, spans, answered)
 
     def finished(self, trial: Trial) -> None:
         """Stores the evaluation of a proposal; to be called before any state changes."""
@@ -93,10 +104,12 @@ class Store(RunReader):
     def proposed_and_finished(self, trial: Trial, *, call: int) -> None:
         """Stores an answer that has nothing to evaluate, as a finished trial."""
         with self._transaction():
-            self._insert_proposal(trial.proposal, call, None)
+            self._insert_proposal(trial.proposal, call)
             self._insert_evaluation(trial)
 
-    def _insert_proposal(self, p: Proposal, call: int | None, spans: Spans | None) -> None:
+    def _insert_proposal(
+        self, p: Proposal, call: int | None, spans: Spans | None = None, answered: str | None = None
+    ) -> None:
         self._db.execute("INSERT INTO sources VALUES (?, ?)", (p.candidate.id, p.candidate.source))
         self._db.execute(
             "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -105,7 +118,10 @@ class Store(RunReader):
         )  # fmt: skip
         if call is not None:
             text = None if spans is None else json.dumps(dict(spans))
-            self._db.execute("UPDATE llm_calls SET trial = ?, spans = ? WHERE call = ?", (p.index, text, call))
+            self._db.execute(
+                "UPDATE llm_calls SET trial = ?, spans = ?, answered_source = ? WHERE call = ?",
+                (p.index, text, answered, call),
+            )
 
     def _insert_evaluation(self, trial: Trial) -> None:
         e, f = trial.evaluation, trial.fitness
@@ -120,6 +136,11 @@ class Store(RunReader):
         with self._transaction():
             rows = [(candidate, speedup, time.time()) for candidate, speedup in speedups.items()]
             self._db.executemany("INSERT OR IGNORE INTO screens VALUES (?, ?, ?)", rows)
+
+    def set_seed_estimate(self, estimate: SeedEstimate) -> None:
+        """Stores what is known of the seed kernel before anything is evaluated; to be called once."""
+        with self._transaction():
+            self._db.execute("INSERT INTO meta VALUES ('seed_estimate', ?)", (seed_estimate_to_json(estimate),))
 
     def event(self, kind: str, text: str) -> None:
         with self._transaction():

@@ -60,7 +60,7 @@ _JUDGED_ANSWERS = f"""
            COALESCE(e.speedup, t.speedup, u.speedup), COALESCE(e.ci_low, t.ci_low, u.ci_low),
            COALESCE(e.ci_high, t.ci_high, u.ci_high), COALESCE(e.estimated, t.estimated, u.estimated),
            (SELECT MAX(pe.speedup) FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value),
-           p.parents, s.text, COALESCE(json_extract(p.cost, '$.tuned'), 0)
+           p.parents, s.text, COALESCE(json_extract(p.cost, '$.tuned'), 0), c.answered_source
     FROM llm_calls c JOIN proposals p USING (trial) JOIN sources s USING (candidate) JOIN evaluations e USING (trial)
     LEFT JOIN proposals tp {_OTHER.format("t", "e")} LEFT JOIN evaluations t ON t.trial = tp.trial
     LEFT JOIN proposals up {_OTHER.format("u", "t")} LEFT JOIN evaluations u ON u.trial = up.trial
@@ -163,9 +163,10 @@ class CallRow(NamedTuple):
     parents: str  # JSON
     island: int
     told: int
-    request: str | None  # JSON; None if texts were not asked for, like `answer` and `reasoning`
+    request: str | None  # JSON; None if texts were not asked for, like the next three
     answer: str | None
     reasoning: str | None
+    answered_source: str | None  # in the answer, if another one was judged
     finish: str | None
     tokens_in: int | None
     tokens_out: int | None
@@ -212,8 +213,9 @@ class JudgedAnswerRow(NamedTuple):
     estimated: int | None
     parent_speedup: float | None  # of the fastest parent
     parents: str  # JSON
-    source: str
+    source: str  # that was judged
     tuned: float
+    answered_source: str | None  # in the answer, if it was tuned; None in runs of earlier versions
 
 
 def run_counts(run: RunReader) -> RunCounts:
@@ -248,7 +250,7 @@ def profile_rows(run: RunReader) -> Iterator[ProfileRow]:
 
 def call_rows(run: RunReader, *, with_text: bool) -> Iterator[CallRow]:
     """Return all calls in the order they were asked.  with_text: read prompts and answers too."""
-    texts = "request, answer, reasoning" if with_text else "NULL, NULL, NULL"
+    texts = "request, answer, reasoning, answered_source" if with_text else "NULL, NULL, NULL, NULL"
     return map(CallRow._make, run.rows(_LLM_CALLS.format(texts=texts)))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from evo.core.records import Verdict
 from fitness.frontend.module import compiled, earlier_modules, entry_of, returned, written_among
@@ -36,9 +37,18 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     Raises JobError if the candidate cannot be imported.
     """
     _full_precision()
+    _descriptor_memory(payload["device"])
     with torch.no_grad(), earlier_modules():
         function = entry_of(compiled(payload["source"], scratch), payload["entry"])
         return {"calls": [_called(function, call, payload["device"], scratch) for call in payload["calls"]]}
+
+
+def _descriptor_memory(device: str) -> None:
+    """Gives Triton memory for tensor descriptors that kernels make, as the runner does (`fitness/cuda/launcher.py`).
+
+    Candidates cannot: the gate refuses `triton.set_allocator`.
+    """
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))
 
 
 def _full_precision() -> None:

@@ -210,7 +210,8 @@ def _from(folder: Path, answer: Any, launch: Mapping[str, Any], target: str, mac
 def as_record(build: Mapping[str, Any]) -> Build:
     """Returns the part of a compile job's build that a run stores."""
     stored = {field.name for field in fields(Build)}
-    return Build(**{name: value for name, value in build.items() if name in stored})
+    instructions = {name: count for name, count in build.get("ptx_features", {}).items() if count}
+    return Build(**{name: value for name, value in build.items() if name in stored}, instructions=instructions)
 
 
 def _launches(plans: Mapping[str, LaunchPlan]) -> tuple[list[dict[str, Any]], list[Way]]:

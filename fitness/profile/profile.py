@@ -14,9 +14,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from evo.core.records import Case, Evaluation, Profile, Timing
+from evo.core.records import Case, Profile, Timing
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY, Estimate
 from fitness.frontend import screen
 from fitness.frontend.plan import LaunchPlan
@@ -105,9 +106,9 @@ class Subject:
     flops: float | None
 
 
-def subject(task: Task, evaluation: Evaluation, plans: Mapping[str, Any], choices: Any, builds: Any) -> Subject:
-    """Returns the case of an OK evaluation to profile. plans, choices, builds: by case, from its CompiledCandidate."""
-    name = longest(evaluation.timings)
+def subject(task: Task, timings: Sequence[Timing], plans: Mapping[str, Any], choices: Any, builds: Any) -> Subject:
+    """Returns the case to profile.  timings: of the tune cases; plans, choices, builds: by case, once compiled."""
+    name = longest(timings)
     case = next(c for c in task.cases if c.name == name)
     choice = choices.get(name) or [0] * len(builds[name])
     return Subject(
@@ -132,7 +133,9 @@ def from_estimate(of: Subject, estimate: Estimate, target: Target, fallback: str
     """Returns the profile of tier "estimate": the model's time, and its parts."""
     readings = _modelled(estimate, estimate.total_us) | _static(of, _slowest(estimate, of), target)
     readings |= _moved(of, estimate, target)
-    return _digest("estimate", of, readings, target, _slowest(estimate, of), fallback)
+    return _digest(
+        "estimate", of, readings, target, _slowest(estimate, of), fallback, kernels=_modelled_kernels(estimate)
+    )
 
 
 def from_timing(
@@ -150,7 +153,8 @@ def from_timing(
     if of.bytes:
         least = 100 * of.bytes / gpu["copy_bytes_per_s"] * 1e6 / time_us
         readings["dram"] = min(100.0, max(readings.get("dram", 0.0), least))
-    return _digest("counters-free", of, readings, target, kernel, fallback, gpu)
+    kernels = _modelled_kernels(estimate) if estimate is not None else {}
+    return _digest("counters-free", of, readings, target, kernel, fallback, gpu, kernels)
 
 
 def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]]], target: Target) -> Profile:
@@ -161,7 +165,10 @@ def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]
     readings = {**_static(of, kernel, target), **measured, "time": total}
     if of.bytes and all("dram_bytes" in r for _, r in counters):
         readings["moved"] = math.fsum(r["dram_bytes"] for _, r in counters) / of.bytes
-    return _digest("ncu", of, readings, target, kernel, "")
+    kernels: dict[str, float] = {}
+    for name, of_launch in counters:
+        kernels[name] = kernels.get(name, 0.0) + of_launch["time"]
+    return _digest("ncu", of, readings, target, kernel, "", kernels=kernels)
 
 
 # --- readings --------------------------------------------------------------------------------------------------------
@@ -173,6 +180,14 @@ def _modelled(estimate: Estimate, time_us: float) -> dict[str, float]:
     starting = terms.pop("schedule", 0.0) + terms.pop("launch", 0.0)
     readings = {name: terms[name] for name in NAMES if name in terms}
     return readings | {"time": time_us, "launch": min(100.0, starting), "waiting": terms.get("latency", 0.0)}
+
+
+def _modelled_kernels(estimate: Estimate) -> dict[str, float]:
+    """Returns the model's microseconds of all launches and steps of one name together."""
+    found: dict[str, float] = {}
+    for step in estimate.per_launch:
+        found[step.name] = found.get(step.name, 0.0) + step.total_us
+    return found
 
 
 def _static(of: Subject, kernel: str, target: Target) -> dict[str, float]:
@@ -231,6 +246,7 @@ def _digest(
     kernel: str,
     fallback: str,
     gpu: Mapping[str, Any] | None = None,
+    kernels: Mapping[str, float] = MappingProxyType({}),
 ) -> Profile:
     bottleneck, shown, reason = _classified(tier, readings)
     return Profile(
@@ -243,6 +259,7 @@ def _digest(
         case=of.case.name,
         kernel=kernel,
         metrics={NAMES[name]: readings[name] for name in NAMES if name in readings},
+        kernels=dict(kernels),
         fallback=fallback,
     )
 
@@ -278,15 +295,22 @@ def _lower(name: str) -> str:
 
 
 def roofline(of: Subject, time_us: float, target: Target, gpu: Mapping[str, Any] | None = None) -> float | None:
-    """Returns the least possible time over the time, at most 1; None if the task does not say how much work it is.
-
-    The least time follows from what copies and matrix products reach on the GPU, not from data sheets.
-    """
+    """Returns the least possible time over the time, at most 1; None if the task does not say how much work it is."""
     if of.bytes is None and of.flops is None:
         return None
-    narrow = of.case.dtype in target.tensor_flops and of.case.dtype != "float32"
+    return min(1.0, least_us(of.case.dtype, of.bytes, of.flops, target, gpu) / time_us)
+
+
+def least_us(
+    dtype: str, moved: float | None, flops: float | None, target: Target, gpu: Mapping[str, Any] | None = None
+) -> float:
+    """Returns the least microseconds in which a case with inputs of `dtype` can move its bytes and do its operations.
+
+    It follows from what copies and matrix products reach on the GPU, not from data sheets.  gpu: has the measured
+    "copy_bytes_per_s", if a GPU measures.
+    """
+    narrow = dtype in target.tensor_flops and dtype != "float32"
     lanes = 2.0 * target.multiprocessors * target.fp32_lanes * target.clock_hz
-    peak = target.tensor_flops[of.case.dtype] * WGMMA_EFFICIENCY if narrow else lanes
+    peak = target.tensor_flops[dtype] * WGMMA_EFFICIENCY if narrow else lanes
     rate = gpu["copy_bytes_per_s"] if gpu else DRAM_EFFICIENCY * target.dram_bytes_per_s
-    least_us = 1e6 * max((of.bytes or 0.0) / rate, (of.flops or 0.0) / peak)
-    return min(1.0, least_us / time_us)
+    return 1e6 * max((moved or 0.0) / rate, (flops or 0.0) / peak)

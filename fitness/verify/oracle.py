@@ -55,18 +55,18 @@ def slack(dtype: torch.dtype) -> float:
 Stress = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
 
 
-def _scale(dtype: torch.dtype) -> float:
+def stress_scale(dtype: torch.dtype) -> float:
     """Returns how far `large` and `tiny` go: products of two float16 values must stay within its five decades."""
     return 16.0 if dtype in (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2) else 1e4
 
 
 def _large(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
-    return x * _scale(x.dtype)
+    return x * stress_scale(x.dtype)
 
 
 def _tiny(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
     """Returns x with small values; the first row is zero, so what is divided by a row's size needs its epsilon."""
-    x = x / _scale(x.dtype)
+    x = x / stress_scale(x.dtype)
     if x.dim() > 1 and x.shape[0] > 1:
         x.select(0, 0).zero_()
     return x
@@ -107,7 +107,7 @@ def _few(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _negative(x: torch.Tensor, position: int, generator: torch.Generator) -> torch.Tensor:
     """Moves values far below zero, and every other floating input above it: nothing is near a neutral 0."""
     size = x.float().abs()
-    away = (size + size.mean()) * _scale(x.dtype)
+    away = (size + size.mean()) * stress_scale(x.dtype)
     return (-away if position % 2 == 0 else away).to(x.dtype)
 
 

@@ -22,7 +22,7 @@ UNLIKE_ITSELF = (
     "; this is the kernel that says what is right, executed twice on the same inputs in other memory: it uses what it "
     "reads beyond its arrays, or what it never wrote"
 )
-_TF32_EPS = 2.0**-10  # the precision to which tl.dot rounds float32 by default
+TF32_EPS = 2.0**-10  # the precision to which tl.dot rounds float32 by default
 
 
 def poison(task: Task, number: int) -> Poison:
@@ -36,7 +36,7 @@ def poison(task: Task, number: int) -> Poison:
 def _step(dtype: torch.dtype, dots: bool) -> float:
     """Returns the relative spacing of the numbers that a kernel computes with when it gets `dtype`."""
     eps = torch.finfo(dtype).eps
-    return max(eps, _TF32_EPS) if dots else eps
+    return max(eps, TF32_EPS) if dots else eps
 
 
 def multiplies(task: Task) -> bool:

@@ -37,10 +37,11 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The messages that a model gets for one draft."""
+    """The messages that a model gets for one draft.  `direction`: the one that they ask it to look in, "" for none."""
 
     operator: str
     messages: tuple[Message, ...]
+    direction: str = ""
 
     @cached_property
     def hash(self) -> str:
@@ -62,21 +63,43 @@ class Tried:
 
     operator: str
     note: str  # what was done, one line.
-    verdict: Verdict
+    verdict: Verdict | None  # None: it is being evaluated
     message: str = ""
-    speedup: float | None = None  # over the seed, if the verdict is ok.
+    speedup: float | None = None  # over the baseline, if the verdict is ok.
     parent_speedup: float | None = None  # of the best parent, to tell a gain from a loss
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A question that another answer is being written to."""
+
+    operator: str
+    parents: tuple[int, ...]
+    direction: str  # "" if it has none
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """The task in words and sources, as `fitness.briefing` gives it."""
+    """The task in words and sources, as `fitness.briefing` gives it.  Tuples of texts have a line a subject."""
 
     name: str
     entry: str  # the host function that is called
-    reference: str  # Python source of the reference, with what it needs
-    cases: tuple[str, ...]  # one line each: name, role, arguments with shape and dtype
-    tolerance: str  # one sentence
+    cases: tuple[str, ...] = ()  # name, role, arguments with shape and dtype
+    reference: str = ""  # Python source of the reference, with what it needs; "" if the seed kernel is the reference
+    title: str = ""  # what it computes
+    parameters: tuple[str, ...] = ()  # of the entry
+    says: str = ""  # what the author of the task says of its inputs
+    layout: str = ""  # what holds of the memory of all arguments
+    values: tuple[str, ...] = ()  # of the arguments, as drawn
+    right: tuple[str, ...] = ()  # what a right result is
+    seed: str = ""  # source of the seed kernel, if it is the reference
+    allowed: tuple[str, ...] = ()  # by this task, beyond what all tasks allow
+    baseline: str = "the seed kernel"  # what times are compared with
+    # Of each tune case "bytes", and "flops" and "least_us" if they are known; `work_stated`: the task says the bytes,
+    # else those of the arguments count.
+    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    work_stated: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,8 +110,12 @@ class LlmContext:
     task: TaskFacts
     hardware: Mapping[str, Any]  # what is known of the GPU, by a name in words
     rules: Sequence[str]  # of the gate: "name: what it forbids"
-    triton: str  # version
+    triton: str  # version that compiles what is evaluated; "" if it is not known yet
+    allowed: Sequence[str] = ()  # what every task allows
+    evaluated: bool = True  # whether a trial of the run was, before
+    arch: int = 90  # of the GPU: compute capability times ten
     history: Sequence[Tried] = ()  # the oldest first
+    flying: Sequence[InFlight] = ()  # questions without an answer yet, the oldest first
     profiles: Mapping[int, Profile] = field(default_factory=dict)  # by index of the parent
     guidance: str = "digest"  # one of GUIDANCE
     answer: str = "rewrite"  # one of ANSWERS

@@ -10,12 +10,15 @@ from typing import Any
 from evo.core.records import Finding, Verdict, candidate_id
 from operators.base import Draft, Parent
 from operators.llm.answers import body_of, hint_of, note_of, take_apart
-from operators.llm.base import LlmContext, Message, Prompt, Tried, Unreadable
+from operators.llm.architectures import arch_facts
+from operators.llm.base import LlmContext, Message, Prompt, Unreadable
 from operators.llm.edits import apply_edits, has_edits, read_edits
+from operators.llm.keep import fill_in, shown
+from operators.llm.kernel_facts import resources, speeds
 from operators.llm.pitfalls import pitfalls
-from operators.llm.render import line, render
+from operators.llm.render import render
+from operators.llm.siblings import choose_direction, siblings
 
-HISTORY = 16  # latest tries that a prompt describes: about a thousand tokens
 HINT = "hint:"  # a draft that says which hint it follows has cost {"hint:ID": 1}, for counting
 
 # Prompts on the same parent differ by one of these: sampling alone makes models say the same thing again and again.
@@ -53,6 +56,7 @@ class _Asking:
     arity: int
     repairs = False
     edits = True  # whether an answer may be edits of the first parent
+    hints = True  # whether it is to follow one of the hints of a profile
     directions: Sequence[str] = ()
     saying = "what you change and why it is faster"  # of the plan
 
@@ -60,20 +64,32 @@ class _Asking:
         if not self._applies(parents):
             return None
         profiles = [context.profiles.get(p.index) for p in parents]
+        numbers = [p.index for p in parents]
+        direction = choose_direction(context.rng, self.directions, numbers, context.flying)
         user = render(
             f"{self.name}.md.j2",
             parents=parents,
+            sources=[self._source(p, context) for p in parents],
+            tables=[speeds(p, context.task) for p in parents],
+            builds=[resources(p.builds) for p in parents],
             profiles=profiles,
             mode=context.guidance,
-            hints=context.guidance == "digest" and any(p is not None and p.hints for p in profiles),
-            history=history_lines(context.history),
-            direction=context.rng.choice(self.directions) if self.directions else "",
+            hints=self.hints and context.guidance == "digest" and any(p is not None and p.hints for p in profiles),
+            siblings=siblings(numbers, context.history, context.flying),
+            direction=direction,
             task=context.task,
+            evaluated=context.evaluated,
             saying=self.saying,
-            answer=context.answer if self.edits else "rewrite",
+            edits=self.edits and context.answer == "edits",
             **self._values(parents),
         )
-        return Prompt(self.name, (Message("system", system(context)), Message("user", user)))
+        return Prompt(self.name, (Message("system", system(context)), Message("user", user)), direction)
+
+    def _source(self, parent: Parent, context: LlmContext) -> str:
+        """The text of a parent; "" if the first message has it, as the kernel that decides what is right."""
+        if context.task.seed and candidate_id(parent.source) == candidate_id(context.task.seed):
+            return ""
+        return shown(parent.source, context.task.entry)
 
     def read(self, answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:
         body = body_of(answer)
@@ -82,7 +98,7 @@ class _Asking:
         if self.edits and parents and has_edits(answer[body[0] :]):
             draft = _edited(answer, body[0], parents[0])
         else:
-            draft = _rewritten(answer)
+            draft = _rewritten(answer, parents)
         if isinstance(draft, Draft) and candidate_id(draft.source) in {candidate_id(p.source) for p in parents}:
             return Unreadable("the kernel in the answer is the one that was given, unchanged")
         return draft
@@ -96,7 +112,7 @@ class _Asking:
 
 
 class LlmMutate(_Asking):
-    """One change that makes a kernel faster."""
+    """A change that makes a kernel faster."""
 
     name, arity, directions = "mutate", 1, CHANGES
 
@@ -117,7 +133,7 @@ class LlmRepair(_Asking):
     """A repair of a kernel that failed.  Duplicates and failures of the evaluator have nothing to repair."""
 
     name, arity, repairs = "repair", 1, True
-    saying = "what was wrong and how you mend it"
+    saying = "what was wrong and how you repair it"
 
     def _applies(self, parents: Sequence[Parent]) -> bool:
         return len(parents) == 1 and parents[0].verdict in ADVICE
@@ -133,7 +149,7 @@ class LlmRepair(_Asking):
 class LlmExplore(_Asking):
     """Another algorithm than those that exist."""
 
-    name, arity, edits, directions = "explore", 1, False, ALGORITHMS
+    name, arity, edits, hints, directions = "explore", 1, False, False, ALGORITHMS
     saying = "what is different in kind and why it is faster"
 
 
@@ -145,28 +161,21 @@ class LlmInitial(_Asking):
 
 
 def system(context: LlmContext) -> str:
-    """The first message: all that stays the same during a run, so that servers need to read it once only."""
+    """The first message: all that stays the same during a run, so that servers need to read it once only.
+
+    What all tasks share comes first.
+    """
     return render(
         "system.md.j2",
         task=context.task,
+        seed=shown(context.task.seed, context.task.entry),
         hardware=context.hardware,
         rules=context.rules,
+        allowed=context.allowed,
         triton=context.triton,
+        arch=[f.text for f in arch_facts(context.arch)],
         pitfalls=[p.text for p in pitfalls(context.triton)],
     )
-
-
-def history_lines(history: Sequence[Tried]) -> str:
-    """The latest tries, one line each."""
-    return "\n".join(map(_told, history[-HISTORY:]))
-
-
-def _told(tried: Tried) -> str:
-    note = line(tried.note).strip("` ")
-    if tried.verdict is not Verdict.OK or tried.speedup is None:
-        return f"- {tried.operator}: {note} -> {tried.verdict}: {line(tried.message, 120).strip('` ')}"
-    before = f", from {tried.parent_speedup:.3f}x" if tried.parent_speedup is not None else ""
-    return f"- {tried.operator}: {note} -> {tried.speedup:.3f}x{before}"
 
 
 def _finding(finding: Finding) -> str:
@@ -224,9 +233,12 @@ def _edited(answer: str, start: int, parent: Parent) -> Draft | Unreadable:
     return _draft(source, plan.strip(), (begin, max(begin, start + len(plan))), edits.span)
 
 
-def _rewritten(answer: str) -> Draft | Unreadable:
+def _rewritten(answer: str, parents: Sequence[Parent]) -> Draft | Unreadable:
     parts = take_apart(answer)
-    return parts if isinstance(parts, Unreadable) else _draft(parts.code, parts.plan, parts.plan_span, parts.code_span)
+    if isinstance(parts, Unreadable):
+        return parts
+    code = fill_in(parts.code, [p.source for p in parents])
+    return code if isinstance(code, Unreadable) else _draft(code, parts.plan, parts.plan_span, parts.code_span)
 
 
 def _draft(source: str, plan: str, plan_span: tuple[int, int], code_span: tuple[int, int]) -> Draft:

@@ -148,14 +148,12 @@ PITFALLS = (
         "element of what follows (0 for sums, -inf for maxima).",
         _LANGUAGE + " (tl.load)",
     ),
-    Pitfall(
-        "`num_stages` pipelines loops over `tl.load` only; each stage costs the shared memory of its blocks.",
-        "https://triton-lang.org/main/python-api/generated/triton.Config.html",
-    ),
 )
 
 
 def pitfalls(version: str) -> list[Pitfall]:
-    """Returns the pitfalls that are true of a version of Triton ("3.6.0")."""
+    """Returns the pitfalls that are true of a version of Triton ("3.6.0"); of an unknown one (""), those of all."""
+    if not version:
+        return [p for p in PITFALLS if (p.since, p.until) == (Pitfall.since, Pitfall.until)]
     major, minor = (int(part) for part in version.split(".")[:2])
     return [p for p in PITFALLS if p.since <= (major, minor) <= p.until]

@@ -1,0 +1,80 @@
+"""Says what Triton makes of kernels on a GPU architecture: what decides whether its fast instructions are used.
+
+Each fact names how it was verified.  `tests/test_llm_architectures.py` compiles small kernels for those that a compiler
+shows, so a version of Triton of which a fact is not true fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ArchFact:
+    """One or two sentences for a prompt; `source`: how they were verified."""
+
+    text: str
+    source: str
+
+
+_COMPILED = (
+    "compiled with Triton 3.8.0 for compute capability 9.0, instructions of the PTX and layouts of the IR counted"
+)
+
+HOPPER = (
+    ArchFact(
+        "`tl.dot` becomes wgmma, the fast form, if its block has at least 64 rows and `num_warps` is a multiple of 4. "
+        "Otherwise it becomes mma.sync, which is slower. With few rows, compute the transposed product.",
+        _COMPILED,
+    ),
+    ArchFact(
+        "wgmma takes 16-bit operands in either order. TF32 and 8-bit operands must be K-contiguous (K is the dimension "
+        "that is summed over). Others are transposed on their way into shared memory: float32 by copies of 4 bytes, "
+        "8-bit types through registers, without asynchronous copies.",
+        _COMPILED,
+    ),
+    ArchFact(
+        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous "
+        "path. The left one then "
+        "goes to wgmma from registers. The right one is written back to shared memory in each step.",
+        _COMPILED,
+    ),
+    ArchFact(
+        '`input_precision="tf32x3"` takes three wgmma for one, with almost the precision of float32. `"ieee"` takes no '
+        "tensor cores at all.",
+        _COMPILED,
+    ),
+    ArchFact(
+        "`num_stages` of a launch pipelines only loops with `tl.dot`. Other loops are pipelined by "
+        "`for k in tl.range(first, end, step, num_stages=3)`, and only then are their loads asynchronous copies. Each "
+        "stage takes the shared memory of its blocks.",
+        _COMPILED,
+    ),
+    ArchFact(
+        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and "
+        "masks allow it: offsets "
+        "are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that "
+        "is divisible by 16 "
+        "in the launch).",
+        _COMPILED + " (loads of rows with known and unknown strides)",
+    ),
+    ArchFact(
+        "A block that needs another layout (`tl.trans`, the result of `tl.dot` before it is stored, a cast operand) is "
+        "moved through shared memory, with a barrier. Keep that out of loops.",
+        _COMPILED + " (ttg.convert_layout)",
+    ),
+    ArchFact(
+        "Tensor descriptors (TMA): the base is 16-byte aligned, the last stride is 1, the others are "
+        "multiples of 16 bytes.",
+        "triton/language/core.py of Triton 3.8.0: make_tensor_descriptor",
+    ),
+)
+
+# By compute capability times ten.  Others are added here, with their tests.
+ARCHITECTURES: Mapping[int, Sequence[ArchFact]] = {90: HOPPER}
+
+
+def arch_facts(arch: int) -> Sequence[ArchFact]:
+    """Returns what is known of an architecture (compute capability times ten), () for one that is not listed."""
+    return ARCHITECTURES.get(arch, ())
