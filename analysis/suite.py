@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scipy import stats as scipy_stats
 
@@ -35,7 +35,9 @@ class SuiteBaseline:
 
 @dataclass(frozen=True)
 class SuiteKernel:
-    """One file.  `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
+    """One file, or one of its runs by several variants or seeds.
+
+    `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
 
     `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
     of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid").
@@ -48,6 +50,8 @@ class SuiteKernel:
     baselines: Mapping[str, SuiteBaseline] = field(default_factory=dict)
     note: str = ""
     unknown: frozenset[str] = frozenset()
+    variant: str = ""
+    seed: int = 0
 
     @property
     def speedup(self) -> float:
@@ -68,6 +72,22 @@ def code_lines(source: str) -> int:
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
+def summary(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> str:
+    """The summary of each variant, as `markdown` writes it.
+
+    Raises ValueError if nothing was searched and nothing measured.
+    """
+    variants = {k.variant: [o for o in kernels if o.variant == k.variant] for k in kernels}
+    if len({k.seed for k in kernels}) > 1:  # a row for each run, and figures over runs
+        variants = {v: [replace(k, name=f"{k.name}, seed {k.seed}") for k in ks] for v, ks in variants.items()}
+    if len(variants) == 1:
+        return markdown(next(iter(variants.values())), with_pytorch=with_pytorch)
+    known = {v: ks for v, ks in variants.items() if any(k.outcome or k.baselines for k in ks)}
+    if not known:
+        raise ValueError("no kernel was searched")
+    return "\n".join(f"# {v}\n\n{markdown(ks, with_pytorch=with_pytorch)}" for v, ks in known.items())
+
+
 def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> str:
     """The summary; `with_pytorch`: of a suite with references in PyTorch.
 
@@ -82,9 +102,7 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
     if done:
         parts += [
             _table(("figure", "value"), _figures(done)),
-            "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
-            "from all of a kernel hold one that is right, or that is a success:\n",
-            _table(_BY_BUDGET, _by_budget(done)),
+            *_by_candidates(done),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
             _table(
@@ -190,6 +208,17 @@ def _unless_unknown(done: Sequence[SuiteKernel], figure: str, value: str) -> str
 
 
 _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pass@k", f"pass@k ≥ {SUCCESS}×")
+
+
+def _by_candidates(done: Sequence[SuiteKernel]) -> list[str]:
+    """Returns the table by number of candidates; none if runs end by GPU seconds, which curves count then."""
+    if any(k.outcome.gpu_seconds is not None for k in done if k.outcome):
+        return []
+    return [
+        "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
+        "from all of a kernel hold one that is right, or that is a success:\n",
+        _table(_BY_BUDGET, _by_budget(done)),
+    ]
 
 
 def _by_budget(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str]]:

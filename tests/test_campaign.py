@@ -88,7 +88,13 @@ def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
     assert len(frozen["hash"]) == 16 and frozen["variants"]["greedy"]["screen_budget"] == 3
     Campaign.open(tmp_path / "out", spec_of(tmp_path, "# a remark\n" + SPEC), "cpu", HASHES, VERSIONS)
     others = (
-        (spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")), "cpu", HASHES, VERSIONS, "variants, budget"),
+        (
+            spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")),
+            "cpu",
+            HASHES,
+            VERSIONS,
+            r"variants .*budget expected 8, got 9.*budget \(trials expected 8, got 9\)",
+        ),
         (spec, "gpu", HASHES, VERSIONS, "device"),
         (spec, "cpu", {**HASHES, "softmax": "cc"}, VERSIONS, "tasks"),
         (spec, "cpu", HASHES, {**VERSIONS, "code": "other"}, "versions"),
@@ -306,5 +312,5 @@ def test_tasks_may_come_later(tmp_path: Path) -> None:
     assert len(read_plan(tmp_path / "out").runs) == 6
     with pytest.raises(StoreError, match="task softmax differ"):
         again.add("softmax", "folder/softmax", "bb")
-    with pytest.raises(StoreError, match="versions differ"):
+    with pytest.raises(StoreError, match="versions \\(code expected"):
         Campaign.open(tmp_path / "out", spec, "cpu", {}, {**VERSIONS, "code": "other"})
