@@ -40,7 +40,8 @@ class SuiteKernel:
     `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
 
     `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
-    of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid").
+    of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid");
+    `so_far`: how far a run came that is not finished.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SuiteKernel:
     unknown: frozenset[str] = frozenset()
     variant: str = ""
     seed: int = 0
+    so_far: str = ""
 
     @property
     def speedup(self) -> float:
@@ -82,7 +84,7 @@ def summary(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> st
         variants = {v: [replace(k, name=f"{k.name}, seed {k.seed}") for k in ks] for v, ks in variants.items()}
     if len(variants) == 1:
         return markdown(next(iter(variants.values())), with_pytorch=with_pytorch)
-    known = {v: ks for v, ks in variants.items() if any(k.outcome or k.baselines for k in ks)}
+    known = {v: ks for v, ks in variants.items() if any(k.outcome or k.baselines or k.so_far for k in ks)}
     if not known:
         raise ValueError("no kernel was searched")
     return "\n".join(f"# {v}\n\n{markdown(ks, with_pytorch=with_pytorch)}" for v, ks in known.items())
@@ -95,7 +97,8 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
     """
     done = [k for k in kernels if k.outcome]
     timed = [k for k in kernels if k.baselines]
-    if not done and not timed:
+    unfinished = [k for k in kernels if k.so_far]
+    if not done and not timed and not unfinished:
         raise ValueError("no kernel was searched")
     refused = [k for k in kernels if k.reason]
     parts = [_head(kernels, done, refused)]
@@ -114,6 +117,9 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
         parts += _beside_pytorch(timed)
     elif with_pytorch:
         parts.append("No times of PyTorch, eager or compiled: PyTorch is timed on a GPU alone, never estimated.\n")
+    if unfinished:
+        rows = [(k.name, _cell(k.so_far)) for k in unfinished]
+        parts += ["Not finished, so not counted:\n", _table(("kernel", "so far"), rows)]
     if refused:
         parts += ["Not runnable here:\n", _table(("kernel", "why"), [(k.name, _cell(k.reason)) for k in refused])]
     return "\n".join(parts)
@@ -122,7 +128,8 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
 def _head(kernels: Sequence[SuiteKernel], done: Sequence[SuiteKernel], refused: Sequence[SuiteKernel]) -> str:
     kind = "estimated by a model of the target" if any(k.outcome and k.outcome.estimated for k in done) else "measured"
     waiting = len(kernels) - len(done) - len(refused)
-    unfinished = f", {waiting} not {'finished' if done else 'searched'}" if waiting else ""
+    begun = done or any(k.so_far for k in kernels)
+    unfinished = f", {waiting} not {'finished' if begun else 'searched'}" if waiting else ""
     said = (
         f" Speedups over the suite's own kernels (where it has none: seed kernels), {kind}; a gain within its 95% "
         "interval counts as none."

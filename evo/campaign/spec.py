@@ -128,6 +128,8 @@ class Spec:
             config = _changed(shared, self.own[variant])
         else:
             config = (VARIANTS | MODEL_VARIANTS)[variant](shared)
+        if find_strategy(config.strategy).path:  # its questions follow from each other
+            config = dataclasses.replace(config, llm_slots=1)
         strategy_of(config)  # raises ConfigError if it cannot work with these settings
         return config
 

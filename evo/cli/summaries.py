@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common
 from evo.core.errors import StoreError, how_to_install
+from evo.search.budget import in_words
+from evo.storage.queries import RunReader
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
@@ -174,6 +176,20 @@ def _kernel(folder: Path, run: CampaignRun, lines: int, timed: Sequence[dict[str
     baselines = {
         b["name"]: SuiteBaseline(b["us"], b["seed_us"], b["ratio"], tuple(b["ci95"]), b["error"]) for b in timed
     }
-    found = outcome_of(run.folder(folder), run.variant) if finished(folder, run) else None
-    found = found and dataclasses.replace(found, task=run.task)
-    return SuiteKernel(run.task, lines, "", found, baselines, note, variant=run.variant, seed=run.seed)
+    known = SuiteKernel(run.task, lines, baselines=baselines, note=note, variant=run.variant, seed=run.seed)
+    if not finished(folder, run):
+        return dataclasses.replace(known, so_far=_so_far(run.folder(folder)))
+    found = outcome_of(run.folder(folder), run.variant)
+    return dataclasses.replace(known, outcome=dataclasses.replace(found, task=run.task))
+
+
+def _so_far(run: Path) -> str:
+    """Returns how far a run came that is not finished, in words; "" if it was not begun or cannot be read."""
+    try:
+        with RunReader(run) as reader:
+            best, pending = reader.best(), len(reader.pending())
+            done = f"{reader.spent()} of {in_words(reader.info.config.budget, reader.info.config.gpu_seconds)}"
+    except StoreError:
+        return ""
+    waiting = f", {pending} more proposed" if pending else ""
+    return f"{done}{waiting}" + (f", best {best.fitness}" if best is not None else "")
