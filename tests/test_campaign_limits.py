@@ -147,7 +147,7 @@ def test_the_ledger_is_made_of_the_runs(opened: list[CliEvaluator]) -> None:
     for path in OUT.glob("ledger.sqlite*"):
         path.unlink()
     limits = CampaignLimits(OUT, {CANDIDATES: 12})
-    assert limits.in_words() == "10 candidates of 12" and limits.reached() == []
+    assert limits.in_words() == "10 candidates of 12"
     limits.close()
     run = OUT / "runs/rotary/evolve/seed-0"
     for path in run.iterdir():

@@ -38,6 +38,7 @@ class CampaignLimits:
         """limits: by kind, in place of those of earlier calls; kinds that are left out keep theirs."""
         self._runs = runs_folder(folder)
         self._full: set[str] = set()  # kinds of which runs of this process wanted more than there was
+        self._stopped: set[str] = set()  # kinds that ended runs of this process
         self._ledger = Ledger(folder)
         self._ledger.set_limits(limits)
         known = self._ledger.runs()
@@ -57,21 +58,28 @@ class CampaignLimits:
             yield account
         finally:
             self._full |= {account.full} - {""}
+            self._stopped |= {account.full} - {""}
             self._put(run, executed=False)
 
-    def reached(self) -> list[str]:
+    def stops(self, config: RunConfig, *, proposes: bool, evaluates: bool) -> bool:
+        """Returns whether a run with these settings cannot go on with what it has to do."""
+        needed = {CANDIDATES, *((TOKENS, USD) if config.models else ())} if proposes else set()
+        needed |= {GPU_SECONDS} if evaluates and config.device == "gpu" else set()
+        lacking = needed & self._reached()
+        self._stopped |= lacking
+        return bool(lacking)
+
+    def _reached(self) -> set[str]:
         """Returns the kinds of which nothing more can be had, as far as is known."""
         spent = self._ledger.spent()
         least = {CANDIDATES: 1.0, GPU_SECONDS: MOST_GPU_S}
         limits = self._ledger.limits().items()
         nothing_left = {k for k, limit in limits if spent[k] >= limit or spent[k] + least.get(k, 0.0) > limit}
-        return sorted(nothing_left | self._full)
+        return nothing_left | self._full
 
-    def stops(self, config: RunConfig) -> bool:
-        """Returns whether a run with these settings cannot go on."""
-        needed = {CANDIDATES} | ({TOKENS, USD} if config.models else set())
-        needed |= {GPU_SECONDS} if config.device == "gpu" else set()
-        return bool(needed & {*self.reached()})
+    def to_raise(self) -> str:
+        """Returns the options whose limits ended runs, in words."""
+        return " and ".join(OPTIONS[kind] for kind in sorted(self._stopped or self._reached())) or "limit"
 
     def in_words(self) -> str:
         """Returns e.g. "12 of 40 candidates, $0.8 of $2"; "" without limits."""

@@ -187,8 +187,11 @@ def _one(campaign: Campaign, run: CampaignRun, shared: _TaskEvaluator, work: Wor
         if (folder / FILE).exists():
             came_to_end(campaign.folder, run)  # raises if the run cannot be continued
         config = campaign.config(run)
-        ended = finished(campaign.folder, run)  # then only its result is to be written
-        if not ended and work.limits.stops(config):
+        proposes = work.proposals != 0 and not (work.evaluates and pending(campaign.folder, run))
+        # A run that is finished lacks only its result.
+        if not finished(campaign.folder, run) and work.limits.stops(
+            config, proposes=proposes, evaluates=work.evaluates
+        ):
             return StopReason.CAMPAIGN_LIMIT
         return _run(folder, config, shared, work)
 

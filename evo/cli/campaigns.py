@@ -334,16 +334,15 @@ class _Call:
 
     def _code(self, code: int) -> int:
         """Says how the campaign ended, and returns the exit code."""
-        from evo.campaign.limits import OPTIONS
         from evo.campaign.suite import read_checked
 
         if code == common.EXIT_INTERRUPTED:
             common.say(f"interrupted; the same command continues ({self.folder} keeps what is finished)")
         elif code == common.EXIT_LIMIT:
-            options = " and ".join(OPTIONS[kind] for kind in self.work.limits.reached()) or "the limit"
+            limits = self.work.limits
             common.say(
-                f"limit of the campaign reached: {self.work.limits.in_words()}; the same command with a higher "
-                f"{options} continues"
+                f"limit of the campaign reached: {limits.in_words()}; the same command with a higher "
+                f"{limits.to_raise()} continues"
             )
         elif self.files and not any(outcome.verified for outcome in read_checked(self.folder).values()):
             return common.EXIT_NOT_OK
@@ -447,6 +446,7 @@ def run_campaign(
 
 
 def _in_words(campaign: Campaign, done: Done) -> str:
+    from evo.search.budget import SEED_OPERATOR
     from evo.storage.folders import FILE
     from evo.storage.queries import RunReader
 
@@ -456,7 +456,7 @@ def _in_words(campaign: Campaign, done: Done) -> str:
     if not (folder / FILE).exists():  # the limits of the campaign had no room for it
         return done.reason
     with RunReader(folder) as reader:
-        best, pending = reader.best(), len(reader.pending())
+        best, pending = reader.best(), sum(p.operator != SEED_OPERATOR for p in reader.pending())
     waiting = f", {counted(pending, 'candidate')} pending" if pending else ""
     return f"{done.reason}{waiting}" + (f", best {best.fitness}" if best is not None else "")
 
