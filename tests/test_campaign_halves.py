@@ -71,9 +71,11 @@ def answering(box: Path, answered: list[str]) -> Iterator[None]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_campaign_that_travels_between_a_login_node_and_a_gpu_node(

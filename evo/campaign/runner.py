@@ -51,12 +51,14 @@ class Work:
 
     limits: of the whole campaign.  versions: of all that decides results; without an evaluator only of what proposes.
     proposals: None: the whole run; N: propose so many and evaluate none; 0: evaluate what is pending, propose none.
+    each: evaluations of one run at once, if it proposes nothing.
     conclude: writes the result of a run, if results are wanted.  listener: hears of models that fail.
     """
 
     limits: CampaignLimits
     versions: Mapping[str, str]
     proposals: int | None = None
+    each: int = 1
     stop: Stop = lambda: False
     conclude: Conclude | None = None
     listener: Listener = field(default_factory=Listener)
@@ -285,7 +287,7 @@ def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) ->
     ):
         engine, llm = make_engine(
             store, shared.task, first, evaluator, work.listener, stop=work.stop, proposals=work.proposals,
-            account=account,
+            account=account, workers=work.each if work.proposals == 0 else None,
         )  # fmt: skip
         outcome = engine.run()
         if llm is not None and llm.queue.ended is StopReason.SILENT:

@@ -282,8 +282,12 @@ class _Call:
         """Executes the runs that no other process executes; returns the exit code, and the runs that failed."""
         from evo.campaign.runner import counter
 
-        done = counter(self.folder, self.runs(), self.work.done)
-        ended = run_campaign(self.campaign, self._arriving(look), workers, self.work, done, self.total, self._factory)
+        runs = self.runs()
+        done = counter(self.folder, runs, self.work.done)
+        work = self.work
+        if work.proposals == 0 and self.campaign.device == "gpu":  # fewer runs than workers evaluate several at once
+            work = dataclasses.replace(work, each=max(1, workers // max(1, len(runs) - done())))
+        ended = run_campaign(self.campaign, self._arriving(look), workers, work, done, self.total, self._factory)
         return ended.code, tuple(done.run for done in ended.failed)
 
     def _factory(self) -> EvaluatorFactory | ClusterEvaluatorFactory | None:

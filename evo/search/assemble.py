@@ -189,10 +189,11 @@ def make_engine(
     proposals: int | None = None,
     functions: Mapping[str, Answerer] = NO_FUNCTIONS,
     account: Account | None = None,
+    workers: int | None = None,
 ) -> tuple[Engine, Llm | None]:
     """The engine of the run in `store`, with the models it asks, if it does.
 
-    first, evaluator, stop, proposals, account: as Engine takes them.
+    first, evaluator, stop, proposals, account, workers: as Engine takes them.
     """
     config = store.info.config
     operators, _ = find_operators(config)
@@ -205,7 +206,8 @@ def make_engine(
         watching.append(profiling)
     watching += observers
     engine = Engine(
-        store, first, task.seed_source, engine_evaluator, score, operators, watching, stop, proposals, llm, account
+        store, first, task.seed_source, engine_evaluator, score, operators, watching, stop, proposals, llm, account,
+        workers,
     )  # fmt: skip
     return engine, llm
 

@@ -103,7 +103,8 @@ class Engine:
     The two halves of a search may run in different processes and on different machines.  `evaluator` None: nothing is
     evaluated or screened, and proposals stay pending.  `proposals`: the most to make here; None: as the budget allows;
     0: only what is pending is evaluated.  `account`: of a run of a campaign, which ends if the campaign's limits are
-    reached, or if its models answer no more: going on by rules alone would make it another search.
+    reached, or if its models answer no more: going on by rules alone would make it another search.  `workers`:
+    evaluations at once if nothing is proposed here; None: as the settings say.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Engine:
         proposals: int | None = None,
         llm: Llm | None = None,
         account: Account | None = None,
+        workers: int | None = None,
     ) -> None:
         if (evaluator is None) != (task_seed is None):
             raise ValueError("expected an evaluator with its evaluation of the seed, or neither")
@@ -137,7 +139,7 @@ class Engine:
         is_duplicate = self._is_duplicate if evaluator is not None and config.serial else None
         self._scheduler = Scheduler(config, operators, self._archive, screen, self._prompts, is_duplicate)
         self._inbox: queue.SimpleQueue[_Done | ModelCall] = queue.SimpleQueue()
-        self._pool = _Pool(self._evaluate, config.workers, self._inbox)
+        self._pool = _Pool(self._evaluate, workers or config.workers, self._inbox)
         self._serial = config.serial
         self._by_asking = {
             asks: [o for o in config.operators if OperatorRef.parse(o).asks is asks] for asks in (False, True)
