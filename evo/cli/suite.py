@@ -119,7 +119,8 @@ def _summary(arguments: argparse.Namespace) -> int:
             "compared with the other's: sum them up apart"
         )
     try:
-        text = summary(kernels, with_pytorch=settings[arguments.folders[0]]["with_pytorch"])
+        first = settings[arguments.folders[0]]
+        text = summary(kernels, with_pytorch=first["with_pytorch"], suite=bool(first["suite"]))
     except ValueError as error:
         raise StoreError(f"nothing to sum up: {error}; go on with evo bench") from None
     common.say(text.removesuffix("\n"))

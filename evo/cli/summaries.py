@@ -119,7 +119,7 @@ def sum_up(folder: Path, lines: Mapping[str, int], plan: Plan | None, *, aloud: 
     suite = read_settings(folder) if (folder / FILE).exists() else None
     kernels = list(_kernels(folder, lines, plan))
     try:
-        text = summary(kernels, with_pytorch=suite is not None and suite["with_pytorch"])
+        text = summary(kernels, with_pytorch=bool(suite and suite["with_pytorch"]), suite=suite is not None)
     except ValueError as error:
         common.say(f"nothing to sum up: {error}")
         return
