@@ -134,3 +134,31 @@ def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: py
         for name, seconds in (("late", 0.5), ("slower", 7.0)):
             add({"name": name, "stages": ["verified"], "seconds": {"compiled": seconds}})
     assert [task.name for task in arriving] == ["slower", "quick", "late"]
+
+
+def test_an_ablation_over_a_suite_by_strategies(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """evo ablate and evo bench on the same files: the same campaign, and the same summary of it."""
+    monkeypatch.chdir(checkout.parent)
+    spec = (
+        'seeds = 1\nvariants = ["random", "hillclimb"]\n[suite]\nname = "tritonbench"\npath = "checkout"\n'
+        'only = "scale"\n[budget]\ntrials = 1\n'
+    )
+    Path("spec.toml").write_text(spec)
+    assert main(["ablate", "spec.toml", "--no-figures", "--gpus", "none", "--workers", "1", "--out", "ablated"]) == 0
+    assert "1 task, 1 run a variant" in capsys.readouterr().out
+    options = ("--only", "scale", "--budget", "1", "--strategy", "random,hillclimb", "--workers", "1")
+    assert bench(checkout, *options) == 0
+    assert "Against random." in capsys.readouterr().out
+    for name in ("summary.md", "tables.md"):
+        text = Path("out", name).read_text()
+        figures = ("seconds of evaluation", "of these of a GPU")
+        lines = [
+            [n for n in t.splitlines() if not any(f in n for f in figures)]
+            for t in (text, Path("ablated", name).read_text())
+        ]
+        assert lines[0] == lines[1]
+    assert text != "" and Path("out/summary.md").read_text().startswith("# random\n\n1 files: 1 searched")
+    assert main(["suite", "summary", "out"]) == 0
+    assert capsys.readouterr().out.strip() == Path("out/summary.md").read_text().strip()

@@ -1,4 +1,4 @@
-"""Campaigns in halves: proposed on a login node, evaluated on a GPU node, by turns on one folder that travels."""
+"""Campaigns in halves: proposed on a login node, evaluated on a GPU node, alternately, on one folder that travels."""
 
 from __future__ import annotations
 

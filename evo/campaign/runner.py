@@ -50,7 +50,7 @@ class Work:
     """What a process does with each run, and how.
 
     limits: of the whole campaign.  versions: of all that decides results; without an evaluator only of what proposes.
-    proposals: None: the whole run; N: propose so many and evaluate none; 0: evaluate what is pending, propose none.
+    proposals: None: the whole run; N: propose N and evaluate none; 0: evaluate what is pending, propose none.
     each: evaluations of one run at once, if it proposes nothing.
     conclude: writes the result of a run, if results are wanted.  listener: hears of models that fail.
     """

@@ -1,7 +1,6 @@
 """The files of a benchmark suite as the tasks of a campaign: chosen, checked beside the searches, timed with PyTorch.
 
-What was found out of a file is a line in the campaign's folder, so it is not done again, and other processes of the
-campaign see it.
+What was found out of a file is a line in the campaign's folder: it is not done again, and other processes see it.
 """
 
 from __future__ import annotations
@@ -205,8 +204,8 @@ def line(outcome: CheckOutcome) -> str:
 class Checking:
     """Checks the chosen files in a thread while it is entered; leaving it by an exception stops it, else waits.
 
-    A search may begin as soon as its file is verified.  Once all files are checked, the process that checked them times
-    PyTorch beside their seed kernels, if a GPU measures and the suite has references in PyTorch.
+    A search may begin as soon as its file is verified.  The process that checked the files times PyTorch beside their
+    seed kernels at last, if a GPU measures and the suite is in PyTorch.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ class _Call:
 
         workers = self._workers()
         self._say_what(workers)
-        if self.arguments.helper:  # its parent checks files, and says what came of it
+        if self.arguments.helper:  # its parent checks files, and sums up
             code, failed = self._executed(workers, functools.partial(_lives, os.getppid()))
             return Ended(code, failed, {})
         failed = ()
