@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evo.core.errors import StoreError
+from evo.storage.shared import open_shared
 
 FILE = "ledger.sqlite"
 CANDIDATES, TOKENS, USD, GPU_SECONDS = KINDS = ("candidates", "tokens", "usd", "gpu_seconds")
 POLL_S = 0.2  # between two tries to reserve, while other runs hold reservations
-_BUSY_S = 60.0  # transactions take milliseconds, but dozens of processes may write
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS limits (kind TEXT PRIMARY KEY, most REAL NOT NULL);
@@ -48,11 +48,8 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        with self._lock, self._in_words():
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_SCHEMA)
+        with self._in_words():
+            self._db = open_shared(self._path, _SCHEMA)
 
     def set_limits(self, limits: Mapping[str, float]) -> None:
         """Replaces the limits of these kinds; others stay."""
