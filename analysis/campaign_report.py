@@ -87,12 +87,13 @@ def caption(comparison: Comparison) -> str:
 
 def variants(comparison: Comparison) -> tuple[list[str], Rows]:
     mark = " (est.)" if comparison.estimated else ""
-    head = ["variant", "success", f"geometric mean{mark}", f"mean of successes{mark}", f"area{mark}"]
+    head = ["variant", "success", f"geometric mean{mark}", f"median{mark}", f"mean of successes{mark}", f"area{mark}"]
     return head, [
         [
             variant.name,
             f"{variant.successes}/{variant.runs}",
             f"{variant.mean:.2f}×{_span(comparison, variant.mean_ci)}",
+            f"{variant.median:.2f}×",
             "–" if variant.of_successes is None else f"{variant.of_successes:.2f}×",
             f"{variant.area:.3f}{_span(comparison, variant.area_ci, 3)}",
         ]

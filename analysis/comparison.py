@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class VariantSummary:
     successes: int
     mean: float  # geometric, failures as 1.0; over tasks of the tasks' means
     mean_ci: tuple[float, float]
+    median: float  # of the runs, failures as 1.0
     of_successes: float | None  # arithmetic mean of the speedups that are gains
     area: float
     area_ci: tuple[float, float]
@@ -125,6 +127,7 @@ def _variant(name: str, best: Values, area: Values) -> VariantSummary:
         successes=len(gains),
         mean=math.exp(_mean(best)),
         mean_ci=_exp(stats.interval(best, level=LEVEL)),
+        median=math.exp(statistics.median(v for group in best for v in group)),
         of_successes=sum(gains) / len(gains) if gains else None,
         area=_mean(area),
         area_ci=stats.interval(area, level=LEVEL),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scipy import stats as scipy_stats
 
@@ -35,10 +36,13 @@ class SuiteBaseline:
 
 @dataclass(frozen=True)
 class SuiteKernel:
-    """One file.  `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
+    """One file, or one of its runs by several variants or seeds.
+
+    `reason`: why it was not searched, "" if it was; `outcome` exists if its run is finished.
 
     `baselines`: by name, measured on the GPU of the search; `note`: what is to be known of its task; `unknown`: figures
-    of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid").
+    of its run that an earlier version of evo did not store ("certified", "gpu_seconds", "successes", "valid");
+    `so_far`: how far a run came that is not finished.
     """
 
     name: str
@@ -48,6 +52,9 @@ class SuiteKernel:
     baselines: Mapping[str, SuiteBaseline] = field(default_factory=dict)
     note: str = ""
     unknown: frozenset[str] = frozenset()
+    variant: str = ""
+    seed: int = 0
+    so_far: str = ""
 
     @property
     def speedup(self) -> float:
@@ -62,29 +69,55 @@ class SuiteKernel:
         known = self.baselines.get(name)
         return None if known is None or known.error else self.speedup * known.ratio
 
+    def ties(self, name: str) -> bool:
+        """Returns whether the interval of `over(name)` includes 1, so that neither side is faster.
+
+        Errors of the two ratios are independent: the logarithms of their half-widths add up in quadrature.
+        """
+        known, over = self.baselines[name], self.over(name)
+        assert over is not None  # only baselines with a time are asked for
+        best, ci95 = (self.outcome.best, self.outcome.ci95) if self.outcome else (1.0, (1.0, 1.0))
+        low, high = (math.hypot(math.log(known.ci95[end] / known.ratio), math.log(ci95[end] / best)) for end in (0, 1))
+        return over * math.exp(-low) <= 1 <= over * math.exp(high)
+
 
 def code_lines(source: str) -> int:
     lines = (line.strip() for line in source.splitlines())
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> str:
-    """The summary; `with_pytorch`: of a suite with references in PyTorch.
+def summary(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False, suite: bool = True) -> str:
+    """The summary of each variant, as `markdown` writes it.
+
+    Raises ValueError if nothing was searched and nothing measured.
+    """
+    variants = {k.variant: [o for o in kernels if o.variant == k.variant] for k in kernels}
+    if len({k.seed for k in kernels}) > 1:  # a row for each run, and figures over runs
+        variants = {v: [replace(k, name=f"{k.name}, seed {k.seed}") for k in ks] for v, ks in variants.items()}
+    if len(variants) == 1:
+        return markdown(next(iter(variants.values())), with_pytorch=with_pytorch, suite=suite)
+    known = {v: ks for v, ks in variants.items() if any(k.outcome or k.baselines or k.so_far for k in ks)}
+    if not known:
+        raise ValueError("no kernel was searched")
+    return "\n".join(f"# {v}\n\n{markdown(ks, with_pytorch=with_pytorch, suite=suite)}" for v, ks in known.items())
+
+
+def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False, suite: bool = True) -> str:
+    """The summary; `with_pytorch`: of a suite with references in PyTorch; `suite`: False for tasks of no suite.
 
     Raises ValueError if nothing was searched and nothing measured.
     """
     done = [k for k in kernels if k.outcome]
     timed = [k for k in kernels if k.baselines]
-    if not done and not timed:
+    unfinished = [k for k in kernels if k.so_far]
+    if not done and not timed and not unfinished:
         raise ValueError("no kernel was searched")
     refused = [k for k in kernels if k.reason]
-    parts = [_head(kernels, done, refused)]
+    parts = [_head(kernels, done, refused, suite)]
     if done:
         parts += [
             _table(("figure", "value"), _figures(done)),
-            "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
-            "from all of a kernel hold one that is right, or that is a success:\n",
-            _table(_BY_BUDGET, _by_budget(done)),
+            *_by_candidates(done),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
             _table(
@@ -96,20 +129,25 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False) -> s
         parts += _beside_pytorch(timed)
     elif with_pytorch:
         parts.append("No times of PyTorch, eager or compiled: PyTorch is timed on a GPU alone, never estimated.\n")
+    if unfinished:
+        rows = [(k.name, _cell(k.so_far)) for k in unfinished]
+        parts += ["Not finished, so not counted:\n", _table(("kernel", "so far"), rows)]
     if refused:
         parts += ["Not runnable here:\n", _table(("kernel", "why"), [(k.name, _cell(k.reason)) for k in refused])]
     return "\n".join(parts)
 
 
-def _head(kernels: Sequence[SuiteKernel], done: Sequence[SuiteKernel], refused: Sequence[SuiteKernel]) -> str:
+def _head(
+    kernels: Sequence[SuiteKernel], done: Sequence[SuiteKernel], refused: Sequence[SuiteKernel], suite: bool
+) -> str:
     kind = "estimated by a model of the target" if any(k.outcome and k.outcome.estimated for k in done) else "measured"
     waiting = len(kernels) - len(done) - len(refused)
-    unfinished = f", {waiting} not {'finished' if done else 'searched'}" if waiting else ""
-    said = (
-        f" Speedups over the suite's own kernels (where it has none: seed kernels), {kind}; a gain within its 95% "
-        "interval counts as none."
-    )
-    counts = f"{len(kernels)} files: {len(done)} searched, {len(refused)} not runnable here{unfinished}."
+    begun = done or any(k.so_far for k in kernels)
+    unfinished = f", {waiting} not {'finished' if begun else 'searched'}" if waiting else ""
+    over = "the suite's own kernels (where it has none: seed kernels)" if suite else "the seed kernels"
+    said = f" Speedups over {over}, {kind}; a gain within its 95% interval counts as none."
+    total = f"{len(kernels)} {'files' if suite else 'kernels'}"
+    counts = f"{total}: {len(done)} searched, {len(refused)} not runnable here{unfinished}."
     return f"{counts}{said if done else ''}\n"
 
 
@@ -117,15 +155,20 @@ def _beside_pytorch(timed: Sequence[SuiteKernel]) -> list[str]:
     """fast_p against PyTorch, and its times."""
     names = sorted({name for k in timed for name in k.baselines})
     found = {name: [s for k in timed if (s := k.over(name)) is not None] for name in names}
-    rows = [(f"fast_{p:g}", *(_share(sum(s > p for s in found[n]), len(found[n])) for n in names)) for p in FAST]
-    means = ("geometric mean", *(f"{geometric_mean(found[n]):.2f}×" if found[n] else "none" for n in names))
+    won = {n: [s for k in timed if (s := k.over(n)) is not None and not k.ties(n)] for n in names}
+    rows = [(f"fast_{p:g}", *(_share(sum(s > p for s in won[n]), len(found[n])) for n in names)) for p in FAST]
+    rows.append(("tie", *(_share(len(found[n]) - len(won[n]), len(found[n])) for n in names)))
+    rows += [
+        (what, *(f"{mean(found[n]):.2f}×" if found[n] else "none" for n in names))
+        for what, mean in (("geometric mean", geometric_mean), ("median", statistics.median))
+    ]
     what = "the best kernel found" if any(k.outcome for k in timed) else "the seed kernel: nothing was searched"
     head = ("kernel", "seed, μs", *(f"{n}, μs" for n in names), *(f"seed over {n}" for n in names))
     searched = [*(f"best over {n}" for n in names)] if any(k.outcome for k in timed) else []
     return [
         f"Beside PyTorch, measured afresh on the same GPU; fast_p is the share of kernels more than p times as "
-        f"fast, of {what}:\n",
-        _table(("figure", *names), [*rows, means]),
+        f"fast, of {what}. A tie, whose 95% interval includes 1, is not faster:\n",
+        _table(("figure", *names), rows),
         _table((*head, *searched, "size"), [_times(k, names, bool(searched)) for k in timed]),
     ]
 
@@ -151,11 +194,14 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
     return [
         (f"success ≥ {SUCCESS}×", _share(len(gains), len(done))),
         *_certified(done),
+        ("compiled: a candidate compiles and runs", _unless_unknown(done, "valid", _of(done, *VALID))),
+        ("fast_0, correct: a candidate is right", _of(done, *RIGHT)),
         *((f"fast_{p:g}", _share(sum(s > p for s in speedups), len(done))) for p in FAST),
         (
             "geometric mean, failures as 1.0×",
             f"{geometric_mean(speedups):.2f}× [{math.exp(low):.2f}, {math.exp(high):.2f}]",
         ),
+        ("median, failures as 1.0×", f"{statistics.median(speedups):.2f}×"),
         ("mean of successes", _mean_with_interval(gains) if gains else "none"),
         ("candidates that compile and run", _unless_unknown(done, "valid", _share(valid, candidates))),
         ("candidates that are right", _share(right, candidates)),
@@ -163,6 +209,11 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
         ("seconds of evaluation a kernel", f"{sum(k.outcome.seconds for k in done if k.outcome) / len(done):.1f}"),
         *_on_gpu(done),
     ]
+
+
+def _of(done: Sequence[SuiteKernel], *verdicts: str) -> str:
+    """Returns the share of kernels with a candidate of one of these verdicts."""
+    return _share(sum(count(k, *verdicts) > 0 for k in done), len(done))
 
 
 def _certified(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
@@ -190,6 +241,17 @@ def _unless_unknown(done: Sequence[SuiteKernel], figure: str, value: str) -> str
 
 
 _BY_BUDGET = ("candidates k", f"success ≥ {SUCCESS}×", "geometric mean", "pass@k", f"pass@k ≥ {SUCCESS}×")
+
+
+def _by_candidates(done: Sequence[SuiteKernel]) -> list[str]:
+    """Returns the table by number of candidates; none if runs end by GPU seconds, which curves count then."""
+    if any(k.outcome.gpu_seconds is not None for k in done if k.outcome):
+        return []
+    return [
+        "By number of candidates: what the search had after so many, and pass@k, the chance that so many drawn "
+        "from all of a kernel hold one that is right, or that is a success:\n",
+        _table(_BY_BUDGET, _by_budget(done)),
+    ]
 
 
 def _by_budget(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,27 @@ _SCHEMA = pa.schema([
     ("ci_high", _NUMBER), ("certified", _NUMBER), ("estimated", pa.bool_()), ("candidates", _COUNT), ("valid", _COUNT),
     ("right", _COUNT), ("successes", _COUNT), ("seconds", _NUMBER), ("gpu_seconds", _NUMBER),
     ("curve", pa.list_(_NUMBER)), ("note", pa.string()), ("baselines", pa.list_(_BASELINE)),
+    ("variant", pa.string()), ("seed", pa.int64()), ("gpu_budget", _NUMBER),
 ])  # fmt: skip
 # Columns that files of earlier versions lack.  What they say of a search cannot be computed from the others.
 _ADDED = frozenset({"certified", "gpu_seconds", "successes", "valid"})
+_OF_RUN = frozenset(
+    {"variant", "seed", "gpu_budget"}
+)  # missing in files of earlier versions, which have one run a kernel
 
 
 def write_kernels(path: Path, kernels: Sequence[SuiteKernel]) -> None:
     """Writes one row a file to `path`.
 
-    Columns: name, lines, reason, note.  Of its run: best, ci_low, ci_high, certified, estimated, the curve; candidates
-    (and of these valid, right, successes); seconds (of all stages, and those of a GPU).  Of each baseline a struct:
-    name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
+    Columns: name, variant, seed, lines, reason, note.  Of its run: best, ci_low, ci_high, certified, estimated, the
+    curve; candidates (and of these valid, right, successes); seconds (of all stages, those of a GPU, and
+    how many the GPU had at most).
+    Of each baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
     """
     rows = []
     for k in kernels:
         row: dict[str, object] = {"kernel": k.name, "lines": k.lines, "reason": k.reason, "note": k.note}
+        row |= {"variant": k.variant, "seed": k.seed}
         beside = [_baseline_row(k, name, b) for name, b in k.baselines.items()]
         rows.append(row | _run_row(k) | {"baselines": beside})
     with parquet(path, _SCHEMA) as write_batch:
@@ -60,7 +67,7 @@ def _run_row(kernel: SuiteKernel) -> dict[str, object]:
         "estimated": run.estimated,
     }
     counts = {"candidates": count(kernel), "valid": count(kernel, *VALID), "right": count(kernel, *RIGHT)}
-    seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent}
+    seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent, "gpu_budget": run.gpu_seconds}
     row = speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
     return {name: value for name, value in row.items() if name not in kernel.unknown}
 
@@ -83,7 +90,7 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise StoreError(f"{path}: expected the {FILE} of a campaign over a suite, got: {error}") from None
-    missing = set(_SCHEMA.names) - set(table.column_names)
+    missing = set(_SCHEMA.names) - set(table.column_names) - _OF_RUN
     if lacking := sorted(missing - _ADDED):
         raise StoreError(
             f"{path}: expected the columns of {FILE}, got none called {', '.join(lacking)}; write it again by evo bench"
@@ -92,17 +99,20 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
 
 
 def merged(campaigns: Iterable[Iterable[SuiteKernel]]) -> list[SuiteKernel]:
-    """Returns each file once, from the first campaign that searched it, so that results do not decide which one counts.
+    """Returns each file once a variant and seed, from the first campaign that searched it.
+
+    So results do not decide which one counts.
 
     If no campaign searched a file, its entry is of the first campaign that timed it beside PyTorch.  If none did that,
     it is of the first that says why the file cannot be searched.
     """
-    found: dict[str, SuiteKernel] = {}
+    found: dict[tuple[str, int, str], SuiteKernel] = {}
     for kernels in campaigns:
         for kernel in kernels:
-            known = found.get(kernel.name)
+            run = (kernel.variant, kernel.seed, kernel.name)
+            known = found.get(run)
             if known is None or _known(kernel) > _known(known):
-                found[kernel.name] = kernel
+                found[run] = kernel
     return list(found.values())
 
 
@@ -116,7 +126,12 @@ def _kernel(row: dict[str, Any], missing: frozenset[str]) -> SuiteKernel:
     searched = row["curve"] is not None
     outcome = _outcome(row, missing) if searched else None
     unknown = missing if searched else frozenset()
-    return SuiteKernel(row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"], unknown)
+    variant, seed = row.get("variant") or "", row.get("seed") or 0
+    if outcome is not None:
+        outcome = dataclasses.replace(outcome, variant=variant, seed=seed)
+    return SuiteKernel(
+        row["kernel"], row["lines"], row["reason"], outcome, baselines, row["note"], unknown, variant, seed
+    )
 
 
 def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
@@ -135,6 +150,7 @@ def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
         estimated=row["estimated"],
         verdicts=verdicts,
         seconds=row["seconds"],
+        gpu_seconds=row.get("gpu_budget"),
         gpu_spent=row["gpu_seconds"],
         successes=row["successes"],
         certified=row["certified"],

@@ -19,9 +19,9 @@ import pytest
 import operators.registry
 from analysis import campaign_report, outcomes
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, context
-from evo.campaign.runner import CLAIM
+from evo.campaign.limits import CLAIM
 from evo.campaign.spec import CampaignRun
-from evo.cli import common
+from evo.cli import campaigns, common
 from evo.cli.main import main
 from evo.core.locks import try_lock
 from evo.llm import queue
@@ -190,7 +190,7 @@ def test_several_gpus_and_clusters_evaluate_the_runs_of_all_tasks(
         def workers(self, gpus: int) -> int:
             return 5 * gpus
 
-    def open_workshop(cluster: TwoGpus, target: str, gpus: int) -> Any:
+    def open_workshop(cluster: TwoGpus, target: str, gpus: int, limits: Any) -> Any:
         workshops.append(gpus)
         return SimpleNamespace(open=lambda task: evaluators.open_evaluator(task, target, "gpu"), close=lambda: None)
 
@@ -201,13 +201,44 @@ def test_several_gpus_and_clusters_evaluate_the_runs_of_all_tasks(
     said = capsys.readouterr().out
     assert "measuring times on 2 GPUs" in said and "through Ray on 16 CPUs and 2 GPUs of 2 nodes" in said
     assert "10 at once" in said
-    assert ablate("--gpus", "all", "--out", "local") == 0
-    assert (joined, workshops) == (["head:1", "local"], [2, 2])
-    assert len(opened) == 4 and all(e.closed for e in opened)  # one evaluator a task
-    assert ablate("--gpus", "1", "--out", "local") == 0  # another number of GPUs goes on
+    assert (joined, workshops) == (["head:1"], [2])
+    assert len(opened) == 2 and all(e.closed for e in opened)  # one evaluator a task
+    assert ablate("--gpus", "1") == 0  # another number of GPUs goes on
     assert "18 finished" in capsys.readouterr().out
     assert ablate("--gpus", "3", "--out", "more") == 2
     assert "--gpus 3: expected at most 2" in capsys.readouterr().err
+    assert ablate("--ray-address", "head:1", "--processes", "2", "--out", "more") == 2
+    assert "--processes: expected 1 for runs that only propose, or on a cluster" in capsys.readouterr().err
+
+
+def test_several_gpus_of_a_machine_have_a_process_each(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the second one takes over what it is started for: there is no GPU."""
+    started = []
+
+    class Helper:
+        returncode = 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
+            started.append((command, env["CUDA_VISIBLE_DEVICES"]))
+            assert len(started) < 2 or main(command[3:]) == 0
+
+        def poll(self) -> int:
+            return 0
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
+    monkeypatch.setattr(campaigns.subprocess, "Popen", Helper)
+    assert ablate("--gpus", "all", "--no-figures", "--workers", "3") == 0
+    assert [device for _, device in started] == ["0", "1"]
+    command = started[0][0]
+    assert command[1:5] == ["-m", "evo", "ablate", "spec.toml"]
+    assert command[-7:] == ["--gpus", "1", "--workers", "2", "--processes", "1", "--helper"]
+    assert len(runs(Path("runs/spec"))) == 18 and len(opened) == 2
 
 
 def test_runs_at_equal_gpu_seconds(
@@ -289,7 +320,7 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     assert main(["ablate", "here"]) == 0
     assert capsys.readouterr().out == first
     assert ablate("--out", "here") == 2
-    assert "versions differ" in capsys.readouterr().err
+    assert "versions (evo expected '1', got 'another') differ" in capsys.readouterr().err
     assert main(["ablate", "."]) == 2
     assert "expected a campaign in ." in capsys.readouterr().err
 
@@ -454,14 +485,27 @@ def test_variants_that_ask_models(asking: None, capsys: pytest.CaptureFixture[st
     assert not any("@" in name for name in used("no-llm"))
 
 
-def test_a_run_whose_model_fell_silent_is_none_of_its_variant(asking: None, capsys: pytest.CaptureFixture[str]) -> None:
-    with Endpoint(lambda body, number: Reply() if number < 3 else Reply(status=500)) as endpoint:
+def test_a_run_whose_model_falls_silent_goes_on_once_it_answers(
+    asking: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends at once: going on by rules alone would make it another search than its variant's."""
+    down = True
+
+    def script(body: dict[str, Any], number: int) -> Reply:
+        return Reply(status=500) if down and number > 3 else Reply()
+
+    with Endpoint(script) as endpoint:
         Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
         assert ablate("--workers", "1") == 1
-    assert (
-        "failed: softmax, full, seed 0: no model answers, so this run does not count for its variant"
-        in capsys.readouterr().out
-    )
-    assert ablate("--workers", "1") == 1  # going on without it would only finish another search than the variant's
-    assert "failed: softmax, full, seed 0: no model answered any more" in (said := capsys.readouterr().out)
-    assert "nothing to compare" in said
+        failed = "failed: softmax, full, seed 0: no model answers; the same command continues this run once one does"
+        assert failed in capsys.readouterr().out
+        folder = CampaignRun("softmax", "full", 0).folder(Path("runs/spec"))
+        with RunReader(folder) as run:
+            kept = [trial.proposal.candidate.id for trial in run.trials()]
+            assert len(kept) < 13 and sum(use.answers for use in run.models()) <= 4
+        down = False
+        assert ablate("--workers", "1") == 0
+    with RunReader(folder) as run:
+        trials = list(run.trials())
+    assert [trial.proposal.candidate.id for trial in trials][: len(kept)] == kept and len(trials) == 13
+    assert sum("@" in trial.proposal.operator for trial in trials) > 3

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fitness.tasks.task
-from evo.cli import bench as command
-from evo.cli import suite_checks
+from evo.campaign import suite
 from evo.cli.main import main
 from fitness.suites.tritonbench import FOLDER
 from tests.test_suites_tritonbench import BROKEN, SCALE
@@ -54,7 +53,7 @@ def test_a_suite_is_searched_summed_up_and_gone_on_with(checkout: Path, capsys: 
     assert "broken" in again
     assert "scale" not in again.partition("files can be searched")[0]
     assert (out / "summary.md").read_text() == summary
-    best = out / "runs" / "scale" / "full" / "seed-0" / "best"
+    best = out / "runs" / "scale" / "evolve" / "seed-0" / "best"
     assert not best.exists()
     # Asked for later, of what is finished.
     assert bench(checkout, "--budget", "2", "--workers", "1", "--best") == 0
@@ -80,7 +79,10 @@ def test_processes_share_the_searches(checkout: Path, capfd: pytest.CaptureFixtu
 
 def test_misuse_is_said_before_any_file_is_checked(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(checkout, "--strategy", "best-of-n") == 2
-    assert "--strategy: expected one that asks no model, got 'best-of-n'; choose evolve" in capsys.readouterr().err
+    assert (
+        "--strategy: expected a model for best-of-n to ask, got none; add --model NAME@BASE_URL"
+        in capsys.readouterr().err
+    )
     assert bench(checkout, "--budget", "0") == 2
     assert bench(checkout, "--only", "nothing") == 2
     assert bench(checkout, "--processes", "0") == 2
@@ -120,11 +122,10 @@ def test_a_damaged_suite_file_is_refused_in_words(
 
 def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is known by then."""
-    made = SimpleNamespace(folder=tmp_path, add=lambda *_: None)
     monkeypatch.setattr(fitness.tasks.task, "load_task", lambda path, tried: SimpleNamespace(name=path.name, hash=""))
     chosen = [SimpleNamespace(name=name) for name in ("quick", "slow", "wrong", "late", "slower")]
-    arriving = command._arriving(made, chosen, lambda: None)
-    with suite_checks.adding(tmp_path / suite_checks.CHECKED) as add:
+    arriving = suite.arriving(tmp_path, chosen, lambda: None)
+    with suite.adding(tmp_path / suite.CHECKED) as add:
         assert next(arriving) is None
         for name, seconds in (("quick", 1.0), ("wrong", 9.0), ("slow", 5.0)):
             stages = [] if name == "wrong" else ["verified"]
@@ -133,3 +134,31 @@ def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: py
         for name, seconds in (("late", 0.5), ("slower", 7.0)):
             add({"name": name, "stages": ["verified"], "seconds": {"compiled": seconds}})
     assert [task.name for task in arriving] == ["slower", "quick", "late"]
+
+
+def test_an_ablation_over_a_suite_by_strategies(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """evo ablate and evo bench on the same files: the same campaign, and the same summary of it."""
+    monkeypatch.chdir(checkout.parent)
+    spec = (
+        'seeds = 1\nvariants = ["random", "hillclimb"]\n[suite]\nname = "tritonbench"\npath = "checkout"\n'
+        'only = "scale"\n[budget]\ntrials = 1\n'
+    )
+    Path("spec.toml").write_text(spec)
+    assert main(["ablate", "spec.toml", "--no-figures", "--gpus", "none", "--workers", "1", "--out", "ablated"]) == 0
+    assert "1 task, 1 run a variant" in capsys.readouterr().out
+    options = ("--only", "scale", "--budget", "1", "--strategy", "random,hillclimb", "--workers", "1")
+    assert bench(checkout, *options) == 0
+    assert "Against random." in capsys.readouterr().out
+    for name in ("summary.md", "tables.md"):
+        text = Path("out", name).read_text()
+        figures = ("seconds of evaluation", "of these of a GPU")
+        lines = [
+            [n for n in t.splitlines() if not any(f in n for f in figures)]
+            for t in (text, Path("ablated", name).read_text())
+        ]
+        assert lines[0] == lines[1]
+    assert text != "" and Path("out/summary.md").read_text().startswith("# random\n\n1 files: 1 searched")
+    assert main(["suite", "summary", "out"]) == 0
+    assert capsys.readouterr().out.strip() == Path("out/summary.md").read_text().strip()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evo.campaign.spec import FILE, Campaign, CampaignRun, Spec, read_plan, read_spec
+from evo.campaign.suite import SuiteSelection
 from evo.campaign.variants import VARIANTS
 from evo.core.errors import ConfigError, StoreError
 
@@ -88,7 +89,13 @@ def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
     assert len(frozen["hash"]) == 16 and frozen["variants"]["greedy"]["screen_budget"] == 3
     Campaign.open(tmp_path / "out", spec_of(tmp_path, "# a remark\n" + SPEC), "cpu", HASHES, VERSIONS)
     others = (
-        (spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")), "cpu", HASHES, VERSIONS, "variants, budget"),
+        (
+            spec_of(tmp_path, SPEC.replace("trials = 8", "trials = 9")),
+            "cpu",
+            HASHES,
+            VERSIONS,
+            r"variants .*budget expected 8, got 9.*budget \(trials expected 8, got 9\)",
+        ),
         (spec, "gpu", HASHES, VERSIONS, "device"),
         (spec, "cpu", {**HASHES, "softmax": "cc"}, VERSIONS, "tasks"),
         (spec, "cpu", HASHES, {**VERSIONS, "code": "other"}, "versions"),
@@ -306,5 +313,61 @@ def test_tasks_may_come_later(tmp_path: Path) -> None:
     assert len(read_plan(tmp_path / "out").runs) == 6
     with pytest.raises(StoreError, match="task softmax differ"):
         again.add("softmax", "folder/softmax", "bb")
-    with pytest.raises(StoreError, match="versions differ"):
+    with pytest.raises(StoreError, match="versions \\(code expected"):
         Campaign.open(tmp_path / "out", spec, "cpu", {}, {**VERSIONS, "code": "other"})
+
+
+SUITE = """
+seeds = 1
+variants = ["full", "random"]
+[suite]
+name = "kernelbench"
+path = "checkout"
+only = ["level1_1*", "level1_2_*"]
+gib = 1
+[budget]
+trials = 2
+"""
+
+
+def test_a_spec_may_name_a_suite(tmp_path: Path) -> None:
+    (tmp_path / "checkout").mkdir()
+    spec = spec_of(tmp_path, SUITE)
+    assert spec.tasks == ()
+    assert spec.suite == SuiteSelection("kernelbench", tmp_path / "checkout", "level1_1*,level1_2_*", None, 1)
+    for old, new, words in (
+        ("seeds = 1", 'seeds = 1\ntasks = ["softmax"]', "tasks: expected tasks or a suite, got both"),
+        ('path = "checkout"', "", "suite.path: expected a text, got None"),
+        ("gib = 1", "gib = true", "suite.gib: expected a number, got True"),
+        ("gib = 1", "size = 1", "suite: expected keys among name, path, only, seeds, gib, got size"),
+        ("seeds = 1", "seeds = 1\nllm_concurrency = 0", "llm_concurrency: expected an integer from 1 to 1024, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            spec_of(tmp_path, SUITE.replace(old, new, 1))
+
+
+def test_the_first_that_evaluates_decides_device_and_versions(tmp_path: Path) -> None:
+    spec, own, full = spec_of(tmp_path), {"evo": "1"}, {"evo": "1", "torch": "2"}
+    assert Campaign.open(tmp_path / "out", spec, "", HASHES, own).device == ""
+    assert Campaign.open(tmp_path / "out", spec, "", HASHES, own).device == ""
+    with pytest.raises(StoreError, match=r"versions \(evo expected '1', got '2'\)"):
+        Campaign.open(tmp_path / "out", spec, "gpu", HASHES, {"evo": "2", "torch": "2"})
+    assert Campaign.open(tmp_path / "out", spec, "gpu", HASHES, full).device == "gpu"
+    frozen = json.loads((tmp_path / "out" / FILE).read_text())
+    assert (frozen["device"], frozen["versions"]) == ("gpu", full)
+    assert Campaign.open(tmp_path / "out", spec, "", HASHES, own).device == "gpu"
+    assert json.loads((tmp_path / "out" / FILE).read_text()) == frozen
+    with pytest.raises(StoreError, match="device expected 'gpu', got 'cpu'"):
+        Campaign.open(tmp_path / "out", spec, "cpu", HASHES, full)
+
+
+def test_the_address_of_a_model_may_change(tmp_path: Path) -> None:
+    def opened(url: str, more: str = "") -> Campaign:
+        (tmp_path / "models.toml").write_text(f'[models.m]\nendpoint = "{url}"\n{more}')
+        return Campaign.open(tmp_path / "out", spec_of(tmp_path, MODELS), "cpu", {"softmax": "aa"}, VERSIONS)
+
+    opened("http://localhost:1/v1")
+    campaign = opened("http://localhost:2/v1")
+    assert campaign.config(campaign.runs()[0]).models[0].endpoint == "http://localhost:2/v1"
+    with pytest.raises(StoreError, match=r"variants \(full \(models "):
+        opened("http://localhost:2/v1", "temperature = 0.5\n")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from evo.campaign.runner import Done, counter, execute_runs, finished, why_failed
+from evo.campaign.limits import CampaignLimits
+from evo.campaign.runner import Done, Work, counter, execute_runs, finished, why_failed
 from evo.campaign.spec import Campaign, CampaignRun, Spec
 from evo.cli.campaigns import run_campaign
 from evo.core.errors import StoreError
@@ -41,8 +42,12 @@ def added(campaign: Campaign, name: str) -> Any:
     return load(name)
 
 
+def work(campaign: Campaign, **more: Any) -> Work:
+    return Work(CampaignLimits(campaign.folder, {}), {"evo": "1"}, **more)
+
+
 def run(campaign: Campaign, tasks: Iterator[Any], stop: Any = lambda: False) -> list[Done]:
-    return list(execute_runs(campaign, tasks, {"evo": "1"}, lambda task: CliEvaluator(), 2, stop))
+    return list(execute_runs(campaign, tasks, lambda task: CliEvaluator(), 2, work(campaign, stop=stop)))
 
 
 def test_a_task_is_searched_while_the_next_is_not_known_yet(opened: list[CliEvaluator], campaign: Campaign) -> None:
@@ -92,7 +97,7 @@ def test_what_ends_the_coming_of_tasks_ends_the_campaign(opened: list[CliEvaluat
         raise StoreError("no files can be checked")
 
     with pytest.raises(StoreError, match="no files can be checked"):
-        run_campaign(campaign, arriving(), 1, lambda: 0, lambda: 1, lambda: _factory())
+        run_campaign(campaign, arriving(), 1, work(campaign), lambda: 0, lambda: 1, lambda: _factory())
 
 
 def test_what_other_processes_finish_counts_as_progress(
@@ -102,7 +107,8 @@ def test_what_other_processes_finish_counts_as_progress(
     monkeypatch.setattr("evo.cli.campaigns.time", SimpleNamespace(monotonic=clock.__next__))
     counted = iter((2, 7))  # five were finished in the meantime, this process's one among them
     tasks = iter([added(campaign, "softmax")])
-    assert run_campaign(campaign, tasks, 1, counted.__next__, lambda: 12, lambda: _factory()) == ([], False)
+    ended = run_campaign(campaign, tasks, 1, work(campaign), counted.__next__, lambda: 12, lambda: _factory())
+    assert (ended.code, ended.failed) == (0, [])
     (line,) = (n for n in capsys.readouterr().out.splitlines() if n.startswith("["))
     assert line.startswith("[7/12] softmax, full, seed 0: budget spent, ") and line.endswith("; ETA 0:01:40")
 
@@ -129,7 +135,7 @@ def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: C
 
     search = CampaignRun(BROKEN, "full", 0)
     assert why_failed(campaign.folder, search) == ""
-    [done] = execute_runs(campaign, tasks(), {"evo": "1"}, fails, 1, lambda: False)
+    [done] = execute_runs(campaign, tasks(), fails, 1, work(campaign))
     assert done.reason == "failed"
     why = why_failed(campaign.folder, search)
     assert why.startswith("task 'broken'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
 from evo.campaign.shared import SharedEvaluator
 from evo.core.records import Candidate, Verdict
+from evo.storage.shared import SharedResults
 from tests.engine_support import SlowEvaluator
 
 
@@ -62,3 +64,18 @@ def test_several_threads_may_ask(tmp_path: Path) -> None:
     with closing(SharedEvaluator(InstantEvaluator(), tmp_path, "task")) as shared, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda c: shared.evaluate(c, seed=0, known={}), candidates))
     assert [e.candidate for e in found] == [c.id for c in candidates]
+
+
+def test_two_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """SQLite does not wait if two connections begin the log of a new file: one of a dozen failed."""
+
+    def opened(folder: Path) -> SharedResults:
+        together.wait()
+        return SharedResults(folder, "hash")
+
+    together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(60):
+            (tmp_path / str(number)).mkdir()
+            for results in pool.map(opened, [tmp_path / str(number)] * 2):
+                results.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from analysis.suite import SuiteKernel, code_lines, markdown
+from analysis.suite import SuiteBaseline, SuiteKernel, code_lines, markdown, summary
 from tests.suite_support import KERNELS, TIMED, outcome
 
 
@@ -18,6 +20,8 @@ def test_failures_count_as_1_and_both_means_are_there() -> None:
     assert "measured" in text
     assert value(text, "success ≥ 1.05×").startswith("2/4 = 50% [15%, 85%]")  # Wilson, by the formula
     assert value(text, "success, certified").startswith("1/4")
+    assert value(text, "compiled").startswith("4/4") and value(text, "fast_0, correct").startswith("4/4")
+    assert value(text, "median") == "1.27×"  # between 1.04 and 1.5
     assert [value(text, f"fast_{p}").split(" ")[0] for p in ("1 ", "1.2", "2")] == ["3/4", "2/4", "1/4"]
     assert value(text, "geometric mean").startswith("1.58×")  # (1 * 1.04 * 1.5 * 4) ** 0.25
     assert value(text, "mean of successes") == "2.75× [1.50, 4.00]"  # of two, the bootstrap draws these alone too
@@ -68,8 +72,8 @@ def test_pytorch_is_compared_with_the_best_by_the_product_of_both_ratios() -> No
     assert TIMED[1].over("torch.compile") is None and TIMED[0].over("other") is None
     text = markdown(TIMED, with_pytorch=True)
     rows = [line for line in text.splitlines() if line.startswith("| fast_")]
-    assert [line.split(" | ")[1].split(" ")[0] for line in rows[3:]] == ["1/2", "1/2", "1/2"]  # over eager
-    assert [line.split(" | ")[2].split(" ")[0] for line in rows[3:]] == ["1/1", "0/1", "0/1"]
+    assert [line.split(" | ")[1].split(" ")[0] for line in rows[4:]] == ["1/2", "1/2", "1/2"]  # over eager
+    assert [line.split(" | ")[2].split(" ")[0] for line in rows[4:]] == ["1/1", "0/1", "0/1"]
     assert "| b | 60.0 | 30.0 | No | 0.50× [0.49, 0.51] | none | 0.50× | none | own |" in text
 
 
@@ -85,3 +89,25 @@ def test_seed_kernels_alone_are_compared_where_nothing_was_searched() -> None:
 def test_without_a_gpu_pytorch_has_no_times() -> None:
     assert "PyTorch is timed on a GPU alone" in markdown(KERNELS, with_pytorch=True)
     assert "PyTorch" not in markdown(KERNELS)
+
+
+def test_a_tie_with_pytorch_is_not_faster() -> None:
+    near = SuiteBaseline(101.0, 100.0, 1.01, (0.99, 1.03))
+    apart = SuiteBaseline(101.0, 100.0, 1.01, (1.005, 1.015))
+    kernels = [SuiteKernel("a", 1, baselines={"eager": near}), SuiteKernel("b", 1, baselines={"eager": apart})]
+    assert [k.ties("eager") for k in kernels] == [True, False]
+    text = markdown(kernels, with_pytorch=True)
+    assert "| fast_1 | 1/2" in text and "| tie | 1/2" in text and "| median | 1.01× |" in text
+    # Errors of both ratios add up in quadrature: 1 % of the search (`outcome`) and 0.5 % of the baseline.
+    searched = replace(kernels[1], outcome=outcome("b", 1.001))
+    assert searched.over("eager") == pytest.approx(1.001 * 1.01) and searched.ties("eager")
+
+
+def test_variants_and_seeds_are_summed_up_apart() -> None:
+    runs = [replace(k, variant=v, seed=s) for v in ("evolve", "random") for s in (0, 1) for k in KERNELS[:2]]
+    text = summary(runs, suite=False)
+    assert text.count("4 kernels: 4 searched") == 2 and "Speedups over the seed kernels, measured" in text
+    assert text.index("# evolve") < text.index("| b, seed 1 | 20 |") < text.index("# random")
+    assert summary(KERNELS) == markdown(KERNELS)
+    stopped = SuiteKernel("a", 10, so_far="2 of 6 candidates")
+    assert "| a | 2 of 6 candidates |" in summary([stopped])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evo.cli import suite as command
+from evo.campaign import suite as command
 from evo.cli.main import main
 from evo.core import plugins
 from evo.core.errors import ConfigError, StoreError
@@ -128,7 +127,7 @@ def test_a_suite_of_the_user_is_checked(own: Path, capsys: pytest.CaptureFixture
 
 def test_a_campaign_says_which_suite_it_is_of_without_the_plugin(own: Path, tmp_path: Path) -> None:
     plugins.load_file(own)
-    said = command.settings_of(Namespace(suite="own", gib=None, seeds=None))
+    said = command.SuiteSelection("own", tmp_path).settings()
     code = hashlib.sha256(own.read_bytes()).hexdigest()[:16]
     assert said == {"suite": "own", "gib": None, "seeds": None, "plugin": code, "with_pytorch": False}
     plugins._registered.clear()

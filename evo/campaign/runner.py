@@ -1,31 +1,34 @@
 """Executes the runs of a campaign: several at once, all runs of a task on one evaluator.
 
 So processes start, warm up and measure the seed once a task, not once a run.  Several processes may share a campaign:
-each claims a run before it begins, and leaves alone what another has claimed.
+each claims a run before it begins, and leaves alone what another has claimed.  A process may execute halves of runs:
+only propose, without an evaluator, or only evaluate what is pending.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
+from evo.campaign.limits import CLAIM, CampaignLimits
 from evo.campaign.shared import SharedEvaluator
 from evo.campaign.spec import Campaign, CampaignRun, check_run
 from evo.core.errors import EvoError, StoreError
 from evo.core.locks import try_lock
-from evo.core.records import Evaluation, StopReason
+from evo.core.records import GPU_FACTS, Evaluation, StopReason
+from evo.core.settings import RunConfig
 from evo.search import termination
 from evo.search.assemble import make_engine
-from evo.search.engine import Engine, Llm
-from evo.search.listener import Listener
+from evo.search.listener import Listener, Stop
 from evo.search.profiling import Profiler
 from evo.storage.best import BEST, EVIDENCE
 from evo.storage.folders import FILE
@@ -36,11 +39,39 @@ if TYPE_CHECKING:
     from fitness.tasks.task import Task
 
 FAILURE = "failure.txt"
-CLAIM = "claim.lock"
 ELSEWHERE = "elsewhere"
 LOOK_S = 0.5  # between looks for another task
 IsDone = Callable[[Path, CampaignRun], bool]  # arguments: a campaign's folder and one of its runs
 Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its own end
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a process does with each run, and how.
+
+    limits: of the whole campaign.  versions: of all that decides results; without an evaluator only of what proposes.
+    proposals: None: the whole run; N: propose N and evaluate none; 0: evaluate what is pending, propose none.
+    each: evaluations of one run at once, if it proposes nothing.
+    conclude: writes the result of a run, if results are wanted.  listener: hears of models that fail.
+    """
+
+    limits: CampaignLimits
+    versions: Mapping[str, str]
+    proposals: int | None = None
+    each: int = 1
+    stop: Stop = lambda: False
+    conclude: Conclude | None = None
+    listener: Listener = field(default_factory=Listener)
+
+    @property
+    def evaluates(self) -> bool:
+        return not self.proposals
+
+    def done(self, folder: Path, run: CampaignRun) -> bool:
+        """Returns whether nothing is left to do for a run of the campaign in `folder`."""
+        if finished(folder, run):
+            return self.conclude is None or (run.folder(folder) / BEST / EVIDENCE).exists()
+        return self.proposals == 0 and not pending(folder, run)
 
 
 @dataclass(frozen=True)
@@ -73,9 +104,15 @@ def finished(folder: Path, run: CampaignRun) -> bool:
         return False
 
 
-def concluded(folder: Path, run: CampaignRun) -> bool:
-    """Returns whether a run of the campaign in `folder` is finished and its result written."""
-    return finished(folder, run) and (run.folder(folder) / BEST / EVIDENCE).exists()
+def pending(folder: Path, run: CampaignRun) -> int:
+    """Returns how many candidates of a run wait for an evaluation; 1 if it cannot be read: executing it says why."""
+    if not (run.folder(folder) / FILE).exists():
+        return 0
+    try:
+        with RunReader(run.folder(folder)) as reader:
+            return len(reader.pending())
+    except StoreError:
+        return 1
 
 
 def why_failed(folder: Path, run: CampaignRun) -> str:
@@ -102,49 +139,28 @@ def counter(folder: Path, runs: Iterable[CampaignRun], done: IsDone = finished) 
 def execute_runs(
     campaign: Campaign,
     tasks: Iterable[Task | None],
-    versions: Mapping[str, str],
     open_evaluator: Callable[[Task], Profiler],
     workers: int,
-    stop: Callable[[], bool],
-    conclude: Conclude | None = None,
-    listener: Listener | None = None,
+    work: Work,
 ) -> Generator[Done, None, None]:
-    """Executes the runs that are not finished, `workers` at once, and yields each as it ends.
+    """Executes the runs that are not done, `workers` at once, and yields each as it ends.
 
-    A run that fails does not stop the others.  tasks: None if the next one is not known yet.  conclude: writes the
-    result of a run, if results are wanted.  listener: hears of models that fail.  Close the generator: if it is left
-    early, that waits for running evaluations, except after KeyboardInterrupt.
+    A run that fails does not stop the others.  tasks: None if the next one is not known yet.  Close the generator: if
+    it is left early, that waits for running evaluations, except after KeyboardInterrupt.
     """
-    over, done = threading.Event(), finished if conclude is None else concluded
+    over = threading.Event()
     ended: Queue[Future[str]] = Queue()
     runs: dict[Future[str], CampaignRun] = {}
 
     def halted() -> bool:
-        return over.is_set() or stop()
-
-    def one(run: CampaignRun, task: Task, shared: _TaskEvaluator) -> str:
-        with shared, _claimed(campaign.folder, run, done) as mine:
-            if halted():
-                return StopReason.INTERRUPTED
-            if not mine:
-                return ELSEWHERE
-            if (run.folder(campaign.folder) / FILE).exists():
-                came_to_end(campaign.folder, run)  # raises if the run cannot be continued
-            evaluator, first = shared.prepared()
-            info = RunInfo(campaign.config(run), task.hash, versions, evaluator.environment)
-            return _run(
-                run.folder(campaign.folder),
-                info,
-                lambda store: make_engine(store, task, first, evaluator, listener or Listener(), stop=halted),
-                lambda store: conclude and conclude(store, evaluator),
-            )
+        return over.is_set() or work.stop()
 
     def begin(task: Task) -> int:
         """Queues the runs of a task that are left, and returns their number."""
-        todo = [run for run in campaign.runs_of(task.name) if not done(campaign.folder, run)]
+        todo = [run for run in campaign.runs_of(task.name) if not work.done(campaign.folder, run)]
         shared = _TaskEvaluator(campaign, task, len(todo), open_evaluator)
         for run in todo:
-            future = pool.submit(one, run, task, shared)
+            future = pool.submit(_one, campaign, run, shared, dataclasses.replace(work, stop=halted))
             runs[future] = run
             future.add_done_callback(ended.put)
         return len(todo)
@@ -160,6 +176,26 @@ def execute_runs(
     finally:
         over.set()
         pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def _one(campaign: Campaign, run: CampaignRun, shared: _TaskEvaluator, work: Work) -> str:
+    """Executes one run, if this process gets it, and returns how it ended."""
+    folder = run.folder(campaign.folder)
+    with shared, _claimed(campaign.folder, run, work) as mine:
+        if work.stop():
+            return StopReason.INTERRUPTED
+        if not mine:
+            return ELSEWHERE
+        if (folder / FILE).exists():
+            came_to_end(campaign.folder, run)  # raises if the run cannot be continued
+        config = campaign.config(run)
+        proposes = work.proposals != 0 and not (work.evaluates and pending(campaign.folder, run))
+        # A run that is finished lacks only its result.
+        if not finished(campaign.folder, run) and work.limits.stops(
+            config, proposes=proposes, evaluates=work.evaluates
+        ):
+            return StopReason.CAMPAIGN_LIMIT
+        return _run(folder, config, shared, work)
 
 
 def _as_ended(
@@ -195,11 +231,11 @@ def _done(campaign: Campaign, run: CampaignRun, future: Future[str]) -> Done:
 
 
 @contextmanager
-def _claimed(folder: Path, run: CampaignRun, done: IsDone) -> Iterator[bool]:
+def _claimed(folder: Path, run: CampaignRun, work: Work) -> Iterator[bool]:
     """Yields whether this process has the run: no other process executes it, and none finished it meanwhile."""
     run.folder(folder).mkdir(parents=True, exist_ok=True)
     with try_lock(run.folder(folder) / CLAIM) as mine:
-        yield mine and not done(folder, run)
+        yield mine and not work.done(folder, run)
 
 
 class _TaskEvaluator:
@@ -209,7 +245,8 @@ class _TaskEvaluator:
     """
 
     def __init__(self, campaign: Campaign, task: Task, runs: int, open_evaluator: Callable[[Task], Profiler]) -> None:
-        self._campaign, self._task, self._left, self._open = campaign, task, runs, open_evaluator
+        self.task = task
+        self._campaign, self._left, self._open = campaign, runs, open_evaluator
         self._lock = threading.Lock()
         self._evaluator: Profiler | None = None
         self._first: Evaluation | Exception | None = None
@@ -218,9 +255,9 @@ class _TaskEvaluator:
         """Returns the evaluator and its evaluation of the seed; raises what preparing raised, for every run."""
         with self._lock:
             if self._evaluator is None:
-                self._evaluator = self._open(self._task)
+                self._evaluator = self._open(self.task)
                 if self._campaign.device == "cpu":
-                    self._evaluator = SharedEvaluator(self._evaluator, self._campaign.folder, self._task.hash)
+                    self._evaluator = SharedEvaluator(self._evaluator, self._campaign.folder, self.task.hash)
             if self._first is None:
                 try:
                     self._first = self._evaluator.prepare()
@@ -240,33 +277,46 @@ class _TaskEvaluator:
                 self._evaluator.close()
 
 
-def _run(
-    folder: Path,
-    info: RunInfo,
-    make_engine: Callable[[Store], tuple[Engine, Llm | None]],
-    conclude: Callable[[Store], object],
-) -> str:
+def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) -> str:
     """Starts or continues a run and returns how it ended.  Raises EvoError if its models do not answer any more."""
-    if (folder / FILE).exists():
-        store = Store.resume(folder, task_hash=info.task_hash, versions=info.versions)
-    else:
-        store = Store.create(folder, info)
-    with store:
-        if termination.fell_silent(store):
-            raise EvoError(_silent("no model answered any more", folder))
-        engine, llm = make_engine(store)
+    evaluator, first = shared.prepared() if work.evaluates else (None, None)
+    environment = {} if evaluator is None else evaluator.environment
+    with (
+        work.limits.account(folder, work.stop) as account,
+        _open_store(folder, RunInfo(config, shared.task.hash, work.versions, environment)) as store,
+    ):
+        engine, llm = make_engine(
+            store, shared.task, first, evaluator, work.listener, stop=work.stop, proposals=work.proposals,
+            account=account, workers=work.each if work.proposals == 0 else None,
+        )  # fmt: skip
         outcome = engine.run()
         if llm is not None and llm.queue.ended is StopReason.SILENT:
-            store.event("ended", StopReason.SILENT)
-            raise EvoError(_silent(StopReason.SILENT, folder))
-        if outcome.reason is not StopReason.INTERRUPTED:
-            conclude(store)
+            raise EvoError(f"{StopReason.SILENT}; the same command continues this run once one does")
+        if work.conclude is not None and evaluator is not None and termination.came_to_end(store):
+            work.conclude(store, evaluator)
     (folder / FAILURE).unlink(missing_ok=True)
     return outcome.text
 
 
-def _silent(reason: str, folder: Path) -> str:
-    return f"{reason}, so this run does not count for its variant; delete {folder} to repeat it"
+def _open_store(folder: Path, info: RunInfo) -> Store:
+    """Returns the store of a run, new or to go on with.
+
+    A run that was never evaluated gets the device and the versions of the first process that evaluates it.
+    """
+    if not (folder / FILE).exists():
+        return Store.create(folder, info)
+    with RunReader(folder) as reader:
+        then = reader.info
+    evaluates, evaluated = bool(info.environment), bool(then.environment)
+    own = then.versions.keys() & info.versions.keys()
+    going = info.versions if evaluates and evaluated else {**then.versions, **{n: info.versions[n] for n in own}}
+    store = Store.open(folder, task_hash=info.task_hash, versions=going)
+    store.goes_on(dataclasses.replace(info.config, triton=then.config.triton), going)
+    if evaluates and not evaluated:
+        # Not its machine: prompts that were made before said what the target's name stands for.
+        environment = {name: value for name, value in info.environment.items() if name != GPU_FACTS}
+        store.set_evaluator(info.versions, environment)
+    return store
 
 
 def _failed(campaign: Campaign, run: CampaignRun, error: BaseException) -> Done:

@@ -14,10 +14,11 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evo.campaign.suite import SuiteSelection
 from evo.campaign.variants import MODEL_VARIANTS, VARIANTS
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
@@ -35,6 +36,10 @@ FILE = "campaign.json"
 LOCK = "campaign.lock"
 _EARLIER_KEYS = {"arms": "variants", "arm": "variant"}  # of specs and campaign.json: what earlier versions wrote
 _MOST_SEEDS = 10_000
+_KEYS = (
+    "tasks", "suite", "seeds", "variants", "budget", "target", "models", "models_file", "llm_concurrency", "run",
+    "variant",
+)  # fmt: skip
 
 # Settings of a run that the spec may set, for all variants or for one.
 SETTINGS = (
@@ -62,17 +67,24 @@ class CampaignRun:
     seed: int
 
     def folder(self, campaign: Path) -> Path:
-        """Returns its run folder below the campaign's; earlier versions of evo called runs "cells"."""
-        parent = "cells" if (campaign / "cells").exists() else "runs"
-        return campaign / parent / self.task / self.variant / f"seed-{self.seed}"
+        """Returns its run folder below the campaign's."""
+        return runs_folder(campaign) / self.task / self.variant / f"seed-{self.seed}"
 
     def __str__(self) -> str:
         return f"{self.task}, {self.variant}, seed {self.seed}"
 
 
+def runs_folder(campaign: Path) -> Path:
+    """Returns the folder of a campaign's runs; earlier versions of evo called runs "cells"."""
+    return campaign / ("cells" if (campaign / "cells").exists() else "runs")
+
+
 @dataclass(frozen=True)
 class Spec:
-    """A spec file, checked.  The first variant is the one that the others are compared with."""
+    """What a campaign is to run, checked.  The first variant is the one that the others are compared with.
+
+    tasks: built-in names or folders; empty if they come from `suite`.  llm_slots: questions of a run in flight.
+    """
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -84,10 +96,14 @@ class Spec:
     base: Mapping[str, Any]  # settings of all variants
     own: Mapping[str, Mapping[str, Any]]  # settings of variants the spec defines, by name
     gpu_seconds: float | None = None
+    suite: SuiteSelection | None = None
+    llm_slots: int = 1
+    on_gpu: Mapping[str, Any] = field(default_factory=dict)  # settings of all variants if a GPU measures
 
     def config(self, task: str, variant: str, seed: int, device: str) -> RunConfig:
-        """Returns the settings of one run.  It is serial (`workers=1`), so that each proposal knows all results before
-        it.
+        """Returns the settings of one run.  It has one worker, so that each proposal knows all results before it.
+
+        device: "gpu", "cpu", or "" if the first evaluation will decide it.
         """
         strategy = self.base.get("strategy", "evolve")
         shared = RunConfig(
@@ -98,18 +114,22 @@ class Spec:
             strategy=strategy,
             target=self.target,
             models=self.models,
+            llm_slots=self.llm_slots,
             max_tokens=self.tokens,
             gpu_seconds=self.gpu_seconds,
             redrafts=REDRAFTS,
             frozen_parents=True,
             surrogate=True,
             triton=triton_version() if self.models else "",
-        ).with_device(device)
-        shared = _changed(shared, self.base)
+        )
+        shared = shared.with_device(device) if device else shared
+        shared = _changed(shared, {**self.base, **(self.on_gpu if device == "gpu" else {})})
         if variant in self.own:
             config = _changed(shared, self.own[variant])
         else:
             config = (VARIANTS | MODEL_VARIANTS)[variant](shared)
+        if find_strategy(config.strategy).path:  # its questions follow from each other
+            config = dataclasses.replace(config, llm_slots=1)
         strategy_of(config)  # raises ConfigError if it cannot work with these settings
         return config
 
@@ -125,9 +145,7 @@ def read_spec(path: Path) -> Spec:
             raise ConfigError(f"expected {new}, got {new} and its earlier name {old}; move all below {new}")
         if old in raw:
             raw[new] = raw.pop(old)
-    _only(
-        raw, ("tasks", "seeds", "variants", "budget", "target", "models", "models_file", "run", "variant"), "the spec"
-    )
+    _only(raw, _KEYS, "the spec")
     own = raw.get("variant", {})
     if not isinstance(own, dict):
         raise ConfigError(f"variant: expected tables [variant.NAME], got {own!r:.100}")
@@ -143,8 +161,14 @@ def read_spec(path: Path) -> Spec:
     for table, settings in tables.items():
         _check_settings(settings, table, models)
     trials, tokens, gpu_seconds = _budget(raw.get("budget"), models)
+    slots = raw.get("llm_concurrency", 1)
+    if problem := out_of_range("llm_slots", slots):
+        raise ConfigError(f"llm_concurrency: {problem}; leave it out for one question of a run in flight")
+    suite = _suite(raw["suite"], path.parent) if "suite" in raw else None
+    if suite is not None and "tasks" in raw:
+        raise ConfigError("tasks: expected tasks or a suite, got both; make two campaigns of them")
     spec = Spec(
-        tasks=tuple(_task(name, path.parent) for name in _names(raw, "tasks")),
+        tasks=() if suite else tuple(_task(name, path.parent) for name in _names(raw, "tasks")),
         seeds=_seeds(raw.get("seeds")),
         variants=tuple(_names(raw, "variants")),
         trials=trials,
@@ -154,6 +178,8 @@ def read_spec(path: Path) -> Spec:
         base=raw.get("run", {}),
         own=own,
         gpu_seconds=gpu_seconds,
+        suite=suite,
+        llm_slots=slots,
     )
     known = [*VARIANTS, *MODEL_VARIANTS, *own]
     unknown = [name for name in spec.variants if name not in known]
@@ -174,7 +200,7 @@ class Campaign:
     """The folder of a campaign; made by `open`."""
 
     def __init__(self, folder: Path, spec: Spec, device: str, tasks: Sequence[str]) -> None:
-        """`tasks`: the names of those in the spec, in its order."""
+        """device: "" while nothing was evaluated.  tasks: the names of those in the spec, in its order."""
         self.folder, self.spec, self.device = folder, spec, device
         self._paths = dict(zip(tasks, spec.tasks, strict=True))
 
@@ -184,6 +210,8 @@ class Campaign:
     ) -> Campaign:
         """Returns the campaign in `folder`, or begins it there.
 
+        device: "gpu" or "cpu"; "" to evaluate nothing: then it is what the folder says, or still open.  The first
+        process that evaluates decides it, and completes `versions`.
         hashes: of the tasks, by name in the spec's order.  If the spec has no tasks, they come later by `add`.
         Raises ConfigError if two variants would be the same search, StoreError if the folder holds another campaign or
         a run.
@@ -200,12 +228,27 @@ class Campaign:
             folder.mkdir(parents=True, exist_ok=True)
             with lock(folder / LOCK):  # others may begin it at the same time
                 if path.exists():
-                    _check_same(folder, _read_frozen(folder), frozen)
+                    campaign._go_on(_read_frozen(folder), hashes, versions)
                 else:
                     _write(path, frozen)
         except OSError as error:
             raise StoreError(f"expected to write {path}, got: {error}; choose another folder by --out") from error
         return campaign
+
+    def _go_on(self, then: Mapping[str, Any], hashes: Mapping[str, str], versions: Mapping[str, str]) -> None:
+        """Checks that the campaign is the same; the first process that evaluates writes which device it is."""
+        decided, deciding = then.get("device", ""), self.device
+        self.device = decided if not deciding else deciding if decided else ""
+        known = dict(then.get("versions", {}))
+        if not deciding or not decided:  # another build of torch may evaluate what was proposed
+            versions_now = {**known, **{name: versions[name] for name in known.keys() & versions.keys()}}
+        else:
+            versions_now = dict(versions)
+        _check_same(self.folder, then, self._frozen(hashes, versions_now))
+        if deciding and not decided:
+            self.device = deciding
+            tasks = then["tasks"] if self.spec.suite or not hashes else hashes
+            _write(self.folder / FILE, self._frozen(tasks, versions))
 
     def add(self, task: str, path: str, hash: str) -> None:
         """Adds a task with its folder.  Raises StoreError if the campaign has another task of this name."""
@@ -244,6 +287,7 @@ class Campaign:
                 "gpu_seconds": self.spec.gpu_seconds,
             },
             "device": self.device,
+            "suite": self.spec.suite.name if self.spec.suite else None,
             "versions": dict(versions),
         }
         frozen = json.loads(json.dumps(frozen))  # as it will be read
@@ -281,12 +325,17 @@ def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
     plan = read_plan(folder)
     settings = {"task": "", "seed": run.seed, **plan.settings.get(run.variant, {})}
     try:
-        expected = _comparable(RunConfig.from_json(json.dumps(settings)))
+        expected = _comparable(_settings(RunConfig.from_json(json.dumps(settings))))
     except (KeyError, TypeError, ConfigError) as error:
         raise _damaged(folder, f"no settings known here for variant {run.variant} ({error})") from error
     expected["task hash"] = plan.tasks.get(run.task)
-    got = _comparable(info.config) | {"task hash": info.task_hash}
-    differing = [f"{name} {got[name]!r} instead of {expected[name]!r}" for name in got if got[name] != expected[name]]
+    got = _comparable(_settings(info.config)) | {"task hash": info.task_hash}
+    free = () if info.environment else _OF_DEVICE
+    differing = [
+        f"{name} {got[name]!r} instead of {expected[name]!r}"
+        for name in got
+        if got[name] != expected[name] and name not in free
+    ]
     if differing:
         raise StoreError(
             f"expected the run of {run} in {run.folder(folder)}, got one with {', '.join(differing)}; restore it from "
@@ -294,16 +343,16 @@ def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
         )
 
 
-def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings that identify a run's search.
+# Settings that may differ between the machines that continue a run: the task's folder (its hash counts), the devices
+# that evaluate, and the version of Triton that prompts are written for, which versions say too.
+_OF_MACHINE = ("task", "gpus", "ray_address", "triton")
+_OF_DEVICE = ("device", "screen_budget", "surrogate")  # open until something is evaluated
 
-    A run may continue on another machine, so these do not count: the task's folder (its hash counts), the devices
-    that evaluate, and the addresses of models.
-    """
-    settings = _settings(config)
-    for model in settings["models"]:
-        del model["endpoint"]
-    return {name: value for name, value in settings.items() if name not in ("task", "gpus", "ray_address")}
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the settings that identify a run's search; addresses of models do not."""
+    models = [{key: value for key, value in model.items() if key != "endpoint"} for model in settings["models"]]
+    return {name: value for name, value in settings.items() if name not in _OF_MACHINE} | {"models": models}
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -374,6 +423,26 @@ def _task(name: str, folder: Path) -> str:
     if name not in task_names() and not Path(name).is_dir() and (beside / "task.py").exists():
         return str(beside)
     return name
+
+
+def _suite(raw: Any, folder: Path) -> SuiteSelection:
+    """The suite of a spec; its paths are from here, or beside the spec."""
+    _only(raw, ("name", "path", "only", "seeds", "gib"), "suite")
+    for key in ("name", "path"):
+        if not isinstance(raw.get(key), str):
+            raise ConfigError(f"suite.{key}: expected a text, got {raw.get(key)!r:.100}; docs/ablations.md has a suite")
+    only, gib = raw.get("only"), raw.get("gib")
+    only = ",".join(only) if isinstance(only, list) and all(isinstance(name, str) for name in only) else only
+    if only is not None and not isinstance(only, str):
+        raise ConfigError(f"suite.only: expected names of files, got {only!r:.100}")
+    if gib is not None and (not isinstance(gib, int | float) or isinstance(gib, bool)):
+        raise ConfigError(f"suite.gib: expected a number, got {gib!r:.100}")
+
+    def found(path: str) -> Path:
+        return Path(path) if Path(path).exists() else folder / path
+
+    seeds = raw.get("seeds")
+    return SuiteSelection(raw["name"], found(raw["path"]), only, None if seeds is None else found(str(seeds)), gib)
 
 
 def _seeds(raw: Any) -> tuple[int, ...]:
@@ -449,15 +518,33 @@ def _check_different(spec: Spec, device: str) -> None:
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     free = {"hash"} if now["tasks"] else {"hash", "tasks"}  # tasks are added one by one
+    then, now = ({**frozen, "variants": _variants(frozen)} for frozen in (then, now))
     changed = [key for key in now if then.get(key) != now[key] and key not in free]
     if changed:
         before, after = _hashes(then), _hashes(now)
-        changed += [
+        words = [f"{key}{_in_words(then.get(key), now[key])}" for key in changed]
+        words += [
             f"{name} (hash {before.get(name, 'none')} then, {after.get(name, 'none')} now)"
             for name in sorted({*before, *after})
             if before.get(name) != after.get(name)
         ]
-        raise _other(folder, ", ".join(changed))
+        raise _other(folder, ", ".join(words))
+
+
+def _variants(frozen: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variants with the settings that count, in their order."""
+    try:
+        return {name: _comparable(settings) for name, settings in frozen["variants"].items()}
+    except (KeyError, TypeError, AttributeError):  # of another version
+        return dict(frozen["variants"])
+
+
+def _in_words(then: Any, now: Any) -> str:
+    """Returns what changed, if it can be said in a few words."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        return f" ({', '.join(f'{key}{_in_words(then.get(key), now.get(key))}' for key in keys)})" if keys else ""
+    return f" expected {then!r:.60}, got {now!r:.60}"
 
 
 def _hashes(frozen: Mapping[str, Any]) -> dict[str, str]:

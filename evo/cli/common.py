@@ -15,7 +15,7 @@ from evo.search.listener import Listener
 if TYPE_CHECKING:
     from evo.api import Evaluator
 
-EXIT_NOT_OK, EXIT_MISUSE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_NOT_OK, EXIT_MISUSE, EXIT_LIMIT, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:
@@ -59,6 +59,26 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
         "--ray-address",
         metavar="ADDRESS",
         help="spread evaluations over a Ray cluster, by default all its GPUs: HOST:PORT, auto or local",
+    )
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The models to ask, and how."""
+    group = parser.add_argument_group("language models", "see docs/llm.md")
+    group.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME@BASE_URL",
+        help="a model at an OpenAI-compatible endpoint; or NAME@mailbox:DIR, replay:RUN; may be repeated. "
+        "Its key comes from the environment: EVO_API_KEY_NAME or OPENAI_API_KEY",
+    )
+    group.add_argument("--models", type=Path, metavar="FILE.toml", help="prices and settings of models")
+    group.add_argument(
+        "--llm-concurrency", type=int, metavar="K", help="questions in flight of one search (default: 1)"
+    )
+    group.add_argument(
+        "--guidance", metavar="KIND", help="what prompts tell of profiles: digest (default), raw or none"
     )
 
 

@@ -56,12 +56,14 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit code: 0 done, 1 a kernel is not ok, 2 misuse, 130 interrupted."""
+    """Runs a command; the exit code: 0 done, 1 a kernel is not ok, 2 misuse, 3 limit reached, 130 interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding shows what it can
     parser = _parser()
-    _check_command(parser, sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    _check_command(parser, argv)
     arguments = parser.parse_args(argv)
+    arguments.argv = tuple(argv)  # for commands that start processes of themselves
     try:
         with _warnings_in_words():
             for path in getattr(arguments, "plugin", ()):

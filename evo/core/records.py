@@ -68,6 +68,7 @@ class StopReason(enum.StrEnum):
     EXHAUSTED = "search space exhausted"
     STRATEGY = "the strategy ended the search"  # a strategy may store a text of its own instead
     LIMIT = "limit on tokens or dollars reached"
+    CAMPAIGN_LIMIT = "limit of the campaign reached"
     INTERRUPTED = "interrupted"
     SILENT = "no model answers"
     # If only a part of the run was asked for:

@@ -32,12 +32,16 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One attempt.  `repeat` counts earlier answers to the same prompt."""
+    """One attempt.
+
+    `repeat` counts earlier answers to the same prompt.  `run`: TASK/VARIANT/seed-N in a campaign, else "".
+    """
 
     number: int  # of the call
     operator: str
     prompt: Prompt
     repeat: int = 0
+    run: str = ""
 
 
 class Provider(Protocol):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from evo.core.models import Bill, Model
+from evo.storage.ledger import TOKENS, USD, Account
 from operators.llm.base import Message
 
 # A token of a byte-level vocabulary is at least one byte of text, so bytes bound tokens.  A chat template adds roles
@@ -27,16 +28,32 @@ def most(model: Model, messages: Sequence[Message]) -> Bill:
 
 
 class ModelBudget:
-    """Counts tokens and dollars that are spent or reserved, for several threads.  None: no limit."""
+    """Counts tokens and dollars that are spent or reserved, for several threads.  None: no limit.
 
-    def __init__(self, max_tokens: int | None = None, max_usd: float | None = None) -> None:
-        self._max_tokens, self._max_usd = max_tokens, max_usd
+    account: of a run of a campaign, whose limits hold too.
+    """
+
+    def __init__(
+        self, max_tokens: int | None = None, max_usd: float | None = None, account: Account | None = None
+    ) -> None:
+        self._max_tokens, self._max_usd, self._account = max_tokens, max_usd, account
         self._tokens = 0  # spent and reserved
         self._usd = 0.0
         self._lock = threading.Lock()
 
-    def reserve(self, bill: Bill) -> bool:
-        """Reserves the largest possible bill of a request; False if the limits have no room for it."""
+    def reserve(self, bill: Bill, *, wait: bool = False) -> bool:
+        """Reserves the largest possible bill of a request; False if the limits have no room for it.
+
+        wait: waits while other runs of the campaign may give room back.
+        """
+        if not self._reserve(bill):
+            return False
+        if self._account is None or self._account.reserve(_amounts(bill), wait=wait):
+            return True
+        self.charge(_negative(bill))
+        return False
+
+    def _reserve(self, bill: Bill) -> bool:
         with self._lock:
             tokens = self._tokens + bill.tokens_in + bill.tokens_out
             usd = self._usd + (bill.usd or 0.0)
@@ -49,16 +66,36 @@ class ModelBudget:
 
     def settle(self, reserved: Bill, bill: Bill) -> None:
         """Replaces a reservation by the bill."""
-        self.charge(Bill(-reserved.tokens_in, -reserved.tokens_out, None if reserved.usd is None else -reserved.usd))
+        self.charge(_negative(reserved))
         self.charge(bill)
+        if self._account is not None:
+            self._account.settle(_amounts(reserved), _amounts(bill))
+
+    def keep(self, reserved: Bill) -> None:
+        """Counts a reservation as spent: its bill will not come."""
+        if self._account is not None:
+            self._account.settle(_amounts(reserved), _amounts(reserved))
 
     def charge(self, bill: Bill) -> None:
-        """Adds a bill, whatever the limits are."""
+        """Adds a bill of an earlier process, whatever the limits are; the campaign knows it."""
         with self._lock:
             self._tokens += bill.tokens_in + bill.tokens_out
             self._usd += bill.usd or 0.0
 
     @property
+    def waiting(self) -> bool:
+        """Whether the campaign's limits may have room later, for they are not reached."""
+        return self._account is not None and not self._account.full
+
+    @property
     def tokens(self) -> int:
         """Spent and reserved."""
         return self._tokens
+
+
+def _amounts(bill: Bill) -> dict[str, float]:
+    return {TOKENS: bill.tokens_in + bill.tokens_out, USD: bill.usd or 0.0}
+
+
+def _negative(bill: Bill) -> Bill:
+    return Bill(-bill.tokens_in, -bill.tokens_out, None if bill.usd is None else -bill.usd)

@@ -1,5 +1,6 @@
 """Provider `mailbox:DIR`: each question is a Markdown file, each answer a file beside it, by a person or a program.
 
+The runs of a campaign may share a folder: names of their requests begin with the run's.
 A request appears under its name when it is whole.  An answer is read when it has not changed for `SETTLE_S`; who writes
 it under another name and renames it is never read half-way.
 """
@@ -37,7 +38,7 @@ The answer belongs into `{name}.answer.md` in this folder. Write it under anothe
 The run goes on as soon as the answer is there. Answers are judged by compiling, checking and timing what they propose;
 do not change any other file.
 
-- operator: {operator}
+{run}- operator: {operator}
 - model: {model}
 - prompt: {hash}
 """
@@ -59,6 +60,8 @@ class MailboxProvider:
 
     async def ask(self, request: Request) -> ModelAnswer:
         name = f"{request.number:04}-{request.prompt.hash[:8]}"
+        if request.run:  # runs of a campaign share the folder, and number their questions alike
+            name = f"{request.run.replace('/', '.')}.{name}"
         question, answer = (self._folder / f"{name}.{kind}.md" for kind in ("request", "answer"))
         _write(question, self._render(name, request))
         if _state(answer) is None:
@@ -70,7 +73,8 @@ class MailboxProvider:
 
     def _render(self, name: str, request: Request) -> str:
         hash_, operator = request.prompt.hash, request.operator
-        parts = [_HEAD.format(name=name, operator=operator, model=self._model.name, hash=hash_)]
+        run = f"- run: {request.run}\n" if request.run else ""
+        parts = [_HEAD.format(name=name, run=run, operator=operator, model=self._model.name, hash=hash_)]
         for message in request.prompt.messages:
             fence = _fence(message.text)
             parts.append(f"## {message.role}\n\n{fence}\n{message.text.rstrip()}\n{fence}\n")

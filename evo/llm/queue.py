@@ -23,6 +23,7 @@ from evo.core.text import storable
 from evo.llm.base import Failed, LlmError, Provider, Request
 from evo.llm.budget import ModelBudget, most
 from evo.llm.providers import open_provider
+from evo.storage.ledger import POLL_S
 from evo.storage.model_calls import CallLog, ModelAnswer, ModelCall, Question
 
 # Waits between two attempts, if the endpoint does not name one: 1, 2, 4 ... s, half of it random, so that requests
@@ -41,6 +42,7 @@ class ModelQueue:
     """Asks models.  Its public methods are for the thread of the search.
 
     report: called, from the queue's thread, with the error of the first attempt of each model that fails.
+    run: the name of the run in its campaign, "" for a run of its own; a mailbox says whose question it has.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class ModelQueue:
         limits: ModelBudget,
         slots: int,
         report: Report = lambda model, error: None,
+        run: str = "",
     ) -> None:
         self.slots = slots
+        self._run = run
         self.models = {m.name: m for m in models}
         self._providers = providers
         self._log = CallLog(folder)
@@ -115,7 +119,7 @@ class ModelQueue:
         """
         model = self.models[question.model]
         reserved = most(model, question.prompt.messages)
-        if not self._limits.reserve(reserved):
+        if not self._limits.reserve(reserved, wait=not self.busy):
             if not self.busy:
                 self._full.add(model.name)
             return False
@@ -181,14 +185,15 @@ class ModelQueue:
         """Makes attempts until there is an answer or no attempt is left."""
         model = self.models[call.question.model]
         provider = self._providers[model.name]
-        request = Request(call.number, call.question.operator, call.question.prompt, self._log.repeats(call))
+        question = call.question
+        request = Request(call.number, question.operator, question.prompt, self._log.repeats(call), self._run)
         started = time.monotonic()
         error, limited = "no attempt was made", False
         for attempt in range(model.attempts):
             await self._pause(model.name, attempt)
             if reserved is None:
                 reserved = most(model, call.question.prompt.messages)
-                limited = not self._limits.reserve(reserved)
+                limited = not await self._reserved(reserved)
                 if limited:
                     error += "; the limits have no room for another attempt"
                     break
@@ -211,10 +216,20 @@ class ModelQueue:
         self._log.failed(call.number, error)
         return dataclasses.replace(call, error=error, limited=limited)
 
+    async def _reserved(self, bill: Bill) -> bool:
+        """Reserves for another attempt; waits while other runs of a campaign may give room back."""
+        while not self._limits.reserve(bill):
+            if not self._limits.waiting:
+                return False
+            await self._closes_within(POLL_S)
+        return True
+
     def _answered(self, call: ModelCall, reserved: Bill, answer: ModelAnswer, seconds: float) -> ModelCall:
         self._log.answered(call.number, answer, seconds)
         if answer.bill is not None:
             self._limits.settle(reserved, answer.bill)
+        else:
+            self._limits.keep(reserved)
         # From the store: with the bills of the attempts before, so that a resumed run sees the same.
         return self._log.call(call.number)
 
@@ -228,6 +243,8 @@ class ModelQueue:
         if bill is not None:
             self._log.settled(number, bill)
             self._limits.settle(reserved, bill)
+        else:
+            self._limits.keep(reserved)
 
     def _wait(self, name: str, seconds: float | None) -> None:
         """Pauses all conversations with an endpoint that asks for a pause."""
@@ -238,7 +255,10 @@ class ModelQueue:
     async def _pause(self, name: str, attempt: int) -> None:
         """Waits until the next attempt is due.  Raises _Closing if the queue closes first."""
         asked = self._not_before.get(name, 0.0) - time.monotonic()
-        wait_s = max(backoff_s(attempt, self._chance), asked)
+        await self._closes_within(max(backoff_s(attempt, self._chance), asked))
+
+    async def _closes_within(self, wait_s: float) -> None:
+        """Waits.  Raises _Closing if the queue closes meanwhile."""
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), wait_s)
@@ -281,7 +301,8 @@ def open_model_queue(
     slots: int,
     report: Report = lambda model, error: None,
     functions: Mapping[str, Answerer] = MappingProxyType({}),
+    run: str = "",
 ) -> ModelQueue:
     """Returns a queue with a provider for each model; keys come from `environment`, `functions` answer by name."""
     providers = {m.name: open_provider(m, environment, functions.get(m.name)) for m in models}
-    return ModelQueue(folder, models, providers, limits, slots, report)
+    return ModelQueue(folder, models, providers, limits, slots, report, run)

@@ -25,6 +25,7 @@ from evo.storage.best import Conclusion, best_source, write_result
 if TYPE_CHECKING:
     from evo.core.records import Evaluation
     from evo.core.settings import RunConfig
+    from evo.storage.ledger import Account
     from evo.storage.queries import RunInfo
     from evo.storage.store import Store
     from fitness.tasks.task import Task
@@ -118,7 +119,13 @@ def describe_models(config: RunConfig) -> list[str]:
     return [*lines, f"limits: {' and '.join(limits) or 'none (--max-tokens, --max-usd)'}{charged}"]
 
 
-def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[str, Answerer] = NO_FUNCTIONS) -> Llm:
+def open_llm(
+    store: Store,
+    task: Task,
+    listener: Listener,
+    functions: Mapping[str, Answerer] = NO_FUNCTIONS,
+    account: Account | None = None,
+) -> Llm:
     """The models' side of the run in `store`; `functions` answer for models that are Python functions."""
     from evo.llm.budget import ModelBudget
     from evo.llm.prompt_scheduler import PromptScheduler
@@ -139,8 +146,11 @@ def open_llm(store: Store, task: Task, listener: Listener, functions: Mapping[st
     scheduler = PromptScheduler(
         operators, config.models, config.guidance, store.trial, store.profiles, context, remembers, store.seed_estimate
     )
-    limits = ModelBudget(config.max_tokens, config.max_usd)
-    queue = open_model_queue(store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions)
+    limits = ModelBudget(config.max_tokens, config.max_usd, account)
+    run = account.run if account is not None else ""
+    queue = open_model_queue(
+        store.folder, config.models, os.environ, limits, config.llm_slots, say_failure, functions, run
+    )
     return Llm(scheduler, queue)
 
 
@@ -196,14 +206,16 @@ def make_engine(
     stop: Stop = never,
     proposals: int | None = None,
     functions: Mapping[str, Answerer] = NO_FUNCTIONS,
+    account: Account | None = None,
+    workers: int | None = None,
 ) -> tuple[Engine, Llm | None]:
     """The engine of the run in `store`, with the models it asks, if it does.
 
-    first, evaluator, stop, proposals: as Engine takes them.
+    first, evaluator, stop, proposals, account, workers: as Engine takes them.
     """
     config = store.info.config
     operators, _ = find_operators(config)
-    llm = open_llm(store, task, listener, functions) if config.models and proposals != 0 else None
+    llm = open_llm(store, task, listener, functions, account) if config.models and proposals != 0 else None
     score = scorer()
     engine_evaluator: EvaluatorLike | None = evaluator
     watching: list[Observer] = []
@@ -212,7 +224,8 @@ def make_engine(
         watching.append(profiling)
     watching += observers
     engine = Engine(
-        store, first, task.seed_source, engine_evaluator, score, operators, watching, stop, proposals, llm
+        store, first, task.seed_source, engine_evaluator, score, operators, watching, stop, proposals, llm, account,
+        workers,
     )  # fmt: skip
     return engine, llm
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from evo.core.records import Evaluation, Proposal, Trial, Verdict
 
 SEED_OPERATOR = "seed"
+# The longest that a GPU works on one candidate: the runner ends it then.  A campaign reserves so much of its limit.
+MOST_GPU_S = 30.0
 
 
 def price(cost: Mapping[str, float], budget: int, max_tokens: int | None, max_usd: float | None) -> float:

@@ -28,13 +28,16 @@ from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.llm.queue import ModelQueue
 from evo.search.archive import Archive
-from evo.search.budget import Budget
+from evo.search.budget import MOST_GPU_S, Budget, gpu_seconds
 from evo.search.scheduler import Scheduler
+from evo.storage.ledger import CANDIDATES, GPU_SECONDS, Account
 from evo.storage.model_calls import ModelCall, Question
 from evo.storage.store import Store
 from operators.base import Operator, Screen
 
 Score = Callable[[Evaluation], Fitness | None]
+_ONE = {CANDIDATES: 1.0}
+_LONGEST = {GPU_SECONDS: MOST_GPU_S}
 # How soon Ctrl-C is noticed while a model, or a person who answers by mailbox, thinks.
 STOP_POLL_S = 0.5
 
@@ -99,7 +102,9 @@ class Engine:
 
     The two halves of a search may run in different processes and on different machines.  `evaluator` None: nothing is
     evaluated or screened, and proposals stay pending.  `proposals`: the most to make here; None: as the budget allows;
-    0: only what is pending is evaluated.
+    0: only what is pending is evaluated.  `account`: of a run of a campaign, which ends if the campaign's limits are
+    reached, or if its models answer no more: going on by rules alone would make it another search.  `workers`:
+    evaluations at once if nothing is proposed here; None: as the settings say.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class Engine:
         stop: Callable[[], bool] = lambda: False,
         proposals: int | None = None,
         llm: Llm | None = None,
+        account: Account | None = None,
+        workers: int | None = None,
     ) -> None:
         if (evaluator is None) != (task_seed is None):
             raise ValueError("expected an evaluator with its evaluation of the seed, or neither")
@@ -121,6 +128,7 @@ class Engine:
         self._store, self._evaluator, self._score = store, evaluator, score
         self._task_seed, self._seed = task_seed, Candidate(seed_source)
         self._observers, self._stop = observers, stop
+        self._account, self._measures = account, config.device == "gpu"
         self._archive = Archive()
         self._budget = Budget(config.budget, config.gpu_seconds)
         self._proposals, self._proposed = proposals, 0
@@ -131,7 +139,7 @@ class Engine:
         is_duplicate = self._is_duplicate if evaluator is not None and config.serial else None
         self._scheduler = Scheduler(config, operators, self._archive, screen, self._prompts, is_duplicate)
         self._inbox: queue.SimpleQueue[_Done | ModelCall] = queue.SimpleQueue()
-        self._pool = _Pool(self._evaluate, config.workers, self._inbox)
+        self._pool = _Pool(self._evaluate, workers or config.workers, self._inbox)
         self._serial = config.serial
         self._by_asking = {
             asks: [o for o in config.operators if OperatorRef.parse(o).asks is asks] for asks in (False, True)
@@ -200,6 +208,8 @@ class Engine:
             return StopReason.BUDGET
         if self._stop():
             return StopReason.INTERRUPTED
+        if early := self._early():
+            return early
         if self._scheduler.ended:
             return StopReason.STRATEGY
         if self._queue is not None and self._queue.ended:
@@ -209,6 +219,15 @@ class Engine:
         if self._proposed == self._proposals:
             return StopReason.PROPOSED
         return StopReason.NOTHING_NEW if self._budget.left() else StopReason.ALL_PROPOSED
+
+    def _early(self) -> StopReason | None:
+        """Returns why a run of a campaign has to end before its own end; None if it does not."""
+        if self._account is None:
+            return None
+        if self._account.full:
+            return StopReason.CAMPAIGN_LIMIT
+        silent = self._queue is not None and self._queue.ended is StopReason.SILENT
+        return StopReason.SILENT if silent else None
 
     # --- proposals ---------------------------------------------------------------------------------------------------
 
@@ -229,6 +248,8 @@ class Engine:
 
     def _may_propose(self) -> bool:
         """Returns whether the budget has room; each question in flight will be a proposal."""
+        if self._early():
+            return False
         most = self._budget.left()
         if self._proposals is not None:
             most = min(most, self._proposals - self._proposed)
@@ -257,19 +278,29 @@ class Engine:
 
     def _ask(self, among: Sequence[str]) -> bool:
         """Asks the scheduler once; returns whether it is worth asking again at once."""
+        if self._account is not None and not self._account.reserve(_ONE, wait=not self._in_flight):
+            return False
         try:
             made = self._scheduler.ask(among)
         except _Stopped:  # asking changes nothing, so a question can be dropped
-            return False
+            made = None
         if isinstance(made, Question):
             assert self._queue is not None and self._prompts is not None  # without them there are no such operators
             if not self._queue.submit(made):
+                self._settle_candidate(made=False)
                 return not self._in_flight  # the queue has excluded this model; another may be cheaper
             self._prompts.asked(made)
         elif made is not None:
             self._propose(made)
             self._proposed += 1
+        if not isinstance(made, Question):
+            self._settle_candidate(made=made is not None)
         return made is not None
+
+    def _settle_candidate(self, *, made: bool) -> None:
+        """Counts a reserved candidate of the campaign's limit, or gives it back."""
+        if self._account is not None:
+            self._account.settle(_ONE, _ONE if made else {})
 
     def _propose(self, proposal: Proposal) -> None:
         self._store.proposed(proposal)
@@ -297,6 +328,7 @@ class Engine:
             raise call.fault
         if call.error:
             self._store.event("llm", f"call {call.number}, {call.question.operator}: {call.error}")
+            self._settle_candidate(made=False)
             return
         self._proposed += 1
         made = self._scheduler.read(call)
@@ -308,6 +340,7 @@ class Engine:
             self._store.proposed_and_finished(trial, call=call.number)
             self._scheduler.register(made.proposal)
             self._absorb(trial, replayed=False)
+        self._settle_candidate(made=True)
 
     def _finish(self, proposal: Proposal, evaluation: Evaluation) -> None:
         trial = Trial(proposal, evaluation, self._score(evaluation))
@@ -321,12 +354,17 @@ class Engine:
             observer.absorbed(trial, replayed=replayed)
 
     def _evaluate(self, proposal: Proposal) -> Evaluation | None:
-        """Runs in a worker.  None if the run is to stop: the proposal stays pending and is evaluated on resume."""
+        """Runs in a worker.  None if the run is to end: the proposal stays pending and is evaluated on resume."""
         if self._stop():
             return None
         assert self._evaluator is not None  # nothing is submitted without one
+        counted = self._account if self._measures else None
         for _ in range(2):  # a failing evaluator gets a second try
+            if counted is not None and not counted.reserve(_LONGEST, wait=True):
+                return None
             evaluation = self._evaluator.evaluate(proposal.candidate, seed=proposal.seed, known=self._scheduler.known)
+            if counted is not None:
+                counted.settle(_LONGEST, {GPU_SECONDS: gpu_seconds(evaluation)})
             if evaluation.verdict is not Verdict.INFRASTRUCTURE:
                 break
         return evaluation

@@ -74,13 +74,15 @@ def open_cluster_evaluator(cluster: Cluster, task: Task, target: str, gpus: int)
     return ClusterEvaluator(cluster, task, get_target(target), gpus=gpus, versions=versions)
 
 
-def open_cluster_factory(cluster: Cluster, target: str, gpus: int) -> ClusterEvaluatorFactory:
+def open_cluster_factory(
+    cluster: Cluster, target: str, gpus: int, limits: Limits | None = None
+) -> ClusterEvaluatorFactory:
     """As `open_factory`, on a cluster."""
     from evo.core.versions import versions
     from fitness.cluster.pool import ClusterEvaluatorFactory
     from fitness.frontend.target import get_target
 
-    return ClusterEvaluatorFactory(cluster, get_target(target), gpus=gpus, versions=versions)
+    return ClusterEvaluatorFactory(cluster, get_target(target), gpus=gpus, versions=versions, limits=limits)
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,11 @@ class Devices:
             return open_evaluator(task, target, self.choice.device)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
 
-    def open_factory(self, target: str) -> EvaluatorFactory | ClusterEvaluatorFactory:
-        """Opens evaluators of several tasks that are used at the same time."""
+    def open_factory(self, target: str, limits: Limits | None = None) -> EvaluatorFactory | ClusterEvaluatorFactory:
+        """Opens evaluators of several tasks that are used at the same time; `limits` as `open_factory` takes them."""
         if self.cluster is None:
-            return open_factory(target, self.choice.device)
-        return open_cluster_factory(self.cluster, target, self.choice.gpus)
+            return open_factory(target, self.choice.device, limits)
+        return open_cluster_factory(self.cluster, target, self.choice.gpus, limits)
 
 
 def find_devices(gpus: str | None, address: str | None, target: str, before: RunConfig | None = None) -> Devices:

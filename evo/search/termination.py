@@ -9,9 +9,10 @@ from evo.storage.queries import RunReader
 
 
 def came_to_end(run: RunReader) -> bool:
-    """Returns whether a run spent its budget, or ended for a reason of its own."""
+    """Returns whether a run spent its budget, or ended for a reason of its own, and nothing is left to evaluate."""
     text = ended(run)
-    return bool(text and StopReason.parse(text).final) or (not fell_silent(run) and is_over(run, run.info.config))
+    over = bool(text and StopReason.parse(text).final) or (not fell_silent(run) and is_over(run, run.info.config))
+    return over and not run.pending()
 
 
 def fell_silent(run: RunReader) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,28 @@ class Spent:
     unsettled: int
 
 
+def calls_spent(run: RunReader) -> Iterator[Spent]:
+    """Yields the cost of each call of a run."""
+    return _spent(run.rows(_SPENT), run.folder)
+
+
+def open_call_count(run: RunReader) -> int:
+    """Returns how many calls of a run may still become proposals."""
+    return int(next(run.rows("SELECT COUNT(*) FROM llm_calls WHERE trial IS NULL AND error IS NULL"))[0])
+
+
+_SPENT = """
+    SELECT call, model, request, COALESCE(tokens_in, 0), COALESCE(tokens_out, 0), usd, unsettled FROM llm_calls
+"""
+
+
+def _spent(rows: Iterable[tuple[Any, ...]], folder: Path) -> Iterator[Spent]:
+    for number, model, request, tokens_in, tokens_out, usd, unsettled in rows:
+        with decoding(folder, "llm_calls", f"call {number}"):
+            messages = _messages(request)
+        yield Spent(model, messages, Bill(tokens_in, tokens_out, usd), unsettled)
+
+
 class CallLog:
     """Writes and reads `llm_calls` of the run in `folder`; made in one thread, then used by one other."""
 
@@ -159,14 +181,7 @@ class CallLog:
 
     def spent(self) -> Iterator[Spent]:
         """Yields the cost of each call."""
-        rows = self._db.execute(
-            "SELECT call, model, request, COALESCE(tokens_in, 0), COALESCE(tokens_out, 0), usd, unsettled "
-            "FROM llm_calls"
-        )
-        for number, model, request, tokens_in, tokens_out, usd, unsettled in rows:
-            with decoding(self._folder, "llm_calls", f"call {number}"):
-                messages = _messages(request)
-            yield Spent(model, messages, Bill(tokens_in, tokens_out, usd), unsettled)
+        return _spent(self._db.execute(_SPENT), self._folder)
 
     def repeats(self, call: ModelCall) -> int:
         """Returns how many earlier calls asked the same model the same and were answered."""

@@ -1,4 +1,7 @@
-"""Evaluations and estimates that the runs of a campaign share: one SQLite file in the campaign's folder."""
+"""Evaluations and estimates that the runs of a campaign share: one SQLite file in the campaign's folder.
+
+`open_shared` opens a file that several threads and processes write; the ledger is another one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from evo.core.locks import lock
 from evo.core.records import Evaluation, evaluation_from_json, evaluation_to_json
 
 FILE = "evaluations.sqlite"
+_BUSY_S = 60.0  # transactions take milliseconds, but dozens of processes may write
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS evaluations (
@@ -21,6 +26,20 @@ CREATE TABLE IF NOT EXISTS screens (
 """
 
 
+def open_shared(path: Path, schema: str) -> sqlite3.Connection:
+    """Returns a connection for several threads to the file `path`, made with the tables of `schema` if missing."""
+    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        with lock(path.with_suffix(".lock")):  # SQLite does not wait if two begin a log of writes at the same time
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.executescript(schema)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
 class SharedResults:
     """What is known of the candidates of one task.  Several threads and processes may use it at once."""
 
@@ -28,10 +47,7 @@ class SharedResults:
         """folder: of the campaign."""
         self._task = task_hash
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(folder / FILE, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
+        self._db = open_shared(folder / FILE, _SCHEMA)
 
     def evaluation(self, candidate: str) -> Evaluation | None:
         """Return the evaluation of a candidate (its id), None if it is unknown."""

@@ -1,16 +1,15 @@
-"""evo.cli.suite_checks: with the other process's lock, and what ends it."""
+"""evo.campaign.suite: files checked with the other process's lock, and what ends it."""
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evo.cli import suite
-from evo.cli.suite_checks import CHECKED, LOCK, Checking, read
+from evo.campaign import suite
+from evo.campaign.suite import CHECKED, LOCK, Checking, read_checked
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import try_lock
 from fitness.suites.check import STAGES, CheckOutcome
@@ -18,8 +17,11 @@ from fitness.suites.check import STAGES, CheckOutcome
 FILES: Any = [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
 
 
-def checking(folder: Path, afterwards: Any = lambda known: None) -> Checking:
-    return Checking(Namespace(), FILES, folder, 0, 1, afterwards)
+SELECTION: Any = SimpleNamespace(files=lambda: FILES, suite=SimpleNamespace(seed_kernel="a function"))
+
+
+def checking(folder: Path, gpus: int = 0) -> Checking:
+    return Checking(SELECTION, folder, target="sm_90", gpus=gpus, workers=1, say=lambda text: None)
 
 
 def verified(_: Any, files: Any, *rest: Any) -> Any:
@@ -29,14 +31,15 @@ def verified(_: Any, files: Any, *rest: Any) -> Any:
 def test_each_file_is_checked_once_by_whoever_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "outcomes", verified)
     seen: list[Any] = []
+    monkeypatch.setattr(suite, "measure_baselines", lambda folder, names, *_: seen.append(names))
     # Another process checks; leaving does not wait for it.
-    with try_lock(tmp_path / LOCK), pytest.raises(KeyError), checking(tmp_path, seen.append):
+    with try_lock(tmp_path / LOCK), pytest.raises(KeyError), checking(tmp_path, 1):
         raise KeyError
-    assert seen == [] and read(tmp_path) == {}
-    with checking(tmp_path, seen.append):
+    assert seen == [] and read_checked(tmp_path) == {}
+    with checking(tmp_path, 1):
         pass
-    assert [sorted(known) for known in seen] == [["a", "b"]]
-    assert all(outcome.verified for outcome in read(tmp_path).values())
+    assert seen == [["a", "b"]]  # timed beside PyTorch, after all
+    assert all(outcome.verified for outcome in read_checked(tmp_path).values())
     monkeypatch.setattr(suite, "outcomes", lambda *_: pytest.fail("checked again"))
     with checking(tmp_path):
         pass
@@ -46,7 +49,7 @@ def test_each_file_is_checked_once_by_whoever_has_the_lock(tmp_path: Path, monke
 def test_a_line_that_is_none_of_its_own_is_refused_in_words(tmp_path: Path, line: str) -> None:
     (tmp_path / CHECKED).write_text('{"name": "b", "stages": []}\n' + line + "\n")
     with pytest.raises(StoreError, match=r"checked.jsonl, line 2: expected name, stages .*; delete the line"):
-        read(tmp_path)
+        read_checked(tmp_path)
 
 
 def test_what_ends_it_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
