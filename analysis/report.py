@@ -25,9 +25,8 @@ from analysis import charts, stats
 from analysis.outcomes import gain
 from evo.core import VERSION
 from evo.core.errors import ConfigError
-from evo.core.records import Fitness, Trial
+from evo.core.records import FIRST_OPERATORS, Fitness, Trial
 from evo.search.archive import Niche, niche_of
-from evo.search.budget import SEED_OPERATOR
 from evo.storage.best import best_source, diff
 from evo.storage.folders import FILE
 from evo.storage.model_calls import CallCost, call_costs
@@ -208,7 +207,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
         kind=kind if course.kinds else "no speedups yet",
         axes=[(name, charts.best_so_far([series], name)) for name, series in _series(course, "best so far").items()],
         verdicts=[v for v, _ in sum(course.by_operator.values(), Counter()).most_common()],
-        credit=[credit for credit in run.operators() if credit.name != SEED_OPERATOR],
+        credit=[credit for credit in run.operators() if credit.name not in FIRST_OPERATORS],
         lineage=_lineage(number, run, best) if best else None,
         diffs=_diffs(run, best) if best else [],
         final_diff=_final_diff(course),
@@ -234,7 +233,7 @@ def fold(trials: Iterable[Trial], calls: Sequence[CallCost]) -> Course:
     tokens = _tokens_by_trial(calls)
     for trial in trials:
         evaluation, operator = trial.evaluation, trial.proposal.operator
-        course.trials += operator != SEED_OPERATOR
+        course.trials += operator not in FIRST_OPERATORS
         course.at["trials"] = float(course.trials)
         course.at["GPU seconds"] += evaluation.seconds.get("time", 0.0)
         course.at["tokens"] += tokens.get(trial.index, 0.0)

@@ -11,8 +11,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
-from evo.search.budget import SEED_OPERATOR, gpu_seconds
+from evo.core.records import FIRST_OPERATORS, Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
+from evo.search.budget import gpu_seconds
 from evo.storage.best import best_source, diff, read_result
 from evo.storage.queries import ModelUse, OperatorCredit, RunReader
 
@@ -41,7 +41,7 @@ def show_run(run: RunReader, console: Console) -> None:
     if result is not None:
         say(f"written to best/: trial {result.best.index}, certificate: {result.certificate.summary}")
     _print_table(console, "verdicts", ("verdict", "trials"), verdicts.items())
-    credit = [o for o in run.operators() if o.name != SEED_OPERATOR]
+    credit = [o for o in run.operators() if o.name not in FIRST_OPERATORS]
     rows = [(o.name, o.trials, o.ok, o.improved, _times(o.best), *_price(o)) for o in credit]
     columns = ("operator", "trials", "ok", "beat all parents", "best", "tokens", "dollars")
     asks = any(OperatorRef.parse(o.name).asks for o in credit)

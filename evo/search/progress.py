@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Fitness, Trial, Verdict, surely_faster
+from evo.core.records import FIRST_OPERATORS, Fitness, Trial, Verdict, surely_faster
 from evo.core.settings import RunConfig
 from evo.core.text import counted
-from evo.search.budget import SEED_OPERATOR, Budget, gpu_seconds
+from evo.search.budget import Budget, gpu_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +54,7 @@ class ProgressCounts:
     def add(self, trial: Trial, *, replayed: bool) -> bool:
         """Counts a trial; whether it is the best so far."""
         self.budget.spend(trial)
-        if trial.proposal.operator != SEED_OPERATOR and not replayed:
+        if trial.proposal.operator not in FIRST_OPERATORS and not replayed:
             self._live += 1
             self._live_gpu_s += gpu_seconds(trial.evaluation)
         self.verdicts[trial.evaluation.verdict] += 1
@@ -69,7 +69,7 @@ class ProgressCounts:
         proposal = trial.proposal
         self.tokens += int(proposal.cost.get("tokens_in", 0) + proposal.cost.get("tokens_out", 0))
         self.usd += proposal.cost.get("usd", 0.0)
-        if proposal.operator != SEED_OPERATOR:
+        if proposal.operator not in FIRST_OPERATORS:
             self.trials[proposal.operator] += 1
         if trial.fitness is None:
             return

@@ -11,12 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
-from evo.core.records import Candidate, OperatorRef, Proposal, Trial, Verdict
+from evo.core.records import SEED_OPERATOR, Candidate, OperatorRef, Proposal, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
-from evo.search.budget import SEED_OPERATOR
 from evo.search.strategies import new_strategy
 from evo.storage.best import best_source
 from evo.storage.model_calls import ModelCall, Question

@@ -13,13 +13,13 @@ from typing import Any
 
 from evo.core import plugins
 from evo.core.errors import ConfigError
-from evo.core.records import OperatorRef, Trial
+from evo.core.records import SEED_OPERATOR, OperatorRef, Trial
 from evo.core.settings import RunConfig
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
 from evo.search.archive import Archive, Elite
 from evo.search.bandit import Bandit
-from evo.search.budget import SEED_OPERATOR, price
+from evo.search.budget import price
 
 # Candidates `Random` chooses from.
 RESERVOIR = 256

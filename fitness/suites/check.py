@@ -172,7 +172,7 @@ class SuiteChecker:
         if len(calls) < len(captured):
             outcome.why_left_out = "a call without an input that may be drawn afresh"
         outcome.stages.append("captured")
-        findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+        findings = gate(task.needed_seed, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
         try:
             self._all_of(source, calls, scratch, outcome)
@@ -265,7 +265,7 @@ class SuiteChecker:
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
             with _timed(outcome, "compiled"):
-                built = self._build(task.seed_source, compiled, scratch)
+                built = self._build(task.needed_seed, compiled, scratch)
             self._verify(task, built, outcome)
             return built
 
@@ -302,7 +302,7 @@ class SuiteChecker:
     def _record(self, task: Task, calls: Calls, scratch: Path) -> CompiledCandidate:
         described = calls.described()
         wanted = [{"name": case.name, "args": described[case.name]} for case in task.cases]
-        recorded = launch_bundle.record(task.seed_source, task, wanted, **self._in(scratch))
+        recorded = launch_bundle.record(task.needed_seed, task, wanted, **self._in(scratch))
         return CompiledCandidate(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
     def _first_configurations(self, task: Task, compiled: CompiledCandidate, scratch: Path) -> CompiledCandidate:
@@ -313,7 +313,7 @@ class SuiteChecker:
         left = compiled.plans
         while True:
             try:
-                return self._build(task.seed_source, replace(compiled, plans=_configurations(left, slice(1))), scratch)
+                return self._build(task.needed_seed, replace(compiled, plans=_configurations(left, slice(1))), scratch)
             except launch_bundle.Unbuildable as stop:
                 fewer = _configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
@@ -355,7 +355,7 @@ class SuiteChecker:
 
     def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
         choices = {name: [0] * len(plan.launches) for name, plan in compiled.plans.items()}
-        return Executable(task.seed_source, compiled.constants, compiled.plans, choices)
+        return Executable(task.needed_seed, compiled.constants, compiled.plans, choices)
 
     def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         """Verifies by Triton's interpreter, at sizes that are never timed."""
@@ -376,7 +376,7 @@ class SuiteChecker:
             plan = compiled.plans[case.name]
             found |= _written_by_steps(plan)
             payload = {
-                "source": task.seed_source,
+                "source": task.needed_seed,
                 "constants": compiled.constants,
                 "samples": PROGRAMS_SAMPLED,
             }

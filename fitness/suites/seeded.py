@@ -40,11 +40,11 @@ class SeededChecker(check.SuiteChecker):
     def _check_kernel(self, task: Task, outcome: CheckOutcome) -> None:
         """Takes the seed kernel through all stages.  Raises Stop, with `outcome` as far as it came."""
         outcome.calls = len(task.cases)
-        findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+        findings = gate(task.needed_seed, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
         front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
-            compiled = front_end.collect(task.seed_source)
+            compiled = front_end.collect(task.needed_seed)
             self._verifier(task, compiled)
             self._check_idle(task, compiled, outcome)
         except Stop as stop:
@@ -55,13 +55,13 @@ class SeededChecker(check.SuiteChecker):
         outcome.stages = list(self.stages)
 
     def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
-        return executable(task, task.seed_source, compiled)
+        return executable(task, task.needed_seed, compiled)
 
     def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         """Verifies at the sizes for a CPU."""
         backend = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
-            backend.prepare(task.seed_source, compiled)
+            backend.prepare(task.needed_seed, compiled)
         finally:
             backend.close()
         return ()
