@@ -32,6 +32,11 @@ class BaselineKind(enum.StrEnum):
         return self in (BaselineKind.EAGER_TF32, BaselineKind.COMPILE_TF32)
 
     @property
+    def compared(self) -> str:
+        """The words after a speedup: "against the seed", "over PyTorch eager (TF32 off)"."""
+        return f"over {self.text}" if self.pytorch else "against the seed"
+
+    @property
     def text(self) -> str:
         """The words that state it beside a speedup, e.g. "PyTorch eager (TF32 off)"."""
         if not self.pytorch:

@@ -60,7 +60,7 @@ class ProgressCounts:
         self.verdicts[trial.evaluation.verdict] += 1
         self._credit(trial)
         best = self.best.fitness.speedup if self.best and self.best.fitness else 0.0
-        if trial.fitness is None or trial.fitness.speedup <= best:
+        if trial.fitness is None or trial.fitness.speedup <= best or not trial.proposal.is_kernel:
             return False
         self.best = trial
         return True
@@ -136,6 +136,8 @@ class Progress:
         self._counts = ProgressCounts(config.budget, clock, gpu_seconds=config.gpu_seconds)
         workers = counted(config.workers, "worker")
         self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {workers}"
+        if config.baseline_kind.pytorch:
+            self._title += f", speedups over {config.baseline_kind.text}"
         self._console = console
         self._clock = clock
         self._last_line = -PLAIN_S
@@ -155,8 +157,9 @@ class Progress:
             return
         self._last_line = now
         outcome = str(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+        operator = trial.proposal.operator if trial.proposal.is_kernel else trial.proposal.note
         line = (
-            f"[{self._counts.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
+            f"[{self._counts.spent_text()}] trial {trial.index} {operator}: "
             f"{trial.evaluation.verdict}, {outcome}; {self._counts.best_text()}; {self._counts.pace()}"
         )
         self._console.print(Text(line.rstrip("; ")), soft_wrap=True)

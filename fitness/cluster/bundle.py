@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from evo.core.baselines import BaselineKind
 from evo.core.errors import ConfigError, TaskError
 from fitness.frontend.target import Target
 from fitness.sandbox.jobs import Limits
@@ -53,7 +53,7 @@ class TaskBundle:
     name: str
     files: Mapping[str, bytes]  # its folder, without folders in it
     hash: str
-    timed_against: BaselineKind
+    settings: Mapping[str, Any]  # `Task.run_settings`
 
     @classmethod
     def of(cls, task: Task) -> TaskBundle:
@@ -65,7 +65,7 @@ class TaskBundle:
                 f"{task.folder}: expected at most {FILES_BYTES >> 20} MiB of files, which are sent to all nodes, "
                 f"got {size >> 20} MiB; move what the task does not need elsewhere"
             )
-        return cls(task.name, {path.name: path.read_bytes() for path in paths}, task.hash, task.timed_against)
+        return cls(task.name, {path.name: path.read_bytes() for path in paths}, task.hash, task.run_settings)
 
     def load(self, folder: Path) -> Task:
         """Returns the task, from files written to `folder`.  Raises TaskError if it is not the driver's."""
@@ -76,4 +76,4 @@ class TaskBundle:
         task = load_task(home, tried=True)  # by the driver
         if task.hash != self.hash:
             raise TaskError(f"task {self.name!r} was changed while the run started; start it again")
-        return replace(task, timed_against=self.timed_against)
+        return task.with_run_settings(self.settings)

@@ -55,6 +55,9 @@ class LaunchBundle:
     choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+NO_KERNEL = LaunchBundle({}, {}, {})  # in the place of a seed kernel, if a task has none: PyTorch is its baseline
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of a LaunchBundle.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.

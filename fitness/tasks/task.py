@@ -124,6 +124,19 @@ class Task:
         kind = chosen_baseline(wanted, has_kernel=self.seed_source is not None, task=self.name)
         return replace(self, timed_against=kind)
 
+    def with_own_share(self, share: float | None) -> Task:
+        """Returns the task with work that PyTorch may do: all but `share`.  None: as the task says."""
+        return self if share is None else replace(self, allow_delegation=True, min_own_share=float(share))
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """What a run may set beside the task's files; it travels with the folder to other processes."""
+        return {name: getattr(self, name) for name in ("timed_against", "allow_delegation", "min_own_share")}
+
+    def with_run_settings(self, settings: Mapping[str, Any]) -> Task:
+        """Returns the task, loaded from its files, with the `run_settings` of another process."""
+        return replace(self, **{**settings, "timed_against": BaselineKind(settings["timed_against"])})
+
     @property
     def needed_seed(self) -> str:
         """The text of kernel.py, for what works only with one.  Raises TaskError for a task of a reference alone."""
