@@ -57,16 +57,22 @@ def write_folder(folder: Path, source: KernelBenchFile, kernel: str | None, most
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    sizes = sizes_of(source.kernels, most_bytes)
-    fields = _fields(source.kernels, sizes)
-    text = _TASK.format(
-        title=f"{TITLE}, {source.name}.py", problem=_kept(source.kernels), mark=MARK, sizes=sizes,
-        own="reduced" if sizes.reduced else "own", **fields,
-    )  # fmt: skip
+    text, sizes = task_text(source, f"{TITLE}, {source.name}.py", most_bytes)
     (folder / "task.py").write_text(text, encoding="utf-8")
     if kernel is not None:
         (folder / "kernel.py").write_text(kernel, encoding="utf-8")
     return sizes
+
+
+def task_text(source: KernelBenchFile, title: str, most_bytes: int) -> tuple[str, Sizes]:
+    """Returns the text of task.py, and its sizes.  Raises TaskError if the problem is not suitable for a kernel."""
+    sizes = sizes_of(source.kernels, most_bytes)
+    fields = _fields(source.kernels, sizes)
+    text = _TASK.format(
+        title=title, problem=_kept(source.kernels), mark=MARK, sizes=sizes,
+        own="reduced" if sizes.reduced else "own", **fields,
+    )  # fmt: skip
+    return text, sizes
 
 
 def _kept(text: str) -> str:
