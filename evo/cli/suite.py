@@ -116,7 +116,7 @@ def _check(arguments: argparse.Namespace) -> int:
             common.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
     if not arguments.json:
         common.say("\n" + _totals(found, find_suite(arguments.suite).stages))
-    return 0 if all(outcome.verified for outcome in found) else common.EXIT_NOT_OK
+    return 0 if all(outcome.searchable(models=True) for outcome in found) else common.EXIT_NOT_OK
 
 
 def _summary(arguments: argparse.Namespace) -> int:
@@ -262,6 +262,8 @@ def line(outcome: CheckOutcome) -> str:
     if outcome.verified:
         why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
         return f"{outcome.name:30} verified, {calls}{', ' * bool(outcome.note)}{outcome.note}{why}"
+    if outcome.alone:
+        return f"{outcome.name:30} recorded, {calls}; {outcome.reason}"
     reached = ", ".join([outcome.stages[-1], *([calls] if outcome.calls else [])]) if outcome.stages else "not begun"
     return f"{outcome.name:30} {reached}, then: {outcome.reason}"
 
@@ -269,4 +271,5 @@ def line(outcome: CheckOutcome) -> str:
 def _totals(outcomes: Sequence[CheckOutcome], stages: Sequence[str]) -> str:
     count = Counter(stage for outcome in outcomes for stage in outcome.stages)
     reached = ", ".join(f"{count[stage]} {stage}" for stage in stages)
-    return f"{counted(len(outcomes), 'file')}: {reached}"
+    alone = sum(outcome.alone for outcome in outcomes)
+    return f"{counted(len(outcomes), 'file')}: {reached}" + (f", {alone} of a reference alone" if alone else "")

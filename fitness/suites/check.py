@@ -49,7 +49,10 @@ SLOWEST_S = 30.0
 
 @dataclass
 class CheckOutcome:
-    """How far a file came.  `reason` is "" if it was verified."""
+    """How far a file came.  `reason` is "" if it was verified.
+
+    alone: it became a task of a reference alone, so a search needs a model, which writes the first kernel.
+    """
 
     name: str
     stages: list[str] = field(default_factory=list)
@@ -63,10 +66,15 @@ class CheckOutcome:
     vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call.
     idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it.
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included.
+    alone: bool = False
 
     @property
     def verified(self) -> bool:
         return "verified" in self.stages
+
+    def searchable(self, *, models: bool) -> bool:
+        """Whether a search over its task makes sense.  models: whether the search asks language models."""
+        return self.verified or (models and self.alone)
 
 
 Verifier = Callable[[Task, CompiledCandidate], Collection[str]]  # cases whose outputs hold infinities; raises Stop
@@ -172,8 +180,9 @@ class SuiteChecker:
         if len(calls) < len(captured):
             outcome.why_left_out = "a call without an input that may be drawn afresh"
         outcome.stages.append("captured")
-        findings = gate(task.needed_seed, entry=task.entry, allow_delegation=task.allow_delegation)
-        outcome.rules = sorted({finding.rule for finding in findings})
+        if task.seed_source is not None:
+            findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+            outcome.rules = sorted({finding.rule for finding in findings})
         try:
             self._all_of(source, calls, scratch, outcome)
         except Stop as stop:
@@ -338,7 +347,14 @@ class SuiteChecker:
         """Raises Stop if kernels that do not do their work are not found wrong."""
         with _timed(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
-                found = vacuous.on_gpu(task, compiled, self._built_beside, self._verifier.beside)
+                beside = self._verifier.beside
+                found = (
+                    vacuous.on_gpu_without_seed(task, beside)
+                    if task.seed_source is None
+                    else vacuous.on_gpu(task, compiled, self._built_beside, beside)
+                )
+            elif task.seed_source is None and not self._on_gpu:
+                found = vacuous.without_seed(task, self._zygote, LIMITS)
             elif not self._on_gpu:
                 found = vacuous.by_interpreter(task, self._executable(task, compiled), self._zygote, LIMITS)
             else:

@@ -19,7 +19,7 @@ from fitness.suites.tritonbench import STAGES
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
 
-NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
+ALONE = "no seed kernel: a search needs a model, which writes the first one"
 
 # What a Stop says of the stage reached before.
 _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
@@ -53,6 +53,21 @@ class SeededChecker(check.SuiteChecker):
         finally:
             front_end.close()
         outcome.stages = list(self.stages)
+
+    def _check_reference(self, task: Task, outcome: CheckOutcome) -> None:
+        """Checks a task without a seed kernel: PyTorch can be its baseline, and idle kernels are found wrong.
+
+        Raises Stop, with `outcome` as far as it came.
+        """
+        outcome.calls, outcome.rules = len(task.cases), []
+        front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
+        try:
+            compiled = front_end.baseline()
+        finally:
+            front_end.close()
+        outcome.stages = list(self.stages[:2])
+        self._check_idle(task, compiled, outcome)
+        outcome.alone, outcome.reason = True, ALONE
 
     def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
         return executable(task, task.needed_seed, compiled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import shutil
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 
-from evo.core import syntax
 from evo.core.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, KernelBenchFile
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
@@ -165,10 +163,3 @@ def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str
             name = f"p_{name}"
         names.append(name)
     return names
-
-
-def parameters_of(folder: Path) -> list[str]:
-    """Returns the names of the arguments of an entry, from the folder's task.py."""
-    tree = syntax.parse((folder / "task.py").read_text(encoding="utf-8"))
-    reference = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "reference")
-    return [argument.arg for argument in reference.args.args]
