@@ -151,7 +151,7 @@ class FrontEnd:
     def _timed_plan(self, case: Case) -> LaunchPlan:
         if self.task.baseline is None:
             return self._reference_plans[case.name]
-        return pytorch_plan.recorded(self.task, self._calls.describe(case), pytorch_plan.timed_call)
+        return pytorch_plan.recorded(self.task, self._calls.describe(case), Task.timed_call)
 
     @cached_property
     def _reference_plans(self) -> dict[str, LaunchPlan]:

@@ -27,8 +27,7 @@ from fitness.frontend.plan import Buffer, LaunchPlan, TensorRef
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import demote_all
 from fitness.gpu.program import Integrity, captured_alone
-from fitness.tasks.pytorch_plan import Call, timed_call
-from fitness.tasks.task import Task
+from fitness.tasks.task import Call, Task
 
 EAGER, COMPILED = "eager", "torch.compile"
 NAMES = (EAGER, COMPILED)
@@ -83,13 +82,13 @@ class BaselineCall:
             compiled = (compiled or Compiled()) if kind.compiled else None
             sets = [self._arguments(first, copy) for copy in range(copies)]
             for one in (*sets[:1] * (WARM_UP - 1), *sets):
-                _call(compiled, timed_call(task, one))
+                _call(compiled, task.timed_call(one))
             torch.cuda.current_stream().synchronize()
             self._graph, self._pieces = captured_alone(lambda: self._run(task, compiled, sets))
 
     def _run(self, task: Task, compiled: Compiled | None, sets: Iterable[Sequence[Any]]) -> None:
         """Calls once for each copy; results stay, so that each call writes to memory of its own."""
-        self._results[:] = [_call(compiled, timed_call(task, one)) for one in sets]
+        self._results[:] = [_call(compiled, task.timed_call(one)) for one in sets]
 
     def _arguments(self, first: Sequence[Any], copy: int) -> list[Any]:
         """Returns the arguments of a copy: tensors on its memory."""

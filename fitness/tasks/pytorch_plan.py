@@ -19,16 +19,7 @@ from fitness.frontend.recording.recorder import Recorder
 from fitness.frontend.stages import Stop
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.calls import quiet
-from fitness.tasks.task import Task
-
-Call = tuple[Callable[..., Any], Sequence[Any]]  # a function of PyTorch and its arguments
-
-
-def timed_call(task: Task, arguments: Sequence[Any]) -> Call:
-    """Returns the function that PyTorch is timed by, with its arguments: that of `baseline`, else the reference."""
-    if task.baseline is not None:
-        return task.baseline(*arguments)
-    return reference_call(task, arguments)
+from fitness.tasks.task import Call, Task
 
 
 def reference_call(task: Task, arguments: Sequence[Any]) -> Call:
@@ -42,8 +33,8 @@ def recorded(
 ) -> LaunchPlan:
     """Returns the plan of one call of PyTorch.
 
-    described: the arguments, as `fitness.tasks.calls.Calls` describes them.  call: which call, `timed_call` or
-    `reference_call`.  Raises Stop(UNSUPPORTED) if it draws random numbers, or decides by values.
+    described: the arguments, as `fitness.tasks.calls.Calls` describes them.  call: which call, `Task.timed_call`
+    or `reference_call`.  Raises Stop(UNSUPPORTED) if it draws random numbers, or decides by values.
     """
     recorder = Recorder()
     try:

@@ -85,6 +85,9 @@ _SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient")
 _VALUES = ("tolerance", "min_own_share", "certify", "writes")
 
 
+Call = tuple[Callable[..., Any], Sequence[Any]]  # a function of PyTorch and its arguments
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What a kernel has to compute.  One from `load_task` is validated and has a folder and a hash.
@@ -143,6 +146,13 @@ class Task:
         if self.seed_source is None:
             raise TaskError(f"task {self.name}: expected a task with kernel.py for this, got one of a reference alone")
         return self.seed_source
+
+    def timed_call(self, arguments: Sequence[Any]) -> Call:
+        """Returns the function that PyTorch is timed by, with its arguments: that of `baseline`, else the reference."""
+        if self.baseline is not None:
+            return self.baseline(*arguments)
+        assert self.reference is not None  # only tasks with a function as the reference get here
+        return self.reference, arguments
 
     @functools.cached_property
     def first_source(self) -> str:
