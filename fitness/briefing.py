@@ -30,6 +30,7 @@ def task_facts(task: Task) -> dict[str, Any]:
         "reference": reference_source(task),
         "cases": case_lines(task),
         "tolerance": tolerance(task),
+        "baseline": task.timed_against.text,
     }
 
 

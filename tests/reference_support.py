@@ -73,10 +73,12 @@ class Writer:
 
     def __init__(self, first: Sequence[str] = (), die: int | None = None) -> None:
         self.asked: list[str] = []
+        self.systems: list[str] = []
         self._first, self._die = list(first), die
 
     def __call__(self, messages: Sequence[dict[str, str]]) -> str:
         text = messages[-1]["content"]
+        self.systems.append(messages[0]["content"])
         if len(self.asked) == self._die:
             os.kill(os.getpid(), signal.SIGKILL)
         if "There is no kernel yet" in text:

@@ -65,6 +65,6 @@ def chosen_baseline(wanted: str | None, *, has_kernel: bool, task: str) -> Basel
 
 
 def check_baseline(wanted: str | None) -> None:
-    """Raises ConfigError for a name that is none of PYTORCH; None is allowed."""
+    """Raises ConfigError unless the name is one of PYTORCH, or None."""
     if wanted is not None and wanted not in PYTORCH:
         raise ConfigError(f"--baseline: expected one of {', '.join(PYTORCH)}, got {wanted!r}")

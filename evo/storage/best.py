@@ -64,7 +64,7 @@ class Conclusion:
 def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusion) -> None:
     """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder.
 
-    Without a right kernel there is no kernel.py; without a seed kernel there is no diff.patch.
+    There is no kernel.py if no kernel is right, and no diff.patch if the task has no seed kernel.
     """
     folder = run_folder / BEST
     kernel = {"kernel.py": result.source} if result.has_kernel else {}

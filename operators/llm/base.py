@@ -64,7 +64,7 @@ class Tried:
     note: str  # what was done, one line.
     verdict: Verdict
     message: str = ""
-    speedup: float | None = None  # over the seed, if the verdict is ok.
+    speedup: float | None = None  # over the baseline, if the verdict is ok.
     parent_speedup: float | None = None  # of the best parent, to tell a gain from a loss
 
 
@@ -77,6 +77,7 @@ class TaskFacts:
     reference: str  # Python source of the reference, with what it needs
     cases: tuple[str, ...]  # one line each: name, role, arguments with shape and dtype
     tolerance: str  # one sentence
+    baseline: str = "the seed kernel"  # what speedups are over
 
 
 @dataclass(frozen=True)
