@@ -97,14 +97,14 @@ class Series:
     dots: Sequence[tuple[float, float]] = field(default_factory=tuple)  # single candidates behind the line
 
 
-def best_so_far(series: Sequence[Series], x_label: str) -> Markup:
-    """A line in steps with its interval for each of `series`."""
+def best_so_far(series: Sequence[Series], x_label: str, baseline: str = "the seed") -> Markup:
+    """A line in steps with its interval for each of `series`.  baseline: what speedups are over."""
     drawn = [s for s in series if s.steps]
     spread = [v for s in drawn for step in s.steps for v in (step.low, step.high)] + [1.0]
     spread += [y for s in drawn for _, y in s.dots]
     x = Axis(0.0, max([s.end for s in drawn] + [1e-9]), _LEFT, WIDTH - _RIGHT)
     y = axis(spread, HEIGHT - _BOTTOM, _TOP)
-    body = [_frame(x, y, x_label, "speedup over the seed", suffix="×"), _level(y, 1.0)]
+    body = [_frame(x, y, x_label, f"speedup over {baseline}", suffix="×"), _level(y, 1.0)]
     for place, one in enumerate(drawn):
         body.append(_dots(one, place, x, y))
         body.append(_steps(one, place, x, y))
@@ -168,12 +168,15 @@ class CaseBar:
     high: float
 
 
-def case_speedups(bars: Sequence[CaseBar], kind: str) -> Markup:
-    """A point with its interval for each case, beside the line of no change.  `kind`: see `Series`."""
+def case_speedups(bars: Sequence[CaseBar], kind: str, baseline: str = "the seed") -> Markup:
+    """A point with its interval for each case, beside the line of no change.  `kind`: see `Series`.
+
+    baseline: what speedups are over.
+    """
     row, left = 34, 130
     height = _TOP + row * len(bars) + _BOTTOM
     x = axis([v for b in bars for v in (b.low, b.high)] + [1.0], left, WIDTH - _RIGHT - 34)
-    body = [_x_ticks(x, _TOP, height - _BOTTOM, f"speedup over the seed, {kind}", "×")]
+    body = [_x_ticks(x, _TOP, height - _BOTTOM, f"speedup over {baseline}, {kind}", "×")]
     body.append(
         Markup('<line class="level" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>').format(
             x(1.0), _TOP, height - _BOTTOM

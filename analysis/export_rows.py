@@ -27,7 +27,8 @@ def runs(run: RunReader) -> Iterator[Row]:
     yield (
         str(run.folder), config.task, info.task_hash, config.target, config.device, config.strategy,
         list(config.operators), config.seed, config.budget, config.workers, config.islands,
-        *counts, *best, _flag(estimated), _time(events[0][2] if events else None), kind, text, _time(at),
+        config.baseline, *counts, *best, _flag(estimated),
+        _time(events[0][2] if events else None), kind, text, _time(at),
         config.to_json(), dict(info.versions), _json(info.environment), fingerprint(run),
     )  # fmt: skip
 

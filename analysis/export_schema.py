@@ -51,13 +51,13 @@ def _table(name: str, text: str, columns: Sequence[tuple[str, pa.DataType, str, 
 
 
 _RUN = ("run", _TEXT, "", "name of the run: its folder's, with as much of the path as tells the runs apart")
-_TRIAL = ("trial", _INT, "", "number of the trial, from 0 (the seed kernel)")
+_TRIAL = ("trial", _INT, "", "number of the trial, from 0 (the seed kernel, or PyTorch for a task without one)")
 _CANDIDATE = ("candidate", _TEXT, "", "id of the source: a hash that ignores comments and layout")
 _VERDICT = ("verdict", _TEXT, "", "`ok`, `wrong`, `duplicate`, …; null while pending")
 _STAGE = ("stage", _TEXT, "", "the stage that gave the verdict")
 _ESTIMATED = ("estimated", _FLAG, "", "true: a model computed the speedup; false: a GPU measured it; null without one")
 _SPEEDUP = (
-    ("speedup", _REAL, "ratio", "over the task's seed kernel, geometric mean over the tune cases; null unless ok"),
+    ("speedup", _REAL, "ratio", "over the baseline of the run, geometric mean over the tune cases; null unless ok"),
     ("ci_low", _REAL, "ratio", "lower end of its 95 % interval"),
     ("ci_high", _REAL, "ratio", "upper end"),
     _ESTIMATED,
@@ -97,7 +97,7 @@ _TABLES = (
             _RUN,
             ("folder", _TEXT, "", "where it was read from"),
             ("task", _TEXT, "", "name of a built-in task, or the path of its folder"),
-            ("task_hash", _TEXT, "", "hash of the task's `task.py` and `kernel.py`"),
+            ("task_hash", _TEXT, "", "hash of the task's `task.py` and, if it has one, `kernel.py`"),
             ("target", _TEXT, "", "GPU it compiled for"),
             ("device", _TEXT, "", "`gpu`: measured on one; `cpu`: estimated"),
             ("strategy", _TEXT, "", "of the search"),
@@ -106,11 +106,18 @@ _TABLES = (
             ("budget", _INT, "trials", "candidates to evaluate after the seed"),
             ("workers", _SMALL, "", "evaluations at once"),
             ("islands", _SMALL, "", "populations"),
+            (
+                "baseline",
+                _TEXT,
+                "",
+                "what speedups are over: `seed`, the task's kernel; or PyTorch: `eager`, `compile`, `eager-tf32`, "
+                "`compile-tf32`",
+            ),
             ("trials", _INT, "trials", "proposed, with the seed and what is pending"),
             ("finished", _INT, "trials", "evaluated"),
             ("ok", _INT, "trials", "evaluated and ok"),
-            ("best_trial", _INT, "", "the fastest trial, the earlier of equals; null without an ok one"),
-            ("best_speedup", _REAL, "ratio", "its speedup over the seed kernel"),
+            ("best_trial", _INT, "", "the fastest kernel, the earlier of equals; null without an ok one"),
+            ("best_speedup", _REAL, "ratio", "its speedup over the baseline"),
             ("best_ci_low", _REAL, "ratio", "lower end of its 95 % interval"),
             ("best_ci_high", _REAL, "ratio", "upper end"),
             ("estimated", _FLAG, "", "whether a model computed the best speedup; null without one"),
@@ -161,8 +168,8 @@ _TABLES = (
             ("parent", _INT, "", "trial it was made from"),
             ("position", _SMALL, "", "of that parent, from 0 (gave the most)"),
             ("operator", _TEXT, "", "that made the trial"),
-            ("speedup", _REAL, "ratio", "of the trial over the seed kernel; null unless ok"),
-            ("parent_speedup", _REAL, "ratio", "of the parent over the seed kernel; null unless ok"),
+            ("speedup", _REAL, "ratio", "of the trial over the baseline; null unless ok"),
+            ("parent_speedup", _REAL, "ratio", "of the parent over the baseline; null unless ok"),
             ("gain", _REAL, "ratio", "speedup / parent_speedup; null if one is"),
             ("estimated", _FLAG, "", "true: a model computed one of the two; null without either"),
         ],
@@ -207,14 +214,14 @@ _TABLES = (
     ),
     _table(
         "timings",
-        "One row a sample: candidate and seed kernel, timed one after the other.",
+        "One row a sample: candidate and baseline, timed one after the other.",
         [
             _RUN,
             _TRIAL,
             ("case", _TEXT, "", "tune case"),
             ("sample", _SMALL, "", "number of the pair, from 0"),
             ("candidate_us", _REAL, "µs", "time of the candidate"),
-            ("baseline_us", _REAL, "µs", "time of the seed kernel"),
+            ("baseline_us", _REAL, "µs", "time of the baseline"),
             ("estimated", _FLAG, "", "true: both come from a model, one pair a case"),
         ],
     ),
@@ -322,7 +329,7 @@ _TRAINING = (
         [
             ("messages", _MESSAGES, "", "prompt and completion in one list"),
             *_SAMPLE,
-            ("speedup", _REAL, "ratio", "over the task's seed kernel"),
+            ("speedup", _REAL, "ratio", "over the baseline of the run"),
             ("ci_low", _REAL, "ratio", "lower end of its 95 % interval; above 1"),
             ("ci_high", _REAL, "ratio", "upper end"),
             ("estimated", _FLAG, "", "true: a model computed the speedup (only with `--allow-estimated`)"),
@@ -341,7 +348,7 @@ _TRAINING = (
             ("rules", _FLAG, "", "it keeps the rules, statically and in what it did"),
             ("compiled", _FLAG, "", "it compiles for the target"),
             ("correct", _FLAG, "", "its outputs are right; a duplicate's flags are its twin's"),
-            ("speedup", _REAL, "ratio", "over the seed kernel; of the twin for a duplicate; null unless correct"),
+            ("speedup", _REAL, "ratio", "over the baseline; of the twin for a duplicate; null unless correct"),
             ("ci_low", _REAL, "ratio", "lower end of its 95 % interval"),
             ("ci_high", _REAL, "ratio", "upper end"),
             _ESTIMATED,

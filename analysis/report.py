@@ -24,10 +24,10 @@ from markupsafe import Markup
 from analysis import charts, stats
 from analysis.outcomes import gain
 from evo.core import VERSION
+from evo.core.baselines import BaselineKind
 from evo.core.errors import ConfigError
-from evo.core.records import Fitness, Trial
+from evo.core.records import FIRST_OPERATORS, Fitness, Trial
 from evo.search.archive import Niche, niche_of
-from evo.search.budget import SEED_OPERATOR
 from evo.storage.best import best_source, diff
 from evo.storage.folders import FILE
 from evo.storage.model_calls import CallCost, call_costs
@@ -107,6 +107,10 @@ class View:
     environment: Sequence[tuple[str, str]]
     running_s: float
     pending: int
+
+    @property
+    def baseline(self) -> BaselineKind:
+        return self.run.info.config.baseline_kind
 
     @property
     def best_text(self) -> str:
@@ -198,7 +202,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
     best = course.best
     campaign = _campaign_of(run.folder)
     moves = _moves(course, bounds)
-    kind = course.kind
+    kind, against = course.kind, _against(run)
     bars = [charts.CaseBar(t.case, t.ratio, *t.ci95) for t in best.evaluation.timings] if best else []
     return View(
         number=number,
@@ -206,9 +210,9 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
         run=run,
         course=course,
         kind=kind if course.kinds else "no speedups yet",
-        axes=[(name, charts.best_so_far([series], name)) for name, series in _series(course, "best so far").items()],
+        axes=[(over, charts.best_so_far([s], over, against)) for over, s in _series(course, "best so far").items()],
         verdicts=[v for v, _ in sum(course.by_operator.values(), Counter()).most_common()],
-        credit=[credit for credit in run.operators() if credit.name != SEED_OPERATOR],
+        credit=[credit for credit in run.operators() if credit.name not in FIRST_OPERATORS],
         lineage=_lineage(number, run, best) if best else None,
         diffs=_diffs(run, best) if best else [],
         final_diff=_final_diff(course),
@@ -217,7 +221,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
         variant=run.folder.resolve().parent.name if campaign else "",
         archive=_archive(course),
         cases=_cases(course),
-        case_chart=charts.case_speedups(bars, kind) if bars else None,
+        case_chart=charts.case_speedups(bars, kind, against) if bars else None,
         roofline=charts.roofline(moves, bounds.bytes_per_s, bounds.flops_per_s, kind) if moves else None,
         bounds=bounds,
         moves=moves,
@@ -234,7 +238,7 @@ def fold(trials: Iterable[Trial], calls: Sequence[CallCost]) -> Course:
     tokens = _tokens_by_trial(calls)
     for trial in trials:
         evaluation, operator = trial.evaluation, trial.proposal.operator
-        course.trials += operator != SEED_OPERATOR
+        course.trials += operator not in FIRST_OPERATORS
         course.at["trials"] = float(course.trials)
         course.at["GPU seconds"] += evaluation.seconds.get("time", 0.0)
         course.at["tokens"] += tokens.get(trial.index, 0.0)
@@ -247,7 +251,7 @@ def fold(trials: Iterable[Trial], calls: Sequence[CallCost]) -> Course:
             course.seed = trial
         if trial.fitness is None:
             course.messages[evaluation.verdict.value, evaluation.message.partition("\n")[0]] += 1
-        else:
+        elif trial.proposal.is_kernel:
             _improve(course, trial, trial.fitness)
     return course
 
@@ -297,7 +301,16 @@ def overlay(views: Sequence[View]) -> list[tuple[str, Markup]]:
     for one in views:
         for over, series in _series(one.course, one.folder).items():
             by_axis.setdefault(over, []).append(charts.Series(series.name, series.steps, series.end, series.kind))
-    return [(over, charts.best_so_far(series, over)) for over, series in by_axis.items() if len(series) == len(views)]
+    baselines = {_against(one.run) for one in views}
+    against = next(iter(baselines)) if len(baselines) == 1 else "the run's baseline"
+    whole = [(over, series) for over, series in by_axis.items() if len(series) == len(views)]
+    return [(over, charts.best_so_far(series, over, against)) for over, series in whole]
+
+
+def _against(run: RunReader) -> str:
+    """What the speedups of a run are over, in the words of a chart."""
+    kind = run.info.config.baseline_kind
+    return kind.text if kind.pytorch else "the seed"
 
 
 # --- campaigns -------------------------------------------------------------------------------------------------------
@@ -419,7 +432,7 @@ def _source(course: Course) -> str:
 
 def _final_diff(course: Course) -> str:
     """Returns the diff from the seed to the source to use, with its chosen configuration."""
-    if course.seed is None or course.best is None or course.best.index == 0:
+    if course.seed is None or course.best is None or course.best.index == 0 or not course.seed.proposal.is_kernel:
         return ""
     return diff(course.seed.proposal.candidate.source, best_source(course.best), "seed/kernel.py", "best/kernel.py")
 

@@ -2,7 +2,8 @@
 
 A row's completion yields the very source that its verdict and speedup are of: `evo.llm.completions`.
 
-Speedups are over the task's seed kernel, as everywhere (TritonRL's are over PyTorch).  Rewards and advantages:
+Speedups are over the baseline of the run, as everywhere: the task's seed kernel, or PyTorch for a task without one
+(TritonRL's are over PyTorch).  Rewards and advantages:
 
 - `autotriton` (AutoTriton, arXiv 2507.05687): 1 if the rules are kept and the outputs are right, else 0.
 - `tritonrl` (TritonRL, arXiv 2510.17891): two rewards, each for its own tokens.  The code's get r_correct = syntax x
@@ -88,7 +89,7 @@ class TrainingAnswer:
 
     @property
     def gained(self) -> bool:
-        """Right, surely faster than the seed kernel, and faster than every parent the model was shown."""
+        """Right, surely faster than the baseline, and faster than every parent the model was shown."""
         if self.verdict is not Verdict.OK or self.speedup is None or self.ci_low is None:
             return False
         return self.ci_low > 1 and self.speedup > (self.parent_speedup or 0.0)

@@ -23,10 +23,11 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from evo.core import plugins, versions
+from evo.core.baselines import check_baseline
 from evo.core.errors import ConfigError, EvoWarning, StoreError
 from evo.core.models import Answerer, Model
-from evo.core.records import GPU_FACTS, Candidate, Case, Certificate, Evaluation, StopReason, Trial, Verdict
-from evo.core.settings import RunConfig
+from evo.core.records import GPU_FACTS, Candidate, Case, Certificate, Evaluation, StopReason, Verdict
+from evo.core.settings import RunConfig, check_share
 from evo.core.text import counted, quoted
 from evo.llm.models import split_models
 from evo.result import BestKernel, Result, Spending
@@ -127,6 +128,8 @@ def search(
     max_tokens: int | None = None,
     max_usd: float | None = None,
     guidance: str | None = None,
+    baseline: str | None = None,
+    allow_delegation: float | None = None,
     ray_address: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     progress: bool | Listener = False,
@@ -143,6 +146,10 @@ def search(
     models_file: a TOML file with settings of models.  llm_concurrency: questions in flight.
     max_tokens, max_usd: hard limits on what models cost.  guidance: what prompts say of profiles: digest, raw, none.
     gpus: how many GPUs measure, or "all", or "none" for estimates; None: the first GPU, if it is a target.
+    baseline: what a task without a seed kernel is timed against: "eager" (None), "compile", "eager-tf32" or
+        "compile-tf32", all of PyTorch.
+    allow_delegation: the least share of the work that own kernels do, if PyTorch may do the rest; None: as task.py
+        says.
     target: what to compile for, "sm_90" or "h100".  ray_address: of a Ray cluster that evaluates.
     workers: evaluations at once; None: as the CPUs and GPUs take.  islands: populations in a ring.
     screen_budget: most estimates that an operator may choose a draft by.
@@ -171,6 +178,8 @@ def search(
         max_tokens=max_tokens,
         max_usd=max_usd,
         guidance=guidance,
+        baseline=baseline,
+        allow_delegation=allow_delegation,
         ray_address=ray_address,
     )
     wanted = read_settings(task, settings)
@@ -179,12 +188,13 @@ def search(
     if folder is not None:
         check_vacant(folder)
     check_makeable(folder or RUNS)
-    task = load_task(task)
+    task = _as_set(load_task(task), wanted.config)
     devices = find_devices(wanted.config.gpus, ray_address, target)
     _say_devices(devices, listener)
     config = _with_devices(wanted, devices)
     strategy_of(config)  # raises ConfigError if it cannot work with these workers
-    listener.say(f"preparing {task.name}: evaluating its seed kernel")
+    begun = f"timing {task.timed_against.text}" if task.seed_source is None else "evaluating its seed kernel"
+    listener.say(f"preparing {task.name}: {begun}")
     with closing(devices.open(task, target)) as evaluator:
         first = evaluator.prepare()
         folder = folder or _new_folder(task.name)
@@ -192,6 +202,12 @@ def search(
         with Store.create(folder, info) as store:
             _search(store, task, first, evaluator, listener, stop, wanted.functions)
     return Result(folder)
+
+
+def _as_set(task: Task, config: RunConfig) -> Task:
+    """Returns the task with the baseline of a run, and with what it leaves to PyTorch."""
+    against = task.with_baseline(config.baseline if config.baseline_kind.pytorch else None)
+    return against.with_own_share(config.allow_delegation)
 
 
 def _with_devices(wanted: RequestedSettings, devices: Devices) -> RunConfig:
@@ -275,7 +291,7 @@ def resume(
     with RunReader(folder) as run:
         info = run.info
     check_limited(info.config.models, max_tokens, max_usd, fix="leave it out, or start another run with one")
-    task = load_task(info.config.task)
+    task = _as_set(load_task(info.config.task), info.config)
     going = _comparable_versions(info)
     with Store.open(folder, task_hash=task.hash, versions=going) as store:
         config = _with_budget(store, store.info.config, budget)
@@ -310,10 +326,10 @@ def _conclude_again(store: Store, listener: Listener) -> None:
     """Writes best/ of a run that is over once more; what was certified before is kept."""
     from evo.storage.best import write_result
 
-    seed, written = store.trial(0), read_result(store)
+    seed, written = store.first(), read_result(store)
     if written is None:
         assemble.conclude(store, None, NO_EVALUATOR, listener)
-    elif isinstance(seed, Trial):
+    elif seed is not None:
         write_result(store.folder, store.info, seed, written)
 
 
@@ -398,14 +414,14 @@ def propose(
         raise ConfigError(f"--propose-only: expected a number from 1, got {count}")
     listener, folder = listener_of(progress), Path(run_dir)
     task = load_task(task) if isinstance(task, Task) else task
-    wanted = read_settings(DEFAULT_TASK if task is None else task, settings)
+    wanted = read_settings(_named(folder, task), settings)
     if (folder / FILE).exists():
         loaded, store, config, going = _open_half(folder, task, wanted, settings, proposing=True)
         assemble.check_models(config.models, wanted.functions)
         store.goes_on(config, going)
     else:
         check_unused(wanted.config, settings)
-        loaded = load_task(DEFAULT_TASK if task is None else task)
+        loaded = _as_set(load_task(DEFAULT_TASK if task is None else task), wanted.config)
         store = Store.create(folder, RunInfo(wanted.config, loaded.hash, versions.own_versions(), {}))
     with store:
         outcome = assemble.run_engine(
@@ -433,7 +449,7 @@ def evaluate_pending(
     """
     listener, folder = listener_of(progress), Path(run_dir)
     task = load_task(task) if isinstance(task, Task) else task
-    wanted = read_settings(DEFAULT_TASK if task is None else task, settings)
+    wanted = read_settings(DEFAULT_TASK if task is None else task, settings, proposes=False)
     loaded, store, config, going = _open_half(folder, task, wanted, settings, proposing=False)
     gpus, ray_address = wanted.config.gpus, wanted.config.ray_address
     workers = default_workers(config.strategy, settings.get("workers"))
@@ -484,6 +500,16 @@ def _check_same(folder: Path, wanted: RunConfig, stored: RunConfig, settings: Se
             )
 
 
+def _named(folder: Path, task: AnyTask | None) -> AnyTask:
+    """The task that a half of a search is about: `task`, or that of the run in `folder`, or softmax."""
+    if task is not None:
+        return task
+    if not (folder / FILE).exists():
+        return DEFAULT_TASK
+    with RunReader(folder) as run:
+        return run.info.config.task
+
+
 def _task_of_half(folder: Path, task: AnyTask | None, info: RunInfo) -> Task:
     """The task of the run; from where `task` says, as a task's folder may have another path on another machine."""
     stored = info.config.task
@@ -497,7 +523,7 @@ def _task_of_half(folder: Path, task: AnyTask | None, info: RunInfo) -> Task:
             f"TASK: the run in {folder} is of {stored}, and {task} is another task or was changed since; "
             f"restore it, or start another run"
         )
-    return loaded
+    return _as_set(loaded, info.config)
 
 
 def replay(run_dir: str | os.PathLike[str]) -> list[DecisionReplay]:
@@ -510,7 +536,7 @@ def replay(run_dir: str | os.PathLike[str]) -> list[DecisionReplay]:
         info = run.info
         plugins.check_recorded(info.config.plugins, f"cannot replay {folder}")
         try:
-            task = load_task(info.config.task, expected=info.task_hash)
+            task = _as_set(load_task(info.config.task, expected=info.task_hash), info.config)
         except ChangedTaskError:
             raise StoreError(f"cannot replay {folder}: task {info.config.task} has changed since; restore it") from None
         operators, asking = assemble.find_operators(info.config)
@@ -535,10 +561,13 @@ class Evaluator:
         workers: int | None = None,
         ray_address: str | None = None,
         seed: int = 0,
+        baseline: str | None = None,
+        allow_delegation: float | None = None,
         progress: bool | Listener = False,
     ) -> None:
-        """task, gpus, target, workers, ray_address: as for `search`.  seed: of the random inputs.
+        """task, gpus, target, workers, ray_address, baseline, allow_delegation: as for `search`.
 
+        seed: of the random inputs.
         progress: True prints what evaluates; or a Listener that hears it.
         Raises ConfigError for a wrong setting, TaskError if the task or its seed kernel is at fault.
         """
@@ -547,7 +576,9 @@ class Evaluator:
         check_workers(workers)
         check_seed(seed)
         get_target(target)
-        self.task = load_task(task)
+        check_baseline(baseline)
+        check_share(allow_delegation)
+        self.task = load_task(task).with_baseline(baseline).with_own_share(allow_delegation)
         devices = find_devices(gpus_text(gpus), ray_address, target)
         _say_devices(devices, listener_of(progress))
         self.description = "; ".join(devices.lines)  # what evaluates, in words
@@ -556,7 +587,8 @@ class Evaluator:
         self._random_seed = seed
         self._evaluator = devices.open(self.task, target)
         try:
-            self.seed: Evaluation = self._evaluator.prepare()  # the evaluation of the seed kernel
+            # The evaluation of the seed kernel, or of PyTorch if the task has none.
+            self.seed: Evaluation = self._evaluator.prepare()
         except BaseException:
             self._evaluator.close()
             raise

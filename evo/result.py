@@ -17,12 +17,12 @@ from evo.storage.queries import RunReader
 
 @dataclass(frozen=True)
 class BestKernel(Fitness):
-    """The kernel that a run found, beside the seed kernel of its task."""
+    """The kernel that a run found, beside the baseline of the run (`Result.baseline`)."""
 
     verdict: Verdict
     source: str  # with the chosen autotune configuration, if there was one to choose
     trial: int  # its number; 0 is the seed itself: nothing was faster
-    patch: str  # unified diff from the seed; "" for the seed
+    patch: str  # unified diff from the seed; "" for the seed, and if there is none
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,16 @@ class Result:
         self.run_dir = run_dir
         with RunReader(run_dir) as run:
             self.config: RunConfig = run.info.config  # its settings, among them the random seed
+            self.baseline: str = run.info.config.baseline_kind.text  # what speedups are over, in words
             self.stop_reason: str = ended(run)  # e.g. "budget spent", "interrupted"; "" while it goes on
             self.pending: int = len(run.pending())  # candidates that are proposed and not evaluated
-            seed = run.trial(0) if run.best() is not None else None
-            # The seed kernel's; None until it is evaluated.
-            self.seed: Trial | None = seed if isinstance(seed, Trial) else None
+            # What the others are compared with: the seed kernel's, or PyTorch's.  None until it is evaluated.
+            self.seed: Trial | None = run.first()
             written = read_result(run) if self.seed else None
             # Of the best kernel, or why nothing was certified; None while the run goes on.
             self.certificate: Certificate | None = written.certificate if written else None
-            self.best: BestKernel | None = _best(run, self.seed, written)  # None until the seed is evaluated
+            # None until the seed is evaluated; of a task without a seed kernel, while no right kernel is found.
+            self.best: BestKernel | None = _best(run, self.seed, written)
             self.spent: Spending = _spending(run)
 
     @classmethod
@@ -68,13 +69,13 @@ class Result:
             yield from run.trials()
 
     def __repr__(self) -> str:
-        return f"<Result of {self.run_dir}: {self.best or 'no seed yet'}, {self.stop_reason or 'not ended'}>"
+        return f"<Result of {self.run_dir}: {self.best or 'no kernel yet'}, {self.stop_reason or 'not ended'}>"
 
 
 def _best(run: RunReader, seed: Trial | None, written: Conclusion | None) -> BestKernel | None:
     """What is in best/; before that is written, the fastest trial."""
     fastest = written.best if written else run.best()
-    if seed is None or fastest is None or fastest.fitness is None:
+    if seed is None or fastest is None or fastest.fitness is None or not fastest.proposal.is_kernel:
         return None
     found = written or Conclusion(fastest, Certificate("", Verdict.INFRASTRUCTURE, "not yet"))
     return BestKernel(

@@ -18,7 +18,7 @@ from typing import Any
 from evo.core.records import Case, Finding, Verdict
 from fitness.estimate import roofline
 from fitness.estimate import time_model as model
-from fitness.estimate.coverage import Seen, coverage, seen
+from fitness.estimate.coverage import Seen, coverage, seen, seen_in_reference
 from fitness.estimate.launch_trace import LaunchTrace, LaunchWork
 from fitness.frontend import screen
 from fitness.frontend.build_cache import BuildCache
@@ -31,6 +31,7 @@ from fitness.sandbox import layers
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
+from fitness.tasks import pytorch_plan
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
 from fitness.verify.long_loops import AddedCase, added_cases
@@ -119,6 +120,47 @@ class FrontEnd:
                 compiled.seconds[name] = time.perf_counter() - begin
         return compiled
 
+    def baseline(self) -> CompiledCandidate:
+        """Returns what candidates are compared with: the seed kernel, compiled, or PyTorch's operators, recorded.
+
+        Plans of PyTorch, by case, have no launches.  They are recorded, and the tune cases estimated, if no GPU
+        measures, and else on request (`baseline_estimates`).  Raises Stop.
+        """
+        if self.task.seed_source is not None:
+            return self.collect(self.task.seed_source)
+        if self._measured:
+            return CompiledCandidate()
+        kind = self.task.timed_against
+        if kind.compiled:
+            message = f"{kind.text} is only measured, and here times are estimated: use --baseline eager, or a GPU"
+            raise Stop("estimate", Verdict.UNSUPPORTED, message)
+        return CompiledCandidate(
+            plans=dict(self._reference_plans), estimates=self.baseline_estimates(), added=self._added_of_baseline()
+        )
+
+    def baseline_estimates(self) -> Estimates:
+        """Returns the estimate of each tune case of the baseline.  Raises Stop."""
+        if self.task.seed_source is not None:
+            return self.estimates(self.task.seed_source, self.collect(self.task.seed_source))
+        tf32 = self.task.timed_against.tf32
+        return {
+            case.name: model.estimate(self._timed_plan(case), (), (), (), self.target, tf32=tf32)
+            for case in self._calls.tune
+        }
+
+    def _timed_plan(self, case: Case) -> LaunchPlan:
+        if self.task.baseline is None:
+            return self._reference_plans[case.name]
+        return pytorch_plan.recorded(self.task, self._calls.describe(case), Task.timed_call)
+
+    @cached_property
+    def _reference_plans(self) -> dict[str, LaunchPlan]:
+        """The reference's operators at the target's sizes, by case."""
+        return {
+            case.name: pytorch_plan.recorded(self.task, self._calls.describe(case), pytorch_plan.reference_call)
+            for case in self.task.cases
+        }
+
     def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
         """Returns the candidate with the builds that are verified and not timed.
 
@@ -175,7 +217,7 @@ class FrontEnd:
 
     @cached_property
     def _of_seed(self) -> tuple[Finding, ...]:
-        return self._findings(self.task.seed_source)
+        return self._findings(self.task.needed_seed)
 
     def _findings(self, source: str) -> tuple[Finding, ...]:
         return tuple(gate(source, entry=self.task.entry, allow_delegation=self.task.allow_delegation))
@@ -185,7 +227,7 @@ class FrontEnd:
 
         If only reduced cases fail, records without them: a size of 1 may raise beyond the task's own.
         """
-        compiled.added = () if self._measured else self._added_of_seed()
+        compiled.added = () if self._measured else self._added_of_baseline()
         needed = tuple(case for case in compiled.added if not case.reduced)
         try:
             self._record_calls(source, compiled, scratch)
@@ -203,11 +245,12 @@ class FrontEnd:
         recorded = steps.record(source, self.task, calls, added=added_names, **self._in(scratch))
         compiled.plans, compiled.constants, compiled.layers = recorded.plans, recorded.constants, recorded.layers
 
-    def _added_of_seed(self) -> tuple[AddedCase, ...]:
-        """Returns the sizes beside the task's own at which the seed can be recorded."""
+    def _added_of_baseline(self) -> tuple[AddedCase, ...]:
+        """Returns sizes beside the task's own: those at which the seed can be recorded, or the reference runs."""
         with self._lock:
             if self._added is None:
-                self._added = tuple(added_cases(self.task, self._plans_of_seed))
+                plans_of = None if self.task.seed_source is None else self._plans_of_seed
+                self._added = tuple(added_cases(self.task, plans_of))
             return self._added
 
     def _plans_of_seed(self, cases: Sequence[Case]) -> list[LaunchPlan | None]:
@@ -215,7 +258,7 @@ class FrontEnd:
         calls = [{"name": str(number), "args": self._calls.describe(case)} for number, case in enumerate(cases)]
         with scratch_folder(self._root) as scratch:
             try:
-                plans = steps.record(self.task.seed_source, self.task, calls, **self._in(scratch)).plans
+                plans = steps.record(self.task.needed_seed, self.task, calls, **self._in(scratch)).plans
             except Stop as stop:
                 if stop.verdict is Verdict.INFRASTRUCTURE:
                     raise
@@ -235,25 +278,25 @@ class FrontEnd:
         self, source: str, compiled: CompiledCandidate, scratch: Path, cases: Sequence[str], **how: Any
     ) -> None:
         """Compiles these cases.  Raises Stop also if one build takes far longer than the seed's."""
-        seed_s = self._slowest_of_seed()
+        seed_s = 0.0 if self.task.seed_source is None else self._slowest_of_seed(self.task.seed_source)
         most, slow = max(BUILD_S, TIMES_SEED * seed_s), seed_s > steps.SLOW_S
         try:
             self._build(source, compiled, scratch, cases=cases, build_s=most, slow=slow, **how)
         except Stop as stop:
             if stop.verdict is not Verdict.TIMEOUT:
                 raise
-            seed = f"the slowest build of the seed took {seed_s:.1f} s"
-            message = f"compiling {stop}; {seed}: are its blocks too large?"
+            seed = f"; the slowest build of the seed took {seed_s:.1f} s" if seed_s else ""
+            message = f"compiling {stop}{seed}: are its blocks too large?"
             raise Stop(stop.stage, stop.verdict, message) from stop
 
-    def _slowest_of_seed(self) -> float:
+    def _slowest_of_seed(self, seed: str) -> float:
         """Returns CPU seconds.  A front end that shares a task with others may not have compiled the seed yet."""
         with self._lock:
             if self._seed_s is None:
                 with scratch_folder(self._root) as scratch:
                     compiled = CompiledCandidate()
-                    self._record(self.task.seed_source, compiled, scratch)
-                    self._compile(self.task.seed_source, compiled, scratch)
+                    self._record(seed, compiled, scratch)
+                    self._compile(seed, compiled, scratch)
             assert self._seed_s is not None  # known once the seed is compiled
             return self._seed_s
 
@@ -296,11 +339,17 @@ class FrontEnd:
     def _check_work(self, case: Case, compiled: CompiledCandidate, found: Seen) -> None:
         """Raises Stop if the plan does not seem to do the case's work."""
         moved, computed = self._needed(case)
+        if self.task.seed_source is None:
+            expected = self._reference_plans[case.name]
+            of_expected: Seen | None = seen_in_reference(expected)
+            moved = of_expected.moved if moved is None else moved  # type: ignore[union-attr]
+        else:
+            expected, of_expected = self._seed_plans[case.name], self._seen_of_seed.get(case.name)
         skipped = coverage(
             compiled.plans[case.name],
             found,
-            self._seed_plans[case.name],
-            self._seen_of_seed.get(case.name),
+            expected,
+            of_expected,
             written=self.task.written,
             case_bytes=moved,
             case_flops=computed,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from evo.core.errors import EvoError
-from evo.core.records import Candidate, Certificate, Timing
+from evo.core.records import PYTORCH_IS_RIGHT, Candidate, Certificate, Timing
 from fitness.candidate import CompiledCandidate, Estimates, FrontEnd
 from fitness.certify.certify import not_run
 from fitness.estimate import time_model as model
@@ -63,9 +63,14 @@ class CpuBackend:
     def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
         """Evaluates the seed, which becomes the baseline.
 
-        Long-loop cases that the seed fails are not asked of candidates.
+        Long-loop cases that the seed fails are not asked of candidates.  Of a task without a seed, the baseline is
+        PyTorch: its estimates are known, and it is right by definition.
         """
         self._baseline = compiled.estimates
+        if self._task.seed_source is None:
+            self._added = list(compiled.added)
+            self._sampled.draw_inputs(compiled.plans)
+            return BackendResult(PYTORCH_IS_RIGHT, self._timings(compiled), {})
         self._seed = executable(self._task, seed, compiled) if self._task.reference is None else None
         limits = replace(self.limits, cpu_s=min(self.limits.cpu_s, ADDED_S))
 
@@ -124,9 +129,10 @@ class CpuBackend:
                 added_limits=limits,
                 stored_by_seed=self._stored,
             )
-        timings = tuple(self._timing(name, estimate) for name, estimate in compiled.estimates.items())
         names = {case.name for case in compiled.added}
-        return BackendResult(check, timings, {name: i for name, i in compiled.choices.items() if name not in names})
+        return BackendResult(
+            check, self._timings(compiled), {name: i for name, i in compiled.choices.items() if name not in names}
+        )
 
     def certify(self, source: str, key: str) -> Certificate:
         """Returns a certificate that says that nothing was certified: it has no GPU."""
@@ -146,6 +152,9 @@ class CpuBackend:
         if self._own_zygote:
             self._zygote.close()
         remove(self._root)
+
+    def _timings(self, compiled: CompiledCandidate) -> tuple[Timing, ...]:
+        return tuple(self._timing(name, estimate) for name, estimate in compiled.estimates.items())
 
     def _timing(self, case: str, estimate: model.Estimate) -> Timing:
         if self._baseline is None:

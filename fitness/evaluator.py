@@ -22,6 +22,7 @@ from evo.core import VERSION
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import (
     GPU_FACTS,
+    PYTORCH_CALL,
     Build,
     Candidate,
     Certificate,
@@ -72,7 +73,12 @@ class SeedError(TaskError):
 
 
 def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
-    """Returns a SeedError, or an EvoError if the machine is at fault (a full disk, say)."""
+    """Returns a SeedError or, without a seed, a TaskError; an EvoError if the machine is at fault (a full disk)."""
+    if task.seed_source is None and NO_SPACE not in message:
+        return TaskError(
+            f"task {task.name!r}: expected to time its baseline, {task.timed_against.text}, but it was found "
+            f"{verdict} at stage {stage}: {message}"
+        )
     return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
 
 
@@ -81,6 +87,8 @@ class CandidateBuilder(Protocol):
 
     @property
     def layers(self) -> Mapping[str, str]: ...
+    def baseline(self) -> CompiledCandidate: ...
+    def baseline_estimates(self) -> Estimates: ...
     def collect(self, source: str) -> CompiledCandidate: ...
     def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate: ...
     def estimates(self, source: str, compiled: CompiledCandidate) -> Estimates: ...
@@ -98,8 +106,9 @@ class Backend(Protocol):
         ...
 
     def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
-        """Evaluates the seed, which becomes the baseline.
+        """Evaluates the baseline: the seed kernel, or PyTorch if the task has none.
 
+        seed: the text of trial 0; compiled: what `CandidateBuilder.baseline` gave.
         Raises Stop, and EvoError if the backend cannot evaluate at all.
         """
         ...
@@ -127,6 +136,7 @@ class TaskEvaluator:
         self.task, self.target = task, target
         self._front_end, self._backend = front_end, backend
         self._tune = [case.name for case in task.cases if case.role == "tune"]
+        self._pytorch_estimates: Estimates | None = None  # of a task without a seed kernel, once asked for
         self._memo: OrderedDict[str, CompiledCandidate | Stop] = OrderedDict()
         self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
         self._denied = ""  # why counters could not be read; then they are not asked for again
@@ -135,13 +145,13 @@ class TaskEvaluator:
     # --- what the engine calls ---------------------------------------------------------------------------------------
 
     def prepare(self) -> Evaluation:
-        """Evaluates the seed kernel, against which all others are compared.
+        """Evaluates the baseline, against which all others are compared: the seed kernel, or PyTorch.
 
-        Raises SeedError if the seed does not pass its own task: nothing could be learnt from such a search.  Raises
-        EvoError if nothing here can evaluate.
+        Raises SeedError if the seed does not pass its own task: nothing could be learnt from such a search; TaskError
+        if PyTorch cannot be timed.  Raises EvoError if nothing here can evaluate.
         """
-        seed = Candidate(self.task.seed_source)
-        compiled = self._compile(seed.source)
+        seed = Candidate(self.task.first_source)
+        compiled = self._compiled_baseline()
         if isinstance(compiled, Stop):
             raise _seed_error(self.task, compiled.verdict, compiled.stage, compiled.message)
         evaluation = self._evaluate(seed, compiled, lambda: self._backend.prepare(seed.source, compiled))
@@ -178,7 +188,7 @@ class TaskEvaluator:
 
         None without an estimate.
         """
-        baseline = self._estimates(self.task.seed_source)
+        baseline = self._baseline_estimates()
         return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
 
     def estimate_seed(self) -> SeedEstimate:
@@ -186,7 +196,7 @@ class TaskEvaluator:
 
         Needs no `prepare`.  Raises EvoError if the seed does not compile or the model has no time for it.
         """
-        source = self.task.seed_source
+        source = self.task.needed_seed
         compiled = self._compile(source)
         if isinstance(compiled, Stop):
             raise _seed_error(self.task, compiled.verdict, compiled.stage, compiled.message)
@@ -303,6 +313,26 @@ class TaskEvaluator:
                     self._memo.popitem(last=False)
         return result
 
+    def _compiled_baseline(self) -> CompiledCandidate | Stop:
+        if self.task.seed_source is not None:
+            return self._compile(self.task.seed_source)
+        try:
+            with surviving("record"):
+                return self._front_end.baseline()
+        except Stop as stop:
+            return stop
+
+    def _baseline_estimates(self) -> Estimates | None:
+        """Returns the estimate of each tune case of the baseline; None without estimates."""
+        if self.task.seed_source is not None:
+            return self._estimates(self.task.seed_source)
+        with self._lock:
+            if self._pytorch_estimates is None:
+                self._pytorch_estimates = {}
+                with suppress(Stop), surviving("estimate"):
+                    self._pytorch_estimates = self._front_end.baseline_estimates()
+        return self._pytorch_estimates or None
+
     def _estimates(self, source: str) -> Estimates | None:
         """Returns the estimate of each tune case, None without estimates.
 
@@ -343,7 +373,7 @@ class TaskEvaluator:
             plan_hash=compiled.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(compiled, result.choices)),
             seconds={**compiled.seconds, **backend_s},
-            environment={**self._environment(compiled), **result.environment},
+            environment={**self._environment(compiled), **self._call_timed(candidate), **result.environment},
         )
 
     def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:
@@ -352,10 +382,15 @@ class TaskEvaluator:
             return {self._backend.stage: wall_s}
         return {**found.seconds, "wait": max(0.0, wall_s - math.fsum(found.seconds.values()))}
 
+    def _call_timed(self, candidate: Candidate) -> dict[str, str]:
+        """Returns which call of PyTorch was timed, if it stands in the place of a candidate."""
+        timed = self.task.seed_source is None and candidate.id == Candidate(self.task.first_source).id
+        return {PYTORCH_CALL: self.task.timed_against.value} if timed else {}
+
     def _chosen_builds(self, compiled: CompiledCandidate, choices: Choices) -> tuple[Build, ...]:
         """Returns one Build for each distinct machine code that the tune cases launch, in launch order."""
         found: dict[str, Build] = {}
-        for name in self._tune:
+        for name in self._tune if choices else ():  # PyTorch has none
             for by_config, i in zip(compiled.builds[name], choices[name], strict=True):
                 build = as_record(by_config[i])
                 found.setdefault(build.sass_hash, build)

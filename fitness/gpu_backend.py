@@ -80,7 +80,8 @@ class GpuBackend:
         self._own_gpu = gpu is None
         self._gpu = gpu or SharedGpu(device)
         self._task, self._wall_s = task, (limits or Limits()).wall_s
-        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s)
+        settings = task.run_settings
+        self._runner = Runner(task.folder, device=self._gpu.device, wall_s=self._wall_s, settings=settings)
         self._facts: Mapping[str, Any] = {}
         self._certifier: Certifier | None = None  # after `prepare`, which finds out which GPU it is
         self._champion = 1.0  # the best certified speedup so far, the seed's at first
@@ -92,7 +93,10 @@ class GpuBackend:
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
 
     def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
-        """Verifies the seed on the GPU and makes it the baseline.  Raises Stop, and EvoError without a usable GPU."""
+        """Verifies the seed on the GPU and makes it the baseline, or times PyTorch if the task has no seed.
+
+        Raises Stop, and EvoError without a usable GPU.
+        """
         self._facts = self._gpu.start(self._runner)
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())

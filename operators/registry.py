@@ -25,6 +25,9 @@ LLM_OPERATORS: dict[str, LlmOperator] = {
 DEFAULT_LLM_OPERATORS = ("mutate", "crossover", "repair", "explore")
 
 
+FIRST_KERNEL = "initial"  # writes a kernel from the reference alone, for tasks without a seed kernel
+
+
 def built_in() -> Mapping[str, Operator | LlmOperator]:
     """Evo's own operators, by name."""
     return {**OPERATORS, **LLM_OPERATORS}
@@ -87,9 +90,19 @@ def llm_operators(names: Iterable[str]) -> dict[str, LlmOperator]:
     return {name: find_operator(name) for name in asking}  # type: ignore[misc]  # of "NAME@MODEL" only these exist
 
 
-def check_beginning(names: Iterable[str]) -> None:
-    """Raise ConfigError if none of the operators ("mutate@NAME" if they ask a model) works on the seed alone."""
+def check_beginning(names: Iterable[str], *, has_kernel: bool = True) -> None:
+    """Raises ConfigError if none of the operators ("mutate@NAME" if they ask a model) works on the seed alone.
+
+    has_kernel: False if the task has no seed kernel; then one has to work without a parent.
+    """
     chosen = {name: find_operator(name) for name in dict.fromkeys(OperatorRef.parse(n).name for n in names)}
+    if not has_kernel:
+        if not any(hasattr(operator, "prompt") and operator.arity == 0 for operator in chosen.values()):
+            raise ConfigError(
+                f"operators: expected one that writes a first kernel, as the task has no kernel.py, got "
+                f"{', '.join(chosen)}; add {FIRST_KERNEL}"
+            )
+        return
     if not any(map(_begins, chosen.values())):
         why = "; ".join(
             f"{name} needs {'a candidate that failed' if operator.arity < 2 else 'two parents'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +97,15 @@ class SeededSecrets:
         return self._random.getrandbits(bits)
 
 
+def pytorch_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of PyTorch is made anew at every replay; its results are where PyTorch puts them."""
+    pytest.importorskip("cuda.bindings")
+    from fitness.gpu import baselines
+
+    monkeypatch.setattr(baselines, "captured_alone", lambda work: (SimpleNamespace(replay=work), []))
+    monkeypatch.setattr(baselines, "demote_all", lambda: None)
+
+
 def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is its work, done anew at every replay; there is one stream, and nothing to wait for."""
     pytest.importorskip("cuda.bindings")
@@ -107,9 +117,12 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class CpuBench:
-    """`fitness.gpu.benchmark.Benchmark` on the CPU, with a seed kernel prepared."""
+    """`fitness.gpu.benchmark.Benchmark` on the CPU, with a seed kernel prepared, or PyTorch.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function, **task: Any) -> None:
+    seed: the seed kernel; or microseconds of a call of PyTorch, and the task has a reference alone.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Function | float, **task: Any) -> None:
         for name in ("cuda.bindings", "pynvml"):
             pytest.importorskip(name)
         from fitness.gpu import benchmark, buffers, paired_benchmark, programs, timer
@@ -117,7 +130,10 @@ class CpuBench:
         (folder / "task.py").write_text(
             TASK.format(**{"stress": False, "deterministic": True, "draw": DRAWN, "reference": REFERENCE, **task})
         )
-        (folder / "kernel.py").write_text(SEED)
+        alone = not callable(seed)
+        if not alone:
+            (folder / "kernel.py").write_text(SEED)
+        self.calls = 0  # of PyTorch
         clock = SimpleNamespace(us=0.0)
 
         class Event:
@@ -132,6 +148,8 @@ class CpuBench:
         class OnCpu(benchmark.Benchmark):
             def __init__(self) -> None:
                 task, device = load_task(folder), torch.device("cpu")
+                if alone:
+                    task = replace(task, baseline=lambda x: (timed, (task.reference, x)))
                 rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
                 facts: Any = SimpleNamespace(l2_bytes=0, name="CPU", **rates)
                 stream: Any = SimpleNamespace(synchronize=lambda: None, device=device)
@@ -140,6 +158,11 @@ class CpuBench:
 
             def _load(self, work: Any) -> Any:
                 return loaded(work)
+
+        def timed(reference: Any, x: torch.Tensor) -> torch.Tensor:
+            clock.us += seed
+            self.calls += 1
+            return reference(x)  # type: ignore[no-any-return]
 
         def loaded(function: Function) -> Any:
             def launch(grid: Any, args: Any, scratch: Any, stream: Any) -> None:
@@ -152,6 +175,7 @@ class CpuBench:
             return found
 
         without_graphs(monkeypatch)
+        pytorch_without_graphs(monkeypatch)
         for module in (buffers, paired_benchmark, timer):
             monkeypatch.setattr(module, "secrets", SeededSecrets(SEED_OF_SECRETS))
         monkeypatch.setattr(torch.cuda, "Event", Event)

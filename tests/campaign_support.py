@@ -14,9 +14,9 @@ from typing import Any
 import evo.cli.main
 import operators.registry
 from analysis.benchmarks.endpoint import Ask, context
+from evo.core.records import FIRST_OPERATORS
 from evo.llm import mailbox, queue
 from evo.search import assemble
-from evo.search.budget import SEED_OPERATOR
 from evo.search.strategies import STRATEGIES
 from evo.storage.queries import RunReader
 from tests import cli_support
@@ -62,7 +62,7 @@ def readers(folder: Path) -> Iterator[RunReader]:
 def candidates(folder: Path) -> int:
     """Returns how many candidates were proposed in all runs, seeds aside."""
     trials = [p for run in readers(folder) for p in (*(t.proposal for t in run.trials()), *run.pending())]
-    return sum(proposal.operator != SEED_OPERATOR for proposal in trials)
+    return sum(proposal.operator not in FIRST_OPERATORS for proposal in trials)
 
 
 if __name__ == "__main__":

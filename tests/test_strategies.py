@@ -10,7 +10,7 @@ import pytest
 
 from evo.core.errors import ConfigError
 from evo.core.models import Model
-from evo.core.records import Trial
+from evo.core.records import BASELINE_OPERATOR, Trial
 from evo.search.arbiter import ROUNDS
 from evo.search.archive import Archive
 from evo.search.strategies import (
@@ -46,6 +46,21 @@ def test_the_seed_settles_on_every_island_and_others_on_their_own() -> None:
     strategy = told(Evolve, [ok_trial(0, operator="seed"), ok_trial(1, 2.0, island=1)], islands=3)
     assert isinstance(strategy, Evolve)
     assert [[e.index for e in island] for island in strategy.islands] == [[0], [0, 1], [0]]
+
+
+def test_islands_without_a_seed_kernel_start_from_the_first_right_one() -> None:
+    pytorch = ok_trial(0, operator=BASELINE_OPERATOR)
+    trials = [pytorch, failed_trial(1), ok_trial(2, 0.5, island=2), ok_trial(3, 2.0, island=0)]
+    strategy = told(Evolve, trials, islands=3)
+    assert isinstance(strategy, Evolve)
+    assert [[e.index for e in island] for island in strategy.islands] == [[2, 3], [2], [2]]
+
+
+@pytest.mark.parametrize("kind", [Evolve, HillClimb, Random, TritonForge])
+def test_pytorch_is_never_a_parent(kind: type[Strategy]) -> None:
+    trials = [ok_trial(0, operator=BASELINE_OPERATOR), failed_trial(1), ok_trial(2, 0.5)]
+    assert indices(told(kind, trials[:2]), 1) == set()
+    assert indices(told(kind, trials), 1) == indices(told(kind, trials), 1, wide=True) == {2}
 
 
 def test_champions_migrate_around_the_ring() -> None:

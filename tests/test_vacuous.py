@@ -16,6 +16,7 @@ from fitness.frontend.target import get_target
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.other_inputs import single_case
 from fitness.tasks.task import Task, load_task
+from fitness.validation.idle import idle_kernels
 from fitness.validation.vacuous import SAME, UNTRIED, VACUOUS, check, findings, of_task
 
 HEAD = """import torch
@@ -150,7 +151,7 @@ def test_what_could_not_be_executed_is_named_and_no_fault_of_the_task():
             return {"case": slow}
         return {"case": slow if elsewhere else Check(1, "case", 0.5, 1e-3)}
 
-    found = findings(HEAD, {"case": plan}, (), evaluate)
+    found = findings(idle_kernels(HEAD, {"case": plan}, ()), evaluate)
     assert [f.what for f in found] == [UNTRIED, VACUOUS, VACUOUS]
     assert "timeout: too slow" in str(found[0]) and "0.5 of the budget (rms budget 0.001)" in str(found[1])
 

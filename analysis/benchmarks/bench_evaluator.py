@@ -56,7 +56,7 @@ def main() -> None:
     with CpuEvaluator(task, get_target("sm_90")) as evaluator:
         evaluator.prepare()
         warm = time.perf_counter() - begin
-        candidates = variants(task.seed_source, options.candidates)
+        candidates = variants(task.needed_seed, options.candidates)
         begin = time.perf_counter()
         with ThreadPoolExecutor(options.workers) as pool:
             done: list[Evaluation] = list(pool.map(lambda c: evaluator.evaluate(c, seed=0, known={}), candidates))

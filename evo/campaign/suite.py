@@ -197,6 +197,8 @@ def line(outcome: CheckOutcome) -> str:
     if outcome.verified:
         why = f"; {outcome.left_out} left out: {outcome.why_left_out}" if outcome.why_left_out else ""
         return f"{outcome.name:30} verified, {calls}{', ' * bool(outcome.note)}{outcome.note}{why}"
+    if outcome.alone:
+        return f"{outcome.name:30} recorded, {calls}; {outcome.reason}"
     reached = ", ".join([outcome.stages[-1], *([calls] if outcome.calls else [])]) if outcome.stages else "not begun"
     return f"{outcome.name:30} {reached}, then: {outcome.reason}"
 

@@ -221,7 +221,7 @@ class _Call:
         from analysis.suite import code_lines
 
         sources = {file.name: file.kernels for file in self.files}
-        sources |= {name: task.seed_source for name, task in self.tasks.items()}
+        sources |= {name: task.seed_source or "" for name, task in self.tasks.items()}
         return {name: code_lines(source) for name, source in sources.items()}
 
     def _workers(self) -> int:
@@ -450,7 +450,7 @@ def run_campaign(
 
 
 def _in_words(campaign: Campaign, done: Done) -> str:
-    from evo.search.budget import SEED_OPERATOR
+    from evo.core.records import FIRST_OPERATORS
     from evo.storage.folders import FILE
     from evo.storage.queries import RunReader
 
@@ -460,7 +460,7 @@ def _in_words(campaign: Campaign, done: Done) -> str:
     if not (folder / FILE).exists():  # the limits of the campaign had no room for it
         return done.reason
     with RunReader(folder) as reader:
-        best, pending = reader.best(), sum(p.operator != SEED_OPERATOR for p in reader.pending())
+        best, pending = reader.best(), sum(p.operator not in FIRST_OPERATORS for p in reader.pending())
     waiting = f", {counted(pending, 'candidate')} pending" if pending else ""
     return f"{done.reason}{waiting}" + (f", best {best.fitness}" if best is not None else "")
 

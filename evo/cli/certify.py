@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
     certify.add_argument("--json", action="store_true", help="one JSON object")
     certify.add_argument("--seed", type=int, default=0, metavar="S", help="of the random inputs (default: 0)")
     common.add_devices(certify)
+    common.add_baseline(certify)
     certify.set_defaults(command=_certify)
 
 

@@ -15,6 +15,7 @@ from evo.search.listener import Listener
 if TYPE_CHECKING:
     from evo.api import Evaluator
 
+HALF = 0.5  # `fitness.tasks.task.MIN_OWN_SHARE`, whose import would cost --help its speed
 EXIT_NOT_OK, EXIT_MISUSE, EXIT_LIMIT, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
@@ -82,6 +83,24 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_baseline(parser: argparse.ArgumentParser) -> None:
+    """What a task without a seed kernel is timed against, and whether PyTorch may do part of the work."""
+    parser.add_argument(
+        "--baseline",
+        metavar="KIND",
+        help="of a task without kernel.py: PyTorch eager (default), compile, eager-tf32 or compile-tf32; compile needs "
+        "a GPU",
+    )
+    parser.add_argument(
+        "--allow-delegation",
+        nargs="?",
+        type=float,
+        const=HALF,
+        metavar="SHARE",
+        help=f"PyTorch may do part of the work; own kernels do at least SHARE of it (without a number: {HALF})",
+    )
+
+
 def open_evaluator(arguments: argparse.Namespace, *, workers: int | None = None) -> Evaluator:
     """The evaluator that TASK, --seed and the options of `add_devices` ask for; what evaluates is said on stderr."""
     from evo.api import Evaluator
@@ -93,6 +112,8 @@ def open_evaluator(arguments: argparse.Namespace, *, workers: int | None = None)
         workers=workers,
         ray_address=arguments.ray_address,
         seed=arguments.seed,
+        baseline=arguments.baseline,
+        allow_delegation=arguments.allow_delegation,
         progress=Aside(),
     )
 

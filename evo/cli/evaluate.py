@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
         "--workers", type=int, metavar="W", help="evaluations at once (default: as the CPUs and GPUs take)"
     )
     common.add_devices(evaluate)
+    common.add_baseline(evaluate)
     evaluate.set_defaults(command=_evaluate)
 
 
@@ -44,12 +45,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         evaluations = evaluator.evaluate_many(sources)
         for path, evaluation in zip(arguments.kernels, evaluations, strict=True):
             ok &= evaluation.verdict is Verdict.OK
-            facts = _facts(path, evaluation)
-            common.say(json.dumps(facts) if arguments.json else _in_words(facts))
+            kind = evaluator.task.timed_against
+            facts = _facts(path, evaluation, kind.text)
+            common.say(json.dumps(facts) if arguments.json else _in_words(facts, kind.compared))
     return 0 if ok else common.EXIT_NOT_OK
 
 
-def _facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:
+def _facts(path: Path, evaluation: Evaluation, baseline: str) -> dict[str, Any]:
     fitness = evaluation.fitness
     return {
         "kernel": str(path),
@@ -60,14 +62,17 @@ def _facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:
         "speedup": fitness.speedup if fitness else None,
         "ci95": list(fitness.ci95) if fitness else None,
         "estimated": evaluation.estimated,
+        "baseline": baseline,
+        "own_share": evaluation.check.own_share if evaluation.check else None,
     }
 
 
-def _in_words(facts: dict[str, Any]) -> str:
+def _in_words(facts: dict[str, Any], compared: str) -> str:
     if facts["speedup"] is not None:
         low, high = facts["ci95"]
         kind = " estimated" if facts["estimated"] else ""
-        return f"{facts['kernel']}: ok, {facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} against the seed"
+        own = "" if facts["own_share"] == 1 else f"; own kernels wrote {facts['own_share']:.0%} of the outputs"
+        return f"{facts['kernel']}: ok, {facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} {compared}{own}"
     lines = [f"{facts['kernel']}: {facts['verdict']} at stage {facts['stage']}: {facts['message']}"]
     lines += [f"  line {f['line']}: {f['rule']}: {f['message']}" for f in facts["findings"]]
     return "\n".join(lines)

@@ -27,7 +27,7 @@ DEFAULT_CONCURRENCY = 8
 _SETTINGS = {
     **{name: name for name in ("budget", "seed", "strategy", "operators", "islands", "workers", "target", "gpus")},
     **{name: name for name in ("ray_address", "gpu_seconds", "screen_budget")},
-    **{name: name for name in ("llm_concurrency", "max_tokens", "max_usd", "guidance")},
+    **{name: name for name in ("llm_concurrency", "max_tokens", "max_usd", "guidance", "baseline", "allow_delegation")},
     "model": "models",
     "models": "models_file",
 }
@@ -62,6 +62,7 @@ def add(commands: Any) -> None:
         help="evaluations at once (default: as the CPUs and GPUs take); 1: repeatable",
     )
     common.add_devices(run)
+    common.add_baseline(run)
     run.add_argument(
         "--screen-budget",
         type=int,

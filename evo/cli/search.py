@@ -9,13 +9,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evo.cli import common
-from evo.core.text import quoted
+from evo.core.text import counted, quoted
 from evo.search.listener import Stop, Terminal
 
 if TYPE_CHECKING:
+    from evo.core.baselines import BaselineKind
     from evo.result import BestKernel, Result
     from evo.search.engine import EvaluatorLike, Observer
     from evo.storage.store import Store
+
+
+_BESIDE = "diff.patch, result.json and evidence.json"
 
 
 class CommandLine(Terminal):
@@ -60,12 +64,15 @@ def show_end(result: Result, *, searched: bool = True) -> int:
 
     folder = result.run_dir
     interrupted = searched and result.stop_reason == StopReason.INTERRUPTED
+    if result.best is None and result.certificate is not None:
+        return _show_none(result, interrupted)
     if result.best is None or result.certificate is None:
         common.say(f"interrupted before the seed was evaluated; go on by `evo resume {quoted(folder)}`")
         return common.EXIT_INTERRUPTED
-    _show_best(result.best)
+    _show_best(result.best, result.config.baseline_kind)
     common.say(f"certificate: {result.certificate.summary}")
-    common.say(f"kernel: {folder / 'best' / 'kernel.py'} (diff.patch, result.json and evidence.json beside it)")
+    beside = "result.json and evidence.json" if result.config.baseline_kind.pytorch else _BESIDE
+    common.say(f"kernel: {folder / 'best' / 'kernel.py'} ({beside} beside it)")
     common.say(f"look closer: evo show {quoted(folder)}, evo show {quoted(folder)} {result.best.trial}")
     if interrupted:
         common.say(f"go on: evo resume {quoted(folder)}")
@@ -74,12 +81,25 @@ def show_end(result: Result, *, searched: bool = True) -> int:
     return common.EXIT_INTERRUPTED if interrupted else 0
 
 
-def _show_best(best: BestKernel) -> None:
+def _show_none(result: Result, interrupted: bool) -> int:
+    """Says that no right kernel was found, for a task without a seed kernel; returns the exit code."""
+    tried = counted(result.spent.candidates, "candidate")
+    common.say(f"no right kernel was found among {tried}; {result.baseline} is the baseline, best/ has no kernel.py")
+    common.say(f"certificate: {result.certificate.summary}" if result.certificate else "")
+    common.say(f"see why they failed: evo show {quoted(result.run_dir)}")
+    if interrupted:
+        common.say(f"go on: evo resume {quoted(result.run_dir)}")
+        return common.EXIT_INTERRUPTED
+    return common.EXIT_NOT_OK
+
+
+def _show_best(best: BestKernel, baseline: BaselineKind) -> None:
     if best.trial == 0:
         common.say("nothing faster than the seed was found; best/kernel.py is the seed")
         return
-    common.say(f"\n{best.patch}")
-    common.say(f"best: {best} against the seed, trial {best.trial}")
+    if best.patch:
+        common.say(f"\n{best.patch}")
+    common.say(f"best: {best} {baseline.compared}, trial {best.trial}")
     if best.estimated:
         common.say("      estimated: a model of the target computed it, no GPU measured it")
     if best.ci95[0] <= 1:

@@ -11,8 +11,9 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
-from evo.search.budget import SEED_OPERATOR, gpu_seconds
+from evo.core.baselines import BaselineKind
+from evo.core.records import FIRST_OPERATORS, Candidate, Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
+from evo.search.budget import gpu_seconds
 from evo.storage.best import best_source, diff, read_result
 from evo.storage.queries import ModelUse, OperatorCredit, RunReader
 
@@ -36,12 +37,14 @@ def show_run(run: RunReader, console: Console) -> None:
         say(f"last event: {kind} ({text})")
     best = run.best()
     if best is not None and best.fitness is not None:
-        say(f"best: {best.fitness}, trial {best.index}", "green")
+        say(f"best: {best.fitness} {config.baseline_kind.compared}, trial {best.index}", "green")
+    elif config.baseline_kind.pytorch:
+        say(f"no right kernel yet; speedups are over {config.baseline_kind.text}", "yellow")
     result = read_result(run)
-    if result is not None:
+    if result is not None and result.has_kernel:
         say(f"written to best/: trial {result.best.index}, certificate: {result.certificate.summary}")
     _print_table(console, "verdicts", ("verdict", "trials"), verdicts.items())
-    credit = [o for o in run.operators() if o.name != SEED_OPERATOR]
+    credit = [o for o in run.operators() if o.name not in FIRST_OPERATORS]
     rows = [(o.name, o.trials, o.ok, o.improved, _times(o.best), *_price(o)) for o in credit]
     columns = ("operator", "trials", "ok", "beat all parents", "best", "tokens", "dollars")
     asks = any(OperatorRef.parse(o.name).asks for o in credit)
@@ -69,7 +72,7 @@ def show_trial(run: RunReader, index: int, console: Console) -> None:
     parents = ", ".join(map(str, proposal.parents)) or "none"
     say(f"parents: {parents}; island {proposal.island}; seed {proposal.seed}; cost: {_pairs(proposal.cost) or 'none'}")
     if isinstance(found, Trial):
-        _show_evaluation(found, console)
+        _show_evaluation(found, run.info.config.baseline_kind, console)
     else:
         say("not evaluated yet", "yellow")
     for profile in run.profiles([index]).values():
@@ -82,12 +85,12 @@ def show_trial(run: RunReader, index: int, console: Console) -> None:
     _show_call(run, index, console)
 
 
-def _show_evaluation(trial: Trial, console: Console) -> None:
+def _show_evaluation(trial: Trial, baseline: BaselineKind, console: Console) -> None:
     evaluation = trial.evaluation
     say = _printer(console)
     say(f"verdict: {evaluation.verdict} at stage {evaluation.stage}", "green" if trial.fitness else "yellow")
     if trial.fitness:
-        say(f"speedup: {trial.fitness}", "green")
+        say(f"speedup: {trial.fitness} {baseline.compared}", "green")
     if evaluation.message:
         say(f"message: {evaluation.message}")
     if evaluation.duplicate_of:
@@ -95,7 +98,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
     if evaluation.findings:
         rows = ((f.rule, f.line or "", f.message) for f in evaluation.findings)
         _print_table(console, "findings", ("rule", "line", "message"), rows)
-    if evaluation.check:
+    if evaluation.check and evaluation.check.cases:
         check = evaluation.check
         say(
             f"verified on {check.cases} inputs; worst {check.worst_case}: {check.max_error:.3g} of its error budget "
@@ -106,7 +109,7 @@ def _show_evaluation(trial: Trial, console: Console) -> None:
     if evaluation.builds:
         _print_builds(evaluation, console)
     for timing in evaluation.timings:
-        _print_timing(timing, console)
+        _print_timing(timing, baseline, console)
     _print_facts(console, "seconds by stage", {k: f"{v:.3f}" for k, v in evaluation.seconds.items()})
     _print_facts(console, "environment", evaluation.environment)
 
@@ -120,11 +123,14 @@ def _print_builds(evaluation: Evaluation, console: Console) -> None:
     _print_table(console, "builds", columns, rows)
 
 
-def _print_timing(timing: Timing, console: Console) -> None:
+def _print_timing(timing: Timing, baseline: BaselineKind, console: Console) -> None:
     ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
     low, high = timing.ci95
     kind = "estimated" if timing.estimated else "measured"
-    title = f"case {timing.case}: {ours:.2f} µs, seed {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
+    name = baseline.text if baseline.pytorch else "seed"
+    title = (
+        f"case {timing.case}: {ours:.2f} µs, {name} {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
+    )
     rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
     _print_table(console, title, ("term", "µs" if timing.estimated else "value"), rows)
 
@@ -207,7 +213,9 @@ def _known(value: float | None, form: str) -> str:
 def _show_diff(run: RunReader, proposal: Proposal, console: Console) -> None:
     if not proposal.parents:
         return
-    bases = {proposal.parents[0]: f"parent {proposal.parents[0]}", 0: "the seed"}
+    bases = {proposal.parents[0]: f"parent {proposal.parents[0]}"}
+    if not run.info.config.baseline_kind.pytorch:
+        bases[0] = "the seed"
     for base, name in bases.items():
         other = run.trial(base)
         old = (other.proposal if isinstance(other, Trial) else other).candidate.source

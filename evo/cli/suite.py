@@ -101,7 +101,7 @@ def _check(arguments: argparse.Namespace) -> int:
             common.say(json.dumps(dataclasses.asdict(outcome)) if arguments.json else line(outcome))
     if not arguments.json:
         common.say("\n" + _totals(found, chosen.suite.stages))
-    return 0 if all(outcome.verified for outcome in found) else common.EXIT_NOT_OK
+    return 0 if all(outcome.searchable(models=True) for outcome in found) else common.EXIT_NOT_OK
 
 
 def _summary(arguments: argparse.Namespace) -> int:
@@ -159,4 +159,5 @@ def _tasks_folder(wanted: Path | None) -> Iterator[Path]:
 def _totals(outcomes: Sequence[CheckOutcome], stages: Sequence[str]) -> str:
     count = Counter(stage for outcome in outcomes for stage in outcome.stages)
     reached = ", ".join(f"{count[stage]} {stage}" for stage in stages)
-    return f"{counted(len(outcomes), 'file')}: {reached}"
+    alone = sum(outcome.alone for outcome in outcomes)
+    return f"{counted(len(outcomes), 'file')}: {reached}" + (f", {alone} of a reference alone" if alone else "")

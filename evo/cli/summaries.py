@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common
 from evo.core.errors import StoreError, how_to_install
-from evo.search.budget import SEED_OPERATOR, in_words
+from evo.core.records import FIRST_OPERATORS
+from evo.search.budget import in_words
 from evo.storage.queries import RunReader
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _so_far(run: Path) -> str:
     """Returns how far a run came that is not finished, in words; "" if it was not begun or cannot be read."""
     try:
         with RunReader(run) as reader:
-            best, pending = reader.best(), sum(p.operator != SEED_OPERATOR for p in reader.pending())
+            best, pending = reader.best(), sum(p.operator not in FIRST_OPERATORS for p in reader.pending())
             done = f"{reader.spent()} of {in_words(reader.info.config.budget, reader.info.config.gpu_seconds)}"
     except StoreError:
         return ""

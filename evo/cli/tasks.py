@@ -26,13 +26,21 @@ def add(commands: Any) -> None:
     subcommands.add_parser("list", help="list the built-in tasks (so does `evo tasks`)")
     new = subcommands.add_parser(
         "new",
-        help="make a task folder from a kernel",
+        help="make a task folder from a kernel, or from a reference in PyTorch",
         description="Writes DIR/kernel.py and DIR/task.py, with EDIT at each place that needs your decision. With "
-        "--model, a model writes task.py, and evo validates and freezes it (docs/llm.md). Exit code 0: done; 1: no "
-        "answer of the model could be used; 2: misuse.",
+        "--model, a model writes task.py, and evo validates and freezes it (docs/llm.md). With --reference, task.py is "
+        "made of a PyTorch file, and there is no kernel: a search writes the first one (docs/own-kernel.md). "
+        "Exit code 0: done; 1: no answer of the model could be used; 2: misuse.",
     )
     new.add_argument("folder", type=Path, metavar="DIR")
-    new.add_argument("kernel", type=Path, metavar="KERNEL.py")
+    new.add_argument("kernel", type=Path, nargs="?", metavar="KERNEL.py")
+    new.add_argument(
+        "--reference",
+        type=Path,
+        metavar="MODEL.py",
+        help="instead of a kernel: class Model, get_inputs and get_init_inputs; or a function and get_inputs",
+    )
+    new.add_argument("--function", metavar="NAME", help="the function of MODEL.py, if it has several")
     task_by_model.add_options(new)
     new.set_defaults(command=_new_task)
     check = subcommands.add_parser(
@@ -66,12 +74,17 @@ def _new_task(arguments: argparse.Namespace) -> int:
     from evo.search.options import check_limited
     from fitness.tasks.scaffold import parse_kernel
 
-    source = common.read_kernel(arguments.kernel)
-    parse_kernel(source, str(arguments.kernel))  # the error for invalid Python names this file
+    if (arguments.kernel is None) == (arguments.reference is None):
+        got = "neither" if arguments.kernel is None else "both"
+        raise ConfigError(f"expected a KERNEL.py, or a --reference MODEL.py, got {got}; name one of them")
     folder: Path = arguments.folder
     taken = [name for name in task_by_model.NAMES if (folder / name).exists()]
     if taken:
         raise ConfigError(f"expected a new folder, but {folder} has {' and '.join(taken)}; choose another")
+    if arguments.reference is not None:
+        return _new_reference(arguments)
+    source = common.read_kernel(arguments.kernel)
+    parse_kernel(source, str(arguments.kernel))  # the error for invalid Python names this file
     if arguments.model is not None:
         return task_by_model.make(arguments, source)
     check_limited((), arguments.max_tokens, arguments.max_usd)
@@ -84,6 +97,27 @@ def _new_task(arguments: argparse.Namespace) -> int:
     common.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
     common.say("edit what is marked EDIT in task.py, then")
     common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
+    return 0
+
+
+def _new_reference(arguments: argparse.Namespace) -> int:
+    """Makes a task of a reference alone from a PyTorch file."""
+    from evo.search.options import check_limited
+    from fitness.suites.kernelbench.user_file import task_of_file
+    from fitness.tasks.task import task_names
+
+    if arguments.model is not None:
+        raise ConfigError("--model: expected a KERNEL.py whose task.py a model writes, got --reference; leave it out")
+    check_limited((), arguments.max_tokens, arguments.max_usd)
+    text, task = task_of_file(arguments.reference, common.read_kernel(arguments.reference), arguments.function)
+    folder: Path = arguments.folder
+    task_by_model.write(folder, {"task.py": text})
+    for case in task.cases:
+        axes = ", ".join(f"{axis}={size}" for axis, size in case.axes.items()) or "no sizes at the file's top level"
+        common.say(f"    {case.name} ({case.role}): {axes}, {case.dtype}")
+    common.say(f"wrote {folder / 'task.py'}; kernels define {task.entry}({', '.join(task.parameters)})")
+    common.say("there is no kernel yet, so a search needs a model, which writes the first one:")
+    common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)} --model NAME@BASE_URL")
     return 0
 
 

@@ -206,6 +206,11 @@ class OperatorRef:
         return self.name if self.model is None else f"{self.name}@{self.model}"
 
 
+# Operators of trial 0: the seed kernel of a task, or the call of PyTorch that a task without one is timed against.
+SEED_OPERATOR, BASELINE_OPERATOR = "seed", "baseline"
+FIRST_OPERATORS = (SEED_OPERATOR, BASELINE_OPERATOR)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A kernel source.  Sources that differ in comments and layout only are the same candidate."""
@@ -239,6 +244,11 @@ class Proposal:
     def __post_init__(self) -> None:
         if self.index < 0 or any(not 0 <= p < self.index for p in self.parents):
             raise ValueError(f"proposal {self.index}: parents must be earlier proposals, got {self.parents}")
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is a kernel; else it stands for the call of PyTorch that kernels are timed against."""
+        return self.operator != BASELINE_OPERATOR
 
 
 @dataclass(frozen=True)
@@ -277,6 +287,8 @@ class Check:
     own_share: float = 1.0  # least share of own kernels in the bytes of the outputs; the rest was left to operators
 
 
+PYTORCH_IS_RIGHT = Check(0, "", 0.0, 0.0, own_share=0.0)  # of the call of PyTorch that says what is right
+
 # The term of a measured timing that says whether its difference from the seed is significant: 1 or 0.
 SIGNIFICANT = "counts"
 
@@ -309,6 +321,10 @@ class Timing:
         return self.estimated or bool(self.terms.get(SIGNIFICANT, 1.0))
 
 
+# The key of an evaluation's environment that says which call of PyTorch was timed, in place of a kernel.
+PYTORCH_CALL = "pytorch"
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The evaluator's result for one candidate.  The verdict decides which fields exist."""
@@ -332,7 +348,8 @@ class Evaluation:
         if self.stage not in STAGES:
             raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {self.stage!r}")
         if self.verdict is Verdict.OK:
-            if self.check is None or not self.timings or not self.builds or self.stage != "done":
+            built = self.builds or self.pytorch
+            if self.check is None or not self.timings or not built or self.stage != "done":
                 raise ValueError("an OK evaluation needs builds, a check, timings and stage 'done'")
         else:
             if self.timings:
@@ -341,6 +358,11 @@ class Evaluation:
                 raise ValueError(f"verdict {self.verdict} needs a message")
         if (self.verdict is Verdict.DUPLICATE) != bool(self.duplicate_of):
             raise ValueError("duplicate_of belongs to DUPLICATE, and only to it")
+
+    @property
+    def pytorch(self) -> bool:
+        """Whether it is of the call of PyTorch that kernels are timed against, and of no kernel."""
+        return PYTORCH_CALL in self.environment
 
     @property
     def estimated(self) -> bool:

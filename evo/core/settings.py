@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from evo.core import plugins
+from evo.core.baselines import BaselineKind
 from evo.core.errors import ConfigError
 from evo.core.models import Model
 from evo.core.plugins import PluginRecord
@@ -34,7 +35,7 @@ _OPTIONS = {"screen_budget": "--screen-budget"} | {n: f"--{n}" for n in ("budget
 _NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers with another name on the command line
 
 # Fields with a check beyond their type.
-_RANGED = (*_RANGES, "archive_share", "max_tokens", "max_usd", "gpu_seconds")
+_RANGED = (*_RANGES, "allow_delegation", "archive_share", "max_tokens", "max_usd", "gpu_seconds")
 
 DEVICES = ("cpu", "gpu")
 # If a GPU measures, estimates of 12 drafts cost more than they gain; estimates of 4 pay (docs/ablations.md).
@@ -81,6 +82,9 @@ class RunConfig:
     max_usd: float | None = None
     guidance: str = "digest"  # how much of a profile prompts hold: one of GUIDANCE
     triton: str = ""  # version that prompts are written for
+    baseline: str = "seed"  # what speedups are over: one of evo.core.baselines.BaselineKind
+    # The least share of the work that own kernels do, if PyTorch may do the rest; None: as the task says.
+    allow_delegation: float | None = None
     gpu_seconds: float | None = None  # of all evaluations together, as evo.search.budget counts them; None: no limit
     # Of what the settings above name and evo does not bring.  Found when the run starts, and kept since: reading a run
     # never needs a plug-in.
@@ -107,6 +111,10 @@ class RunConfig:
             raise ConfigError(f"operators: expected each name once, got {', '.join(twice)} twice; drop the repetition")
         if self.guidance not in GUIDANCE:
             raise ConfigError(f"--guidance: expected one of {', '.join(GUIDANCE)}, got {self.guidance!r}")
+        if self.baseline not in list(BaselineKind):
+            known = ", ".join(BaselineKind)
+            raise ConfigError(f"baseline: expected one of {known}, got {self.baseline!r}")
+        check_share(self.allow_delegation)
         check_limit("--gpu-seconds", self.gpu_seconds)
         self._check_models()
 
@@ -135,6 +143,11 @@ class RunConfig:
                 f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "
                 f"usd_out in --models FILE (docs/llm.md), or limit tokens by --max-tokens"
             )
+
+    @property
+    def baseline_kind(self) -> BaselineKind:
+        """What speedups are over."""
+        return BaselineKind(self.baseline)
 
     @property
     def serial(self) -> bool:
@@ -211,6 +224,16 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, (*kinds, int) if float in kinds else kinds)
+
+
+def check_share(share: Any) -> None:
+    """Raises ConfigError unless it is a share of the work, or None."""
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    if share is not None and not (number and 0 <= share < 1):
+        raise ConfigError(
+            f"--allow-delegation: expected the share of own kernels, from 0 to less than 1, got {share!r}; give "
+            f"another, or none for 0.5"
+        )
 
 
 def check_limit(name: str, limit: Any) -> None:

@@ -44,8 +44,8 @@ class Elite:
 
 
 def elite_of(trial: Trial) -> Elite | None:
-    """Returns `trial` as an elite, None if it has no fitness."""
-    if trial.fitness is None:
+    """Returns `trial` as an elite, None if it has no fitness, or is a call of PyTorch and no kernel."""
+    if trial.fitness is None or not trial.proposal.is_kernel:
         return None
     return Elite(
         index=trial.index,
@@ -88,11 +88,11 @@ class Archive:
 
     def __init__(self) -> None:
         self.best: Trial | None = None
-        self.seed: Trial | None = None
+        self.seed: Trial | None = None  # trial 0: what the others are compared with
         self.niches: dict[Niche, Elite] = {}
 
     def add(self, trial: Trial) -> Elite | None:
-        """Files `trial` and returns its elite, None if it has no fitness.  Ties go to the earlier trial."""
+        """Files `trial` and returns its elite, None if it can be no parent.  Ties go to the earlier trial."""
         if trial.index == 0:
             self.seed = trial
         elite = elite_of(trial)

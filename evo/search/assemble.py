@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from operators.base import Operator
     from operators.llm.base import LlmContext, LlmOperator
 
+NO_KERNEL = "no right kernel was found, so there is nothing to certify"
+NO_CERTIFIED = "no kernel that was found passed its certificate"
 NO_FUNCTIONS: Mapping[str, Answerer] = MappingProxyType({})
 
 
@@ -57,12 +59,19 @@ def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
     return tuple(expanded)
 
 
-def default_operators(strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
-    """Names of the operators of a strategy, not expanded; with models also those that ask one."""
-    from operators.registry import DEFAULT_LLM_OPERATORS
+def default_operators(strategy: str, models: Sequence[Model], *, has_kernel: bool = True) -> tuple[str, ...]:
+    """Names of the operators of a strategy, not expanded; with models also those that ask one.
+
+    has_kernel: whether the task has a seed kernel; else the first kernels are written by "initial".  Independent
+    samples are all written so.
+    """
+    from operators.registry import DEFAULT_LLM_OPERATORS, FIRST_KERNEL
 
     kind = find_strategy(strategy)
-    return (*kind.operators, *(DEFAULT_LLM_OPERATORS if models and not kind.asks else ()))
+    operators = (*kind.operators, *(DEFAULT_LLM_OPERATORS if models and not kind.asks else ()))
+    if has_kernel:
+        return operators
+    return (FIRST_KERNEL, *(operators if kind.remembers else ()))
 
 
 def find_operators(config: RunConfig) -> tuple[dict[str, Operator], dict[str, LlmOperator]]:
@@ -214,6 +223,11 @@ def make_engine(
     first, evaluator, stop, proposals, account, workers: as Engine takes them.
     """
     config = store.info.config
+    if config.baseline != task.timed_against:
+        raise ConfigError(
+            f"task {task.name}: expected speedups over {task.timed_against.text}, got a run that has them over "
+            f"{config.baseline_kind.text}; start another run"
+        )
     operators, _ = find_operators(config)
     llm = open_llm(store, task, listener, functions, account) if config.models and proposals != 0 else None
     score = scorer()
@@ -224,7 +238,7 @@ def make_engine(
         watching.append(profiling)
     watching += observers
     engine = Engine(
-        store, first, task.seed_source, engine_evaluator, score, operators, watching, stop, proposals, llm, account,
+        store, first, task.first_source, engine_evaluator, score, operators, watching, stop, proposals, llm, account,
         workers,
     )  # fmt: skip
     return engine, llm
@@ -246,7 +260,7 @@ def run_engine(
     if config.models and proposals != 0:
         for line in describe_models(config):
             listener.say(line)
-    if config.models and evaluator is None and proposals != 0:
+    if config.models and evaluator is None and proposals != 0 and task.seed_source is not None:
         estimate_seed(store, task, listener)
     with listener.searching(store, evaluator) as (observers, also_stop):
         engine, _ = make_engine(
@@ -288,20 +302,22 @@ def estimate_seed(store: Store, task: Task, listener: Listener) -> None:
 
 
 def conclude(store: Store, certifier: EvaluatorLike | None, why_not: str, listener: Listener) -> Conclusion | None:
-    """Certifies the best kernel and writes it to best/; None if the seed was not evaluated yet.
+    """Certifies the best kernel and writes it to best/; None if trial 0 was not evaluated yet.
 
     Without a certifier the certificate says `why_not`.
     """
-    seed = store.trial(0) if store.best() is not None else None
-    if not isinstance(seed, Trial):  # it is the first to finish
+    seed = store.first()
+    if seed is None or seed.fitness is None:
         return None
-    conclusion = certified(store, certifier, why_not, listener)
+    conclusion = certified(store, seed, certifier, why_not, listener)
     write_result(store.folder, store.info, seed, conclusion)
     return conclusion
 
 
-def certified(store: Store, evaluator: EvaluatorLike | None, why_not: str, listener: Listener) -> Conclusion:
-    """Returns the fastest trial whose certificate does not fail; the seed if all others fail."""
+def certified(
+    store: Store, seed: Trial, evaluator: EvaluatorLike | None, why_not: str, listener: Listener
+) -> Conclusion:
+    """Returns the fastest trial whose certificate does not fail; trial 0 (`seed`) if all others fail."""
     refused: list[tuple[int, Certificate]] = []
     for trial in store.ranked():
         source = best_source(trial)
@@ -323,4 +339,6 @@ def certified(store: Store, evaluator: EvaluatorLike | None, why_not: str, liste
         listener.say(f"{text}; trying the next best")
         store.event("refused", text)
         refused.append((trial.index, certificate))
-    raise AssertionError("the seed was evaluated, so it is among the ranked")
+    assert not seed.proposal.is_kernel  # a seed kernel is among the ranked, and stands
+    message = NO_CERTIFIED if refused else NO_KERNEL
+    return Conclusion(seed, Certificate(seed.evaluation.candidate, Verdict.INFRASTRUCTURE, message), tuple(refused))

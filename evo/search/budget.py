@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evo.core.records import Evaluation, Proposal, Trial, Verdict
+from evo.core.records import FIRST_OPERATORS, Evaluation, Proposal, Trial, Verdict
 
-SEED_OPERATOR = "seed"
 # The longest that a GPU works on one candidate: the runner ends it then.  A campaign reserves so much of its limit.
 MOST_GPU_S = 30.0
 
@@ -38,7 +37,7 @@ def in_words(candidates: int, gpu_seconds: float | None) -> str:
 
 
 class Budget:
-    """Counts candidates: reserved when proposed, spent when finished.  The seed kernel (trial 0) is free.
+    """Counts candidates: reserved when proposed, spent when finished.  Trial 0, the baseline, is free.
 
     Every verdict costs the same, duplicates too: a strategy that repeats itself pays for it.  GPU seconds are known
     when they are spent: the last candidate may take more than was left.
@@ -53,12 +52,12 @@ class Budget:
 
     def reserve(self, proposal: Proposal) -> None:
         """Sets the price of `proposal` aside until it is finished."""
-        if proposal.operator != SEED_OPERATOR:
+        if proposal.operator not in FIRST_OPERATORS:
             self._reserved.add(proposal.index)
 
     def spend(self, trial: Trial) -> None:
         self._reserved.discard(trial.index)
-        if trial.proposal.operator != SEED_OPERATOR:
+        if trial.proposal.operator not in FIRST_OPERATORS:
             self.spent += 1
             self.spent_gpu_s += gpu_seconds(trial.evaluation)
 

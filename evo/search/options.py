@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from evo.core import plugins
+from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError
 from evo.core.models import Answerer, CallableModel, Model
 from evo.core.records import OperatorRef
@@ -49,6 +50,8 @@ class Settings(TypedDict, total=False):
     max_tokens: int | None
     max_usd: float | None
     guidance: str | None
+    baseline: str | None
+    allow_delegation: float | None
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,17 @@ class RequestedSettings:
     screen_budget: int | None
 
 
-def read_settings(task: AnyTask, settings: Settings) -> RequestedSettings:
+def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -> RequestedSettings:
+    """Returns the settings of a search, checked.
+
+    proposes: False if only what is pending is evaluated: then operators and models are those of the run.
+    Raises ConfigError.
+    """
     from fitness.devices import check_address, check_gpus
     from fitness.frontend.target import get_target
     from operators.registry import check_beginning
 
+    check_baseline(settings.get("baseline"))
     strategy = plugins.resolve("strategies", settings.get("strategy", RunConfig.strategy)).name
     given_workers, screen_budget = default_workers(strategy, settings.get("workers")), settings.get("screen_budget")
     workers = evaluators.workers(given_workers)
@@ -76,7 +85,15 @@ def read_settings(task: AnyTask, settings: Settings) -> RequestedSettings:
     stored, functions = split_models(settings.get("models", ()))
     file = settings.get("models_file")
     models = read_models(stored, None if file is None else Path(file))
-    operators = _operators(settings.get("operators"), strategy, models)
+    has_kernel = not proposes or _has_kernel(task)
+    if not has_kernel and not models:
+        raise ConfigError(
+            f"TASK: expected a kernel.py in {_stored_name(task)} to start from, or a model that writes the first "
+            "kernel, got neither; add --model NAME@BASE_URL (docs/llm.md), or a kernel"
+        )
+    wanted = settings.get("baseline")
+    baseline = chosen_baseline(wanted, has_kernel=has_kernel and (proposes or wanted is None), task=_stored_name(task))
+    operators = _operators(settings.get("operators"), strategy, models, has_kernel)
     assemble.check_models(models, functions)
     slots, guidance = settings.get("llm_concurrency"), settings.get("guidance")
     config = RunConfig(
@@ -93,6 +110,8 @@ def read_settings(task: AnyTask, settings: Settings) -> RequestedSettings:
         max_tokens=settings.get("max_tokens"),
         max_usd=settings.get("max_usd"),
         guidance=GUIDANCE[0] if guidance is None else guidance,
+        baseline=baseline.value,
+        allow_delegation=settings.get("allow_delegation"),
         triton=assemble.triton_version() if models else "",
         gpus=gpus,
         ray_address=settings.get("ray_address"),
@@ -103,7 +122,7 @@ def read_settings(task: AnyTask, settings: Settings) -> RequestedSettings:
         surrogate=True,
     )
     strategy_of(config)  # raises ConfigError if it cannot work with these settings
-    check_beginning(config.operators)
+    check_beginning(config.operators, has_kernel=has_kernel)
     return RequestedSettings(config, functions, given_workers, screen_budget)
 
 
@@ -117,7 +136,9 @@ def default_workers(strategy: str, given: int | None) -> int | None:
     return 1 if find_strategy(strategy).path and given is None else given
 
 
-def _operators(given: Sequence[AnyOperator] | None, strategy: str, models: Sequence[Model]) -> tuple[str, ...]:
+def _operators(
+    given: Sequence[AnyOperator] | None, strategy: str, models: Sequence[Model], has_kernel: bool
+) -> tuple[str, ...]:
     """Names of operators, those that ask a model once for each: the given ones, or the strategy's."""
     from operators.registry import asking_names, asks_model, get_operators
 
@@ -128,7 +149,8 @@ def _operators(given: Sequence[AnyOperator] | None, strategy: str, models: Seque
             f"--strategy {strategy}: expected a model to ask, got none; add --model NAME@BASE_URL, or choose "
             f"another strategy"
         )
-    names = assemble.default_operators(strategy, models) if given is None else tuple(map(_operator_name, given))
+    default = assemble.default_operators(strategy, models, has_kernel=has_kernel)
+    names = default if given is None else tuple(map(_operator_name, given))
     get_operators([OperatorRef.parse(n).name for n in names], model=bool(models))
     no_asker = [n for n in names if (ref := OperatorRef.parse(n)).asks and not asks_model(ref.name)]
     if no_asker:
@@ -178,6 +200,14 @@ def check_seed(seed: int) -> None:
     low, high = SEEDS
     if not isinstance(seed, int) or not low <= seed <= high:
         raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed!r}; set --seed")
+
+
+def _has_kernel(task: AnyTask) -> bool:
+    """Whether the task has a seed kernel; also if there is no such task, which loading it will say."""
+    if isinstance(task, Task):
+        return task.seed_source is not None
+    folder = Path(_stored_name(task))
+    return not (folder / "task.py").exists() or (folder / "kernel.py").exists()
 
 
 def _stored_name(task: AnyTask) -> str:

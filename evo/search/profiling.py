@@ -56,10 +56,10 @@ class ProfilingEvaluator:
         return evaluation
 
     def absorbed(self, trial: Trial, *, replayed: bool) -> None:
-        if trial.fitness is not None:
+        if trial.fitness is not None and trial.proposal.is_kernel:
             with self._lock:
                 self._best = max(self._best, trial.fitness.speedup)
-        if trial.index == 0 and trial.evaluation.verdict is Verdict.OK:
+        if trial.index == 0 and trial.proposal.is_kernel and trial.evaluation.verdict is Verdict.OK:
             self._profile(trial.proposal.candidate, trial.evaluation, counters=True)
 
     def _profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool) -> None:

@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.core.records import Fitness, Trial, Verdict, surely_faster
+from evo.core.records import FIRST_OPERATORS, Fitness, Trial, Verdict, surely_faster
 from evo.core.settings import RunConfig
 from evo.core.text import counted
-from evo.search.budget import SEED_OPERATOR, Budget, gpu_seconds
+from evo.search.budget import Budget, gpu_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,13 +54,13 @@ class ProgressCounts:
     def add(self, trial: Trial, *, replayed: bool) -> bool:
         """Counts a trial; whether it is the best so far."""
         self.budget.spend(trial)
-        if trial.proposal.operator != SEED_OPERATOR and not replayed:
+        if trial.proposal.operator not in FIRST_OPERATORS and not replayed:
             self._live += 1
             self._live_gpu_s += gpu_seconds(trial.evaluation)
         self.verdicts[trial.evaluation.verdict] += 1
         self._credit(trial)
         best = self.best.fitness.speedup if self.best and self.best.fitness else 0.0
-        if trial.fitness is None or trial.fitness.speedup <= best:
+        if trial.fitness is None or trial.fitness.speedup <= best or not trial.proposal.is_kernel:
             return False
         self.best = trial
         return True
@@ -69,7 +69,7 @@ class ProgressCounts:
         proposal = trial.proposal
         self.tokens += int(proposal.cost.get("tokens_in", 0) + proposal.cost.get("tokens_out", 0))
         self.usd += proposal.cost.get("usd", 0.0)
-        if proposal.operator != SEED_OPERATOR:
+        if proposal.operator not in FIRST_OPERATORS:
             self.trials[proposal.operator] += 1
         if trial.fitness is None:
             return
@@ -136,6 +136,8 @@ class Progress:
         self._counts = ProgressCounts(config.budget, clock, gpu_seconds=config.gpu_seconds)
         workers = counted(config.workers, "worker")
         self._title = f"{config.task}, {config.strategy}, seed {config.seed}, {config.target}, {workers}"
+        if config.baseline_kind.pytorch:
+            self._title += f", speedups over {config.baseline_kind.text}"
         self._console = console
         self._clock = clock
         self._last_line = -PLAIN_S
@@ -155,8 +157,9 @@ class Progress:
             return
         self._last_line = now
         outcome = str(trial.fitness) if trial.fitness else trial.evaluation.message.partition("\n")[0]
+        operator = trial.proposal.operator if trial.proposal.is_kernel else trial.proposal.note
         line = (
-            f"[{self._counts.spent_text()}] trial {trial.index} {trial.proposal.operator}: "
+            f"[{self._counts.spent_text()}] trial {trial.index} {operator}: "
             f"{trial.evaluation.verdict}, {outcome}; {self._counts.best_text()}; {self._counts.pace()}"
         )
         self._console.print(Text(line.rstrip("; ")), soft_wrap=True)

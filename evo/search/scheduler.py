@@ -11,12 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
-from evo.core.records import Candidate, OperatorRef, Proposal, Trial, Verdict
+from evo.core.records import BASELINE_OPERATOR, SEED_OPERATOR, Candidate, OperatorRef, Proposal, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import Made, PromptScheduler
 from evo.search.archive import Archive, Elite, Niche
 from evo.search.bandit import reward
-from evo.search.budget import SEED_OPERATOR
 from evo.search.strategies import new_strategy
 from evo.storage.best import best_source
 from evo.storage.model_calls import ModelCall, Question
@@ -65,6 +64,7 @@ class Scheduler:
         self._known: dict[str, str] = {}
         self.known: Mapping[str, str] = MappingProxyType(self._known)  # plan hash -> id of the first OK candidate
         self._assumed: list[Elite] = []
+        self._kernel_known = not config.baseline_kind.pytorch  # whether there is something to begin from
         self.next_index = 0
 
     def register(self, proposal: Proposal) -> None:
@@ -84,7 +84,8 @@ class Scheduler:
         # Only the seed is a parent before it is finished (`assume_seed`).
         parent = max((self._reached.get(p, 1.0) for p in trial.proposal.parents), default=1.0)
         self._reached[trial.index] = parent if speedup is None else speedup
-        if self._config.surrogate:
+        self._kernel_known |= elite is not None
+        if self._config.surrogate and trial.proposal.is_kernel:
             self._measured.add(trial)
         self._finished += 1
         self._strategy.tell(trial, elite, reward(speedup, parent))
@@ -92,7 +93,12 @@ class Scheduler:
             self._prompts.tell(trial, parent)
 
     def assume_seed(self, seed: Candidate) -> None:
-        """Lets `seed` be a parent before it is evaluated: its speedup is over itself, all else is unknown."""
+        """Lets `seed` be a parent before it is evaluated: its speedup is over itself, all else is unknown.
+
+        PyTorch as the baseline is never a parent.
+        """
+        if self._config.baseline_kind.pytorch:
+            return
         self._assumed = [Elite(0, seed.source, 1.0, {}, 0.0, Niche("unknown", 0, 0, 0))]
 
     @property
@@ -101,7 +107,10 @@ class Scheduler:
         return self._strategy.ended
 
     def first(self, seed: Candidate) -> Proposal:
-        """Trial 0: the seed kernel."""
+        """Trial 0: the seed kernel, or the call of PyTorch that a task without one is timed against."""
+        if self._config.baseline_kind.pytorch:
+            note = self._config.baseline_kind.text
+            return Proposal(0, seed, BASELINE_OPERATOR, seed=self._seed_of(0), note=note)
         return Proposal(0, seed, SEED_OPERATOR, seed=self._seed_of(0), note="the task's seed kernel")
 
     def ask(self, among: Sequence[str] | None = None) -> Proposal | Question | None:
@@ -114,14 +123,44 @@ class Scheduler:
         # Questions in flight will be proposals: counting them makes each question different.
         step = self.next_index + (self._prompts.flying if self._prompts else 0)
         cost: Counter[str] = Counter()
-        for attempt in range(ATTEMPTS):
+        among = self._possible(among or self._config.operators)
+        for attempt in range(ATTEMPTS if among else 0):
             rng = random.Random(f"{self._config.seed}/{step}/{attempt}")
-            made = self._attempt(step, attempt, rng, cost, among or self._config.operators)
+            made = self._attempt(step, attempt, rng, cost, among)
             if isinstance(made, Proposal) and self._dropped(made, cost):
                 continue
             if made is not None:
                 return made
         return None
+
+    def _possible(self, among: Sequence[str]) -> Sequence[str]:
+        """Returns which of these operators can work now, if the task has no seed kernel.
+
+        Until a right kernel is known: those that write a first one, and repairs of those that failed.  Afterwards the
+        others, if there are any: a first kernel from the reference alone would ignore what is known.
+        """
+        if not self._config.baseline_kind.pytorch:
+            return among
+        first = [name for name in among if self._is_first(name)]
+        if self._kernel_known:
+            return [name for name in among if name not in first] or first
+        return [*first, *(name for name in among if self._repairs(name))]
+
+    def _is_first(self, operator: str) -> bool:
+        return self._prompts is not None and OperatorRef.parse(operator).asks and not self._prompts.arity(operator)
+
+    def _repairs(self, operator: str) -> bool:
+        return self._prompts is not None and OperatorRef.parse(operator).asks and self._prompts.repairs(operator)
+
+    def _operator(self, rng: random.Random, among: Sequence[str], *, wide: bool) -> str:
+        """Returns the strategy's choice; before a kernel is known, a repair if there is something to repair."""
+        if self._kernel_known:
+            return self._strategy.operator(rng, among, wide=wide)
+        assert self._prompts is not None  # only operators that ask are possible
+        repairs = [name for name in among if self._repairs(name)]
+        first = [name for name in among if name not in repairs]
+        open_ = bool(repairs) and bool(self._prompts.to_repair(rng)) and not wide
+        return rng.choice(repairs if open_ else first or among)
 
     def _dropped(self, proposal: Proposal, cost: Counter[str]) -> bool:
         """Returns whether to draft again, because the result of this draft is known."""
@@ -164,7 +203,7 @@ class Scheduler:
     ) -> Proposal | Question | None:
         wide = attempt >= ATTEMPTS // 2
         island = step % self._config.islands
-        name = self._strategy.operator(rng, among, wide=wide)
+        name = self._operator(rng, among, wide=wide)
         if OperatorRef.parse(name).asks:
             return self._question(name, island, rng, wide=wide)
         operator = self._operators[name]

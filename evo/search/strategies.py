@@ -13,13 +13,13 @@ from typing import Any
 
 from evo.core import plugins
 from evo.core.errors import ConfigError
-from evo.core.records import OperatorRef, Trial
+from evo.core.records import SEED_OPERATOR, OperatorRef, Trial
 from evo.core.settings import RunConfig
 from evo.llm.repairs import REPAIRS, repairable
 from evo.search.arbiter import Arbiter, Decision
 from evo.search.archive import Archive, Elite
 from evo.search.bandit import Bandit
-from evo.search.budget import SEED_OPERATOR, price
+from evo.search.budget import price
 
 # Candidates `Random` chooses from.
 RESERVOIR = 256
@@ -70,10 +70,11 @@ class Strategy:
         """
 
     def tell(self, trial: Trial, elite: Elite | None, reward: float) -> None:
-        """Take in a finished trial; trial 0 is the seed kernel.
+        """Take in a finished trial; trial 0 is the seed kernel, or PyTorch.
 
         trial: the proposal (operator, parents, island), its evaluation, and its fitness if the verdict is ok.
-        elite: the trial as a possible parent, None if the verdict is not ok.
+        elite: the trial as a possible parent, None if the verdict is not ok.  It is also None for trial 0 if the task
+            has no seed kernel: then PyTorch was timed, and the first elite is a kernel that a model wrote.
         reward: 0.0 if it is no faster than its best parent, else from 0.5 (a little) to 1.0 (at least twice as fast).
         """
 
@@ -113,7 +114,10 @@ class Evolve(Strategy):
         self.bandit.credit(trial.proposal.operator, reward, self._price(trial.proposal.cost))
         if elite is not None:
             everywhere = trial.proposal.operator == SEED_OPERATOR
-            for island in range(len(self.islands)) if everywhere else [trial.proposal.island]:
+            # Without a seed kernel, islands start from the first right one.
+            empty = [island for island, population in enumerate(self.islands) if not population]
+            own = dict.fromkeys((trial.proposal.island, *empty))
+            for island in range(len(self.islands)) if everywhere else own:
                 self._settle(island, elite)
         self._finished += 1
         if self._finished % self._migrate_every == 0:
@@ -201,7 +205,10 @@ class HillClimb(Strategy):
 
 
 class BestOfN(Strategy):
-    """Independent samples: every question is about the seed, without earlier tries."""
+    """Independent samples: every question is about the seed, without earlier tries.
+
+    Of a task without a seed kernel, every question is about the reference: operators without parents ask them.
+    """
 
     name = "best-of-n"
     screens = False

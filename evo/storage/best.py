@@ -33,33 +33,52 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The end of a run: its best trial, the certificate of that, and faster trials whose certificates failed."""
+    """The end of a run: its best trial, the certificate of that, and faster trials whose certificates failed.
+
+    If a task has no seed kernel and no right kernel was found, the best trial is PyTorch: `has_kernel` is False.
+    """
 
     best: Trial
     certificate: Certificate
     refused: tuple[tuple[int, Certificate], ...] = ()  # trial, certificate
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether a right kernel was found."""
+        return self.best.proposal.is_kernel
+
     def patch(self, seed: Trial) -> str:
-        """The diff from the seed kernel to the best one, "" if the seed is the best."""
+        """The diff from the seed kernel to the best one, "" if the seed is the best, or if there is none."""
+        if not seed.proposal.is_kernel:
+            return ""
         return diff(seed.proposal.candidate.source, self.source, "seed/kernel.py", "best/kernel.py")
 
     @property
     def source(self) -> str:
-        """The text of best/kernel.py.  If no candidate beat the seed, it is the seed, unchanged."""
+        """The text of best/kernel.py, "" without one.  If no candidate beat the seed, it is the seed, unchanged."""
+        if not self.has_kernel:
+            return ""
         return self.best.proposal.candidate.source if self.best.index == 0 else best_source(self.best)
 
 
 def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusion) -> None:
-    """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder."""
+    """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder.
+
+    There is no kernel.py if no kernel is right, and no diff.patch if the task has no seed kernel.
+    """
     folder = run_folder / BEST
+    kernel = {"kernel.py": result.source} if result.has_kernel else {}
+    patch = {"diff.patch": result.patch(seed)} if seed.proposal.is_kernel else {}
     texts = {
-        "kernel.py": result.source,
-        "diff.patch": result.patch(seed),
+        **kernel,
+        **patch,
         "result.json": json.dumps(_figures(info, result.best), indent=2) + "\n",
         EVIDENCE: json.dumps(_evidence(info, result), indent=2) + "\n",
     }
     try:
         folder.mkdir(exist_ok=True)
+        if not kernel:  # of before, if its certificate failed since; the store has the source
+            (folder / "kernel.py").unlink(missing_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -90,7 +109,9 @@ def _evidence(info: RunInfo, result: Conclusion) -> dict[str, object]:
     del evaluation["frozen_source"]  # it is kernel.py
     return {
         "candidate": best.proposal.candidate.id,
-        "kernel": Candidate(result.source).id,  # differs if an autotune configuration was written into it
+        # differs if an autotune configuration was written into it
+        "kernel": Candidate(result.source).id if result.has_kernel else None,
+        "baseline": info.config.baseline,
         "trial": best.index,
         "task": info.config.task,
         "task_hash": info.task_hash,
@@ -103,16 +124,20 @@ def _evidence(info: RunInfo, result: Conclusion) -> dict[str, object]:
         "certified": result.certificate.verdict is Verdict.OK,
         "certificate": dataclasses.asdict(result.certificate),
         "refused": [{"trial": trial, "certificate": dataclasses.asdict(c)} for trial, c in result.refused],
-        "reproduce": [
-            f"evo evaluate {quoted(info.config.task)} best/kernel.py --target {info.config.target}",
-            f"evo certify {quoted(info.config.task)} best/kernel.py --target {info.config.target}",
-        ],
+        "reproduce": _commands(info) if result.has_kernel else [],
     }
+
+
+def _commands(info: RunInfo) -> list[str]:
+    task, target = quoted(info.config.task), info.config.target
+    baseline = f" --baseline {info.config.baseline}" if info.config.baseline_kind.pytorch else ""
+    return [f"evo {command} {task} best/kernel.py --target {target}{baseline}" for command in ("evaluate", "certify")]
 
 
 def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
     fitness = best.fitness
     assert fitness is not None  # the best trial has one
+    found = best.proposal.is_kernel
     return {
         "task": info.config.task,
         "task_hash": info.task_hash,
@@ -125,10 +150,12 @@ def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
         "operator": best.proposal.operator,
         "note": best.proposal.note,
         "improved": best.index != 0,
-        "speedup": fitness.speedup,
-        "ci95": list(fitness.ci95),
+        "kernel_found": found,
+        "baseline": info.config.baseline_kind.text,
+        "speedup": fitness.speedup if found else None,
+        "ci95": list(fitness.ci95) if found else None,
         "estimated": fitness.estimated,
-        "per_case": dict(fitness.per_case),
+        "per_case": dict(fitness.per_case) if found else {},
         "frozen": bool(best.evaluation.frozen_source),
         "versions": dict(info.versions),
     }

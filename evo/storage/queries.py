@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from evo.core.errors import ConfigError, StoreError
 from evo.core.records import (
+    BASELINE_OPERATOR,
     TIERS,
     Candidate,
     Fitness,
@@ -43,6 +44,8 @@ _TRIAL = """
            e.evaluation, e.speedup, e.ci_low, e.ci_high, e.per_case, e.estimated
     FROM proposals p JOIN sources s USING (candidate) {join} JOIN evaluations e USING (trial)
 """
+
+_RANKED = "WHERE e.speedup IS NOT NULL AND p.operator != ? ORDER BY e.speedup DESC, e.finished"
 
 # Improved: faster than every parent.  `json_each` opens the list of parents.
 _IMPROVED = """COALESCE((
@@ -177,13 +180,18 @@ class RunReader:
         return [_proposal(row, self.folder) for row in rows]
 
     def best(self) -> Trial | None:
-        """Returns the fastest trial; the earlier one of equals."""
+        """Returns the fastest kernel; the earlier one of equals.  None if no kernel is right yet."""
         return next(self.ranked(), None)
 
+    def first(self) -> Trial | None:
+        """Returns trial 0, with which the others are compared: the seed kernel, or PyTorch.  None until it finished."""
+        row = self._db.execute(_TRIAL.format(join="") + "WHERE p.trial = 0").fetchone()
+        return None if row is None else _trial(row, self.folder)
+
     def ranked(self) -> Iterator[Trial]:
-        """Trials with a speedup, the fastest first; the earlier one of equals."""
-        query = _TRIAL.format(join="") + "WHERE e.speedup IS NOT NULL ORDER BY e.speedup DESC, e.finished"
-        for row in self._db.execute(query):
+        """Kernels with a speedup, the fastest first; the earlier one of equals.  PyTorch as a baseline is none."""
+        query = _TRIAL.format(join="") + _RANKED
+        for row in self._db.execute(query, (BASELINE_OPERATOR,)):
             yield _trial(row, self.folder)
 
     def verdicts(self) -> dict[str, int]:

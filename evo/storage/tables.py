@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from evo.core.records import BASELINE_OPERATOR
 from evo.storage.queries import RunReader
 
 _COUNTS = """
@@ -16,8 +17,8 @@ _COUNTS = """
     FROM proposals p LEFT JOIN evaluations e USING (trial)
 """
 _BEST = """
-    SELECT trial, speedup, ci_low, ci_high, estimated FROM evaluations
-    WHERE speedup IS NOT NULL ORDER BY speedup DESC, finished LIMIT 1
+    SELECT trial, speedup, ci_low, ci_high, estimated FROM evaluations JOIN proposals USING (trial)
+    WHERE speedup IS NOT NULL AND operator != ? ORDER BY speedup DESC, finished LIMIT 1
 """
 _TRIALS = """
     SELECT p.trial, p.candidate, p.operator, p.parents, p.island, p.seed, p.note, p.cost, p.at,
@@ -223,8 +224,8 @@ def run_counts(run: RunReader) -> RunCounts:
 
 
 def best_row(run: RunReader) -> BestRow:
-    """Return the fastest trial; the earlier one of equals."""
-    return BestRow(*next(run.rows(_BEST), ()))
+    """Return the fastest kernel; the earlier one of equals.  PyTorch as a baseline is none."""
+    return BestRow(*next(run.rows(_BEST, (BASELINE_OPERATOR,)), ()))
 
 
 def trial_rows(run: RunReader) -> Iterator[TrialRow]:

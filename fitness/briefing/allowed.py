@@ -70,7 +70,7 @@ def task_lines(task: Task) -> tuple[str, ...]:
 
 def _inherited(task: Task) -> list[str]:
     """Returns which rules the seed kernel breaks; candidates may break them at the same names."""
-    found = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+    found = gate(task.needed_seed, entry=task.entry, allow_delegation=task.allow_delegation)
     messages = list(dict.fromkeys(f"{f.rule}: {f.message}" for f in found))
     if not messages:
         return []

@@ -19,8 +19,6 @@ from fitness.frontend.target import Target
 from fitness.profile.profile import least_us
 from fitness.tasks.task import Task
 
-BASELINE = "the seed kernel"
-
 
 def task_facts(task: Task, target: Target, gpu: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the fields of `operators.llm.base.TaskFacts`.
@@ -39,9 +37,9 @@ def task_facts(task: Task, target: Target, gpu: Mapping[str, Any] | None = None)
         "values": arguments.value_lines(),
         "right": right_lines(task),
         "reference": reference_source(task),
-        "seed": task.seed_source if task.reference is None else "",
+        "seed": task.needed_seed if task.reference is None else "",
         "allowed": task_lines(task),
-        "baseline": BASELINE,
+        "baseline": task.timed_against.text,
         "work": {case.name: work(arguments, case, target, gpu) for case in task.cases if case.role == "tune"},
         "work_stated": task.bytes is not None,
     }

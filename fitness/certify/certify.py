@@ -7,6 +7,9 @@ compares them: within the oracle's budget, and to the bit with the plan if the t
 `quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls, and
 compute-sanitizer.  Every candidate is compared with the seed.  If the seed's own Python cannot run like this, the
 machine or the task is at fault.  A size that the seed cannot handle is not asked of a candidate.
+
+Without a seed kernel, a kernel of evo's own shows whether the machine can run Triton like this.  The sizes are those at
+which the reference works.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import math
 import statistics
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from evo.core.errors import EvoError
@@ -30,6 +34,7 @@ from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
 from fitness.sandbox.zygote import Zygote
+from fitness.tasks import pytorch_plan
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
 
@@ -38,6 +43,22 @@ LIMITS = Limits(wall_s=120.0, cpu_s=240, memory_bytes=32 << 30, file_bytes=16 <<
 DEVICE = "cuda"
 SAMPLES = 30  # eager calls that are timed.
 MOST_UNSEEN = 4  # sizes that are derived from a task's own.
+# Shows that this machine can run Triton's kernels as `python` does, if a task has no seed kernel.
+OWN_KERNEL = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(y, BLOCK: tl.constexpr):
+    tl.store(y + tl.arange(0, BLOCK), 1.0)
+
+
+def entry():
+    y = torch.empty(16, device="cuda")
+    kernel[(1,)](y, BLOCK=16)
+    return y
+"""
 SHRINK = 7  # a derived size is smaller by one part in SHRINK, and so rarely a multiple of anything.
 
 
@@ -120,16 +141,32 @@ class Certifier:
         """Returns why nothing can be certified, found by trying the seed; None if the seed can be certified."""
         with self._lock:
             if self._reference is None:
-                self._reference = self._eager(self._task.seed_source, None, self._task.cases, "seed", samples=0)
+                self._reference = self._first()
         if self._reference.verdict is Verdict.OK:
             return None
-        message = f"the seed kernel's own Python cannot be run eagerly here: {self._reference.message}"
+        what = "the seed kernel's own Python" if self._task.seed_source is not None else "a kernel of evo's own"
+        message = f"{what} cannot be run eagerly here: {self._reference.message}"
         return dataclasses.replace(
             self._reference,
             verdict=Verdict.INFRASTRUCTURE,
             message=message,
             checks=(Evidence("eager", "not run", message),),
         )
+
+    def _first(self) -> Certificate:
+        """Returns the certificate of the seed kernel; without one, of a kernel of evo's own, which nothing judges."""
+        if self._task.seed_source is not None:
+            return self._eager(self._task.seed_source, None, self._task.cases, "seed", samples=0)
+        call = {"name": "0", "args": [], "written": [], "samples": 0}
+        with scratch_folder(self._root) as folder, self._runner.idle():
+            try:
+                answers, layers = self._run_eagerly(OWN_KERNEL, "entry", [call], folder)
+            except Stop as stop:
+                return self._failed(OWN_KERNEL, stop.verdict, stop.message)
+        answer = answers[0] if isinstance(answers, list) and answers else {"error": "no answer"}
+        if not isinstance(answer, Mapping) or "error" in answer:
+            return self._failed(OWN_KERNEL, Verdict.RUNTIME_ERROR, f"it answered {answer!r:.200}")
+        return Certificate(Candidate(OWN_KERNEL).id, Verdict.OK, "", (), layers)
 
     def _allowed(self, seed: str) -> tuple[list[Case], list[Evidence]]:
         """Returns the unseen sizes that the seed handles, and the evidence for the others.
@@ -138,6 +175,9 @@ class Certifier:
         """
         if self._unseen is None:
             cases = unseen_cases(self._task)
+            if self._task.seed_source is None:
+                self._unseen = _by_reference(self._task, self._calls, cases)
+                return self._unseen
             found = self._eager(self._task.seed_source, None, cases, seed, samples=0)
             good = {check.what for check in found.checks if check.outcome == "passed"}
             allowed = [case for case in cases if _name(case) in good]
@@ -179,14 +219,8 @@ class Certifier:
                 {"name": str(number), "args": args, "written": list(self._task.written), "samples": times}
                 for number, (args, times) in enumerate(zip(drawn, timed, strict=True))
             ]
-            payload = {"source": source, "entry": self._task.entry, "device": DEVICE, "calls": calls}
-            try:
-                self._zygote = self._zygote or Zygote(get_target(self._compiled_for).spec, ("eager",), self._gpu)
-                result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
-            except EvoError as error:  # no such process can be started here
-                raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error
-            layers = result.layers
-            answers.extend(_checked(expect_ok("certify", result), cases))
+            found, layers = self._run_eagerly(source, self._task.entry, calls, folder)
+            answers.extend(_checked(found, cases))
             return answers
 
         exact = bundle if self._task.deterministic and not _delegates(bundle) else None
@@ -206,6 +240,18 @@ class Certifier:
         verdict, message = (failed[0].verdict, f"{failed[0].case}: {failed[0].message}") if failed else (Verdict.OK, "")
         return Certificate(Candidate(source).id, verdict, message, tuple(checks), layers, seed)
 
+    def _run_eagerly(
+        self, source: str, entry: str, calls: Sequence[Mapping[str, Any]], folder: Path
+    ) -> tuple[Any, tuple[str, ...]]:
+        """Runs host code in a fresh process with the GPU; returns its answers, unchecked, and the sandbox's layers."""
+        payload = {"source": source, "entry": entry, "device": DEVICE, "calls": list(calls)}
+        try:
+            self._zygote = self._zygote or Zygote(get_target(self._compiled_for).spec, ("eager",), self._gpu)
+            result = self._zygote.run("eager", payload, scratch=folder, limits=LIMITS)
+        except EvoError as error:  # no such process can be started here
+            raise Stop("certify", Verdict.INFRASTRUCTURE, str(error)) from error
+        return expect_ok("certify", result).get("calls"), result.layers
+
     def _failed(self, source: str, verdict: Verdict, message: str, *, seed: str = "") -> Certificate:
         outcome = "not run" if verdict is Verdict.INFRASTRUCTURE else "failed"
         return Certificate(Candidate(source).id, verdict, message, (Evidence("eager", outcome, message),), (), seed)
@@ -222,9 +268,20 @@ def _delegates(bundle: LaunchBundle | None) -> bool:
     return bundle is not None and any(plan.delegated for plan in bundle.plans.values())
 
 
-def _checked(value: Mapping[str, Any], cases: Sequence[Case]) -> list[Mapping[str, Any]]:
+def _by_reference(task: Task, calls: Calls, cases: Sequence[Case]) -> tuple[list[Case], list[Evidence]]:
+    """Returns the sizes at which the reference works, tried on shapes alone, and the evidence for the others."""
+    allowed, left_out = [], []
+    for case in cases:
+        try:
+            pytorch_plan.recorded(task, calls.describe(case), pytorch_plan.reference_call)
+            allowed.append(case)
+        except Exception as error:  # the user's own code, which was not written for such a size
+            left_out.append(Evidence(_name(case), "not run", f"the reference does not handle it: {error}"))
+    return allowed, left_out
+
+
+def _checked(calls: Any, cases: Sequence[Case]) -> list[Mapping[str, Any]]:
     """Returns the answers of an untrusted process, one for each case.  Raises Stop if they are malformed."""
-    calls = value.get("calls")
     if not isinstance(calls, list) or len(calls) != len(cases):
         message = f"the eager process did not answer for all {len(cases)} cases"
         raise Stop("certify", Verdict.RUNTIME_ERROR, message)

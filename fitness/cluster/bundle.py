@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evo.core.errors import ConfigError, TaskError
 from fitness.frontend.target import Target
@@ -52,6 +53,7 @@ class TaskBundle:
     name: str
     files: Mapping[str, bytes]  # its folder, without folders in it
     hash: str
+    settings: Mapping[str, Any]  # `Task.run_settings`
 
     @classmethod
     def of(cls, task: Task) -> TaskBundle:
@@ -63,7 +65,7 @@ class TaskBundle:
                 f"{task.folder}: expected at most {FILES_BYTES >> 20} MiB of files, which are sent to all nodes, "
                 f"got {size >> 20} MiB; move what the task does not need elsewhere"
             )
-        return cls(task.name, {path.name: path.read_bytes() for path in paths}, task.hash)
+        return cls(task.name, {path.name: path.read_bytes() for path in paths}, task.hash, task.run_settings)
 
     def load(self, folder: Path) -> Task:
         """Returns the task, from files written to `folder`.  Raises TaskError if it is not the driver's."""
@@ -74,4 +76,4 @@ class TaskBundle:
         task = load_task(home, tried=True)  # by the driver
         if task.hash != self.hash:
             raise TaskError(f"task {self.name!r} was changed while the run started; start it again")
-        return task
+        return task.with_run_settings(self.settings)

@@ -439,6 +439,14 @@ class FrontEnds:
         """Returns the sandbox layers of one of the nodes; each evaluation stores its own."""
         return cast("Mapping[str, str]", self.workers.pool.call("layers", self._task))
 
+    def baseline(self) -> CompiledCandidate:
+        """Compiles or records the baseline on any worker.  Raises Stop."""
+        return cast(CompiledCandidate, self.workers.pool.call("baseline", self._task))
+
+    def baseline_estimates(self) -> Estimates:
+        """Returns the estimate of each tune case of the baseline, from any worker.  Raises Stop."""
+        return cast("Estimates", self.workers.pool.call("baseline_estimates", self._task))
+
     def collect(self, source: str) -> CompiledCandidate:
         """Compiles a source on any worker.  Raises Stop with the verdict."""
         return cast(CompiledCandidate, self.workers.pool.call("collect", self._task, source))

@@ -71,6 +71,36 @@ def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[Laun
     return found
 
 
+def seen_in_reference(plan: LaunchPlan) -> Seen:
+    """The work of a reference, recorded as operators of PyTorch, as far as a right kernel has to do it too.
+
+    No operations: kernels may need far fewer than PyTorch's matrix products, e.g. if one matrix is diagonal.
+    """
+    found = seen(plan, (), ())
+    found.moved = bytes_needed(plan)
+    return found
+
+
+# Operators that read few elements of a tensor, which depend on values.
+_GATHERING = ("index", "index_select", "gather", "embedding", "take", "_embedding_bag", "take_along_dim", "nll_loss")
+
+
+def bytes_needed(plan: LaunchPlan) -> float:
+    """Bytes of the arguments that operators of PyTorch read, each once, and of the outputs.
+
+    Of a tensor that is only looked up by indices, nothing counts.
+    """
+    most: dict[int, float] = {}
+    for step in plan.steps:
+        name = step.name.split(".")[1] if isinstance(step, Op) and "." in step.name else ""
+        for ref in _read(step):
+            if plan.buffers[ref.buffer].input is not None and not name.startswith(_GATHERING):
+                size = min(ref.nbytes, plan.buffers[ref.buffer].nbytes)
+                most[ref.buffer] = max(most.get(ref.buffer, 0.0), float(size))
+    returned = {r.buffer: float(min(r.nbytes, plan.buffers[r.buffer].nbytes)) for r in plan.outputs}
+    return math.fsum({**most, **returned}.values())
+
+
 def _add(found: Seen, trace: LaunchTrace, sizes: Sequence[int]) -> None:
     found.truncated |= trace.truncated
     found.roles |= trace.roles

@@ -74,7 +74,7 @@ _INSTRUCTIONS: Mapping[str, tuple[float, float]] = {
 # Resources that a program uses one after the other; those in one group work at the same time.
 _STATIONS = (("dram", "l2", "scattered", "atomics"), ("issue", "special"), ("tensor", "shared"))
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "int8": "int8", "uint8": "int8"}
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution")
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot")
 
 # How far estimated ratios are from measured ones.  Over 47 (kernel, case) pairs, log(estimated / measured speedup) has
 # a root mean square of 0.21 with heavy tails.  With this value 43 of their intervals hold.  See docs/estimate.md.
@@ -115,11 +115,14 @@ def estimate(
     builds: Sequence[Sequence[Any]],
     traces: Sequence[Sequence[LaunchTrace]],
     target: Target,
+    *,
+    tf32: bool = False,
 ) -> Estimate:
     """The time of one call of the entry, caches cold.
 
     choice: configuration of each launch.
     builds, traces: by launch and configuration; a build is a `Build` or a dict of `fitness.frontend.compile`.
+    tf32: whether PyTorch's operators may multiply float32 matrices in TensorFloat-32.
     Raises ValueError if a chosen configuration does not fit on the target.
     """
     cache = _Cache(target.l2_bytes)
@@ -139,7 +142,7 @@ def estimate(
                 us = _transposing_us(step, target)
                 steps.append(_memory_step("copy", [step.src], [step.dst], target, cache, scattered=us))
             case Op():
-                steps.append(_delegated(step, target, cache))
+                steps.append(_delegated(step, target, cache, tf32))
     terms: dict[str, float] = {}
     for found in steps:
         for name, us in found.terms.items():
@@ -620,13 +623,28 @@ def _window(ref: TensorRef) -> float:
     return float(elements * min(SECTOR, itemsize * smallest))
 
 
-def _delegated(op: Op, target: Target, cache: _Cache) -> StepEstimate:
-    """The estimate of a library's kernel by a roofline: operands once, and the arithmetic of matrix products."""
+def _delegated(op: Op, target: Target, cache: _Cache, tf32: bool) -> StepEstimate:
+    """The estimate of a library's kernel by a roofline: operands once, and the arithmetic of products."""
     inputs = [a for a in op.args if isinstance(a, TensorRef)]
-    flops = 0.0
-    if any(op.name.split(".")[1:2] == [p] for p in _PRODUCTS) and op.outputs and len(inputs) >= 2:
-        inner = inputs[-2].shape[-1] if inputs[-2].shape else 1
-        flops = 2.0 * op.outputs[0].numel * inner
     dtype = op.outputs[0].dtype if op.outputs else "float32"
-    rate = target.tensor_flops.get(dtype, target.tensor_flops["float32"]) * LIBRARY_EFFICIENCY
-    return _memory_step(op.name, inputs, op.outputs, target, cache, tensor=1e6 * flops / rate)
+    lanes = 2.0 * target.multiprocessors * target.fp32_lanes * target.clock_hz  # without TensorFloat-32
+    peak = target.tensor_flops.get(dtype, lanes) if dtype != "float32" or tf32 else lanes
+    us = 1e6 * _products(op, inputs) / (peak * LIBRARY_EFFICIENCY)
+    return _memory_step(op.name, inputs, op.outputs, target, cache, tensor=us)
+
+
+def _products(op: Op, inputs: Sequence[TensorRef]) -> float:
+    """Operations of an operator that multiplies matrices, convolves or attends; 0 for others."""
+    name = op.name.split(".")[1] if "." in op.name else op.name
+    if not op.outputs or len(inputs) < 2:
+        return 0.0
+    first, second = inputs[0], inputs[1]
+    if name in _PRODUCTS:
+        inner = inputs[-2].shape[-1] if inputs[-2].shape else 1
+        return 2.0 * op.outputs[0].numel * inner
+    if name == "convolution":  # each weight of a filter meets each element of the result, or of the input if transposed
+        transposed = len(op.args) > 6 and op.args[6] is True
+        return 2.0 * (first if transposed else op.outputs[0]).numel * math.prod(second.shape[1:])
+    if name.startswith("_scaled_dot_product"):  # queries by keys, then by values
+        return 4.0 * first.numel * second.shape[-2]
+    return 0.0

@@ -1,25 +1,38 @@
-"""Times PyTorch beside a kernel: the reference of a task called eagerly, and compiled by `torch.compile`.
+"""Calls PyTorch as a CUDA graph, to be timed beside kernels: the reference of a task, eager or by `torch.compile`.
 
-Both are timed like kernels (`fitness/gpu/timer.py`): a CUDA graph that calls as often as the kernel's does, each time
-on memory of its own.  It is replayed from cold caches in alternation with the kernel's.  So the time that PyTorch
-spends on launching from Python is left out.  The precision is that of the reference: no TensorFloat-32.
-`torch.compile` has its default mode and static shapes.
+It is timed like a kernel (`fitness/gpu/timer.py`): a graph that calls as often as the kernel's does, each time on
+memory of its own.  The graph is replayed from cold caches, in alternation with the kernel's.  So the time that PyTorch
+spends on launching from Python is left out.  The precision is that of the reference; TensorFloat-32 is used only if the
+baseline says so.  `torch.compile` has its default mode and static shapes.
+
+What a kernel must not find or change is guarded like the memory of a program.  Inputs lie between guard zones, and are
+compared by fingerprints.  All other memory of the graph (results, intermediate tensors, workspaces) is its own and is
+poisoned after each replay.  The calls before the capture are on inputs that no candidate gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from cuda.bindings import driver as cuda
 
+from evo.core.baselines import BaselineKind
+from fitness.cuda.launcher import check
+from fitness.frontend.memory import POISONS, Poison, assign
+from fitness.frontend.plan import Buffer, LaunchPlan, TensorRef
+from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import demote_all
-from fitness.gpu.program import captured
-from fitness.tasks.task import Task
+from fitness.gpu.program import Integrity, captured_alone
+from fitness.tasks.task import Call, Task
 
 EAGER, COMPILED = "eager", "torch.compile"
 NAMES = (EAGER, COMPILED)
+KINDS = {EAGER: BaselineKind.EAGER, COMPILED: BaselineKind.COMPILE}
+RECOMPILE_LIMIT = 64  # of one function: each case has shapes of its own
 WARM_UP = 3  # calls before the capture: PyTorch compiles or chooses at the first calls
 
 
@@ -37,49 +50,154 @@ class Baseline:
 
 
 class BaselineCall:
-    """The reference as a CUDA graph that calls it once on each copy of the arguments.
+    """The call of PyTorch that a task is timed by, as a CUDA graph that calls it once on each copy of its arguments.
 
-    Raises whatever PyTorch raises if it cannot be compiled, called or captured.
+    It offers what `fitness.gpu.program.Program` offers to be timed.  Write the arguments of each copy before the first
+    replay.  Raises whatever PyTorch raises if it cannot be compiled, called or captured.
     """
 
-    def __init__(self, task: Task, name: str, arguments: Sequence[Any], copies: int) -> None:
-        self.copies = copies
-        sets = [list(arguments), *([_copied(a) for a in arguments] for _ in range(copies - 1))]
-        function, _ = _function(task, sets[0])
-        if name == COMPILED:
-            function = _compiled(function)
-        given = [_function(task, one)[1] for one in sets]
-        for _ in range(WARM_UP):
-            function(*given[0])
-        torch.cuda.current_stream().synchronize()
-        self._kept = sets, given
-        self._results: list[Any] = []  # while the graph is made, so that each call writes to memory of its own
-        self._graph = captured(lambda: self._results.extend(function(*one) for one in given))
+    def __init__(
+        self,
+        task: Task,
+        kind: BaselineKind,
+        first: Sequence[Any],
+        device: torch.device,
+        copies: int,
+        compiled: Compiled | None = None,
+    ) -> None:
+        """first: arguments for the calls before the capture, on which nothing is timed or compared.
 
-    def reset(self) -> None:
-        """Enqueues: gives normal priority to all lines of the cache (`torch.compile`'s kernels ask some to stay)."""
-        demote_all()
+        compiled: what `torch.compile` made of the task's function before; None: nothing yet.
+        """
+        self.plan, self.copies = _plan_of(first), copies
+        self.memory = DeviceMemory(self.plan, device, copies)
+        written = self.plan.tensors_among(task.written)
+        self._pristine = {i: self.memory.windows(self.plan.inputs[i]).clone() for i in written}
+        read = {i: ref for i, ref in enumerate(self.plan.inputs) if isinstance(ref, TensorRef) and i not in written}
+        windows = {i: self.memory.windows(ref) for i, ref in read.items()}
+        self.integrity = Integrity([], windows, self.memory, device)
+        self._results: list[Any] = []
+        self.write_all([first] * copies)
+        with _precision(kind):
+            compiled = (compiled or Compiled()) if kind.compiled else None
+            sets = [self._arguments(first, copy) for copy in range(copies)]
+            for one in (*sets[:1] * (WARM_UP - 1), *sets):
+                _call(compiled, task.timed_call(one))
+            torch.cuda.current_stream().synchronize()
+            self._graph, self._pieces = captured_alone(lambda: self._run(task, compiled, sets))
+
+    def _run(self, task: Task, compiled: Compiled | None, sets: Iterable[Sequence[Any]]) -> None:
+        """Calls once for each copy; results stay, so that each call writes to memory of its own."""
+        self._results[:] = [_call(compiled, task.timed_call(one)) for one in sets]
+
+    def _arguments(self, first: Sequence[Any], copy: int) -> list[Any]:
+        """Returns the arguments of a copy: tensors on its memory."""
+        refs = zip(self.plan.inputs, first, strict=True)
+        return [_alias(self.memory.window(r, copy)) if isinstance(r, TensorRef) else value for r, value in refs]
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the device memory of one copy, in bytes."""
+        return self.memory.total + sum(size for _, size in self._pieces) // self.copies
+
+    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
+        """Writes the arguments of one copy.  Raises PlanError if they are not like the first ones."""
+        self.memory.write(arguments, copy)
+        for i, kept in self._pristine.items():
+            kept[copy].copy_(arguments[i])
+
+    def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
+        """Writes the arguments of each copy.  Raises PlanError if they are not like the first ones."""
+        for copy, arguments in enumerate(inputs):
+            self.write_inputs(arguments, copy)
+
+    def reset(self, poison: Poison = POISONS[0]) -> None:
+        """Enqueues: the graph's own memory poisoned, written arguments restored, no priorities left in the cache."""
+        demote_all()  # `torch.compile`'s kernels ask some lines to stay
+        self.memory.poison_owned(poison)  # between rows of the arguments
+        stream = torch.cuda.current_stream().cuda_stream
+        for address, size in self._pieces:
+            check(cuda.cuMemsetD8Async(address, poison.floating, size, stream), "poisoning PyTorch's memory")
+        for result in _outside(self._results, self._pieces, self.memory):
+            fill_bytes(_bytes_of(result), poison.floating)
+        for i, kept in self._pristine.items():
+            assign(self.memory.windows(self.plan.inputs[i]), kept)
 
     def replay(self) -> None:
         """Enqueues the graph."""
         self._graph.replay()
 
 
-def _function(task: Task, arguments: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
-    if task.baseline is not None:
-        return task.baseline(*arguments)
-    assert task.reference is not None  # only tasks with a reference get here
-    return task.reference, arguments
+class Compiled:
+    """Functions with what `torch.compile` made of them, so that each is compiled once."""
+
+    def __init__(self) -> None:
+        import torch._dynamo
+        import torch._inductor.config
+
+        torch._dynamo.reset()
+        # Beyond the limit PyTorch would call the function eagerly, without a word.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+        torch._inductor.config.compile_threads = 1  # no processes that could outlive this one
+        self._made: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if id(function) not in self._made:
+            self._made[id(function)] = function, torch.compile(function, dynamic=False)
+        return self._made[id(function)][1]
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    import torch._dynamo
-    import torch._inductor.config
-
-    torch._dynamo.reset()
-    torch._inductor.config.compile_threads = 1  # no processes that could outlive this one
-    return torch.compile(function, dynamic=False)  # type: ignore[no-any-return]
+def _call(compiled: Compiled | None, call: Call) -> Any:
+    function, arguments = call
+    return (function if compiled is None else compiled.of(function))(*arguments)
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+@contextlib.contextmanager
+def _precision(kind: BaselineKind) -> Iterator[None]:
+    """Lets PyTorch use TensorFloat-32 inside, if the baseline says so; a captured graph keeps the choice."""
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind.tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+
+
+def _plan_of(arguments: Sequence[Any]) -> LaunchPlan:
+    """Returns a plan without steps whose buffers hold these arguments."""
+    buffers: list[Buffer] = []
+    inputs: list[Any] = []
+    for i, value in enumerate(arguments):
+        if not isinstance(value, torch.Tensor):
+            inputs.append(value)
+            continue
+        dtype = str(value.dtype).removeprefix("torch.")
+        ref = TensorRef(len(buffers), dtype, tuple(value.shape), tuple(value.stride()))
+        buffers.append(Buffer(ref.last_byte(), i))
+        inputs.append(ref)
+    return LaunchPlan(tuple(buffers), tuple(inputs), (), "none", ())
+
+
+def _alias(window: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor on the same memory that PyTorch does not know as a view of the whole of it."""
+    fresh = torch.empty(0, dtype=window.dtype, device=window.device)
+    return fresh.set_(window.untyped_storage(), window.storage_offset(), window.shape, window.stride())  # type: ignore[call-overload,no-any-return]
+
+
+def _outside(results: Any, pieces: Sequence[tuple[int, int]], memory: DeviceMemory) -> Iterator[torch.Tensor]:
+    """Yields the tensors of results that lie neither in `pieces` nor in the arguments' memory."""
+    if isinstance(results, torch.Tensor):
+        start = results.untyped_storage().data_ptr()
+        inside = any(first <= start < first + size for first, size in pieces)
+        if not inside and start != memory.arenas.untyped_storage().data_ptr():
+            yield results
+    elif isinstance(results, (list, tuple, dict)):
+        for value in results.values() if isinstance(results, dict) else results:
+            yield from _outside(value, pieces, memory)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns all bytes of the storage of a tensor."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload,no-any-return]

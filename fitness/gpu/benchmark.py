@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from evo.core.records import SIGNIFICANT, Case, Timing, Verdict
+from evo.core.records import PYTORCH_IS_RIGHT, SIGNIFICANT, Case, Timing, Verdict
 from fitness.cuda.device import DeviceFacts, GpuWatch
 from fitness.estimate import roofline
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
-from fitness.gpu.baselines import NAMES, Baseline, BaselineCall
+from fitness.gpu.baselines import KINDS, NAMES, Baseline, BaselineCall
 from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
-from fitness.gpu.programs import Loaded, Programs
+from fitness.gpu.programs import WARM_UP, Loaded, Programs
 from fitness.gpu.runner import LaunchBundle, Report
 from fitness.gpu.timer import PairedBlock, Timer
 from fitness.gpu.timing import Stopping, counts
@@ -56,15 +56,20 @@ class Benchmark:
         self.seed_times = SeedTimes(self.programs, timer)
 
     def _start_over(self) -> None:
-        """Forgets the seed kernel and its measured times."""
+        """Forgets the baseline and its measured times."""
         self.programs.start_over()
         self.seed_times.start_over()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def prepare(self, bundle: LaunchBundle) -> Report:
-        """Verifies the seed kernel and makes it the baseline.  Raises Stop if it fails."""
+        """Verifies the seed kernel and makes it the baseline; of a task without one, times PyTorch.
+
+        Raises Stop if that fails.
+        """
         self._start_over()
+        if self.task.seed_source is None:
+            return self._prepare_pytorch()
         self.programs.seed = loaded = self._load(bundle)
         try:
             return self._measure(loaded, "seed")
@@ -89,7 +94,7 @@ class Benchmark:
         """Verifies other kernels in the seed's place, case by case: see `Runner.beside`."""
         self._start_over()
         self.programs.seed = chosen = self._load(seed)
-        choices = {name: chosen.choices[name] for name in kernel.plans}
+        choices = dict(kernel.choices) or {name: chosen.choices[name] for name in kernel.plans}
         loaded = Loaded(replace(kernel, choices=choices))
         key, found = oracle.key_of(other_inputs.SEED), {}
         for case in (c for c in self.task.cases if c.name in kernel.plans):
@@ -118,7 +123,9 @@ class Benchmark:
 
     def _beside_pytorch(self, name: str, case: Case, program: Program, arguments: Sequence[Any]) -> Baseline:
         try:
-            call = BaselineCall(self.task, name, arguments, program.copies)
+            first = self.programs.inputs(case, oracle.key_of(WARM_UP))
+            call = BaselineCall(self.task, KINDS[name], first, self.device, program.copies)
+            call.write_all([arguments] * program.copies)
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises if the context is lost
             return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
@@ -128,7 +135,7 @@ class Benchmark:
 
     def evaluate(self, bundle: LaunchBundle, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
-        if self.programs.seed is None:
+        if self.programs.seed is None and self.task.seed_source is not None:
             raise RuntimeError("there is no baseline: call prepare() with the seed kernel first")
         loaded = self._load(bundle)
         try:
@@ -207,26 +214,41 @@ class Benchmark:
         )
         return Report(Verdict.OK, "done", check=summary.check(), timings=timings, choices=loaded.choices)
 
+    def _prepare_pytorch(self) -> Report:
+        """Times PyTorch, which is the baseline, beside itself.  What it computes is right by definition."""
+        key = oracle.key_of("seed")
+        timings = tuple(self._timed_pytorch(case, key) for case in self.task.cases if case.role == "tune")
+        return Report(Verdict.OK, "done", check=PYTORCH_IS_RIGHT, timings=timings)
+
+    def _timed_pytorch(self, case: Case, key: int) -> Timing:
+        """Raises Stop also if the reference changes an argument without declaring it: each replay needs the same."""
+        single = self.programs.baseline(case, [self.programs.inputs(case, key)])
+        copies = self.seed_times.copies(case, single)
+        single.reset()  # a kernel must not find results here
+        keys = [key + FRESH + copy for copy in range(copies)]
+        baseline = self.programs.baseline(case, (self.programs.inputs(case, k) for k in keys), copies)
+        baseline.integrity.remember_inputs()
+        noise = self.seed_times.noise(case, baseline, keys)
+        other = self.programs.another_baseline(case, (self.programs.inputs(case, k) for k in keys), copies)
+        found = self.timer.compare(other, baseline, noise)
+        if changed := baseline.integrity.changed_inputs():
+            name = self.task.parameters[changed[0]]
+            message = f"case {case.name}: the reference changes argument {name!r}: name it in writes, or copy it"
+            raise Stop("time", Verdict.UNSUPPORTED, message)
+        return _timing(case, found, self._terms(case, found, noise.floor, copies))
+
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, summary: VerificationSummary) -> Timing:
         program, keys = self._for_timing(loaded, case, verified, key)
         # Drawn again: the candidate may have changed its own, and must not slow down the seed by that.
-        baseline = self.programs.of_seed(case, (self.programs.inputs(case, key) for key in keys), program.copies)
+        baseline = self.programs.baseline(case, (self.programs.inputs(case, key) for key in keys), program.copies)
         paired = PairedBenchmark(self._verifier, self.timer, summary, case, program, verified, baseline, keys)
-        noise = self.seed_times.noise(paired)
+        noise = self.seed_times.noise(case, baseline, keys)
         found = paired.decide(noise, functools.partial(self.seed_times.input_slowdown, paired))
         self._check_roofline(case, statistics.median(found.own_us))
         terms = self._terms(case, found, noise.floor, program.copies)
         if program.plan.delegated:
             terms["own_time_share"] = self._own_time(case, program)
-        return Timing(
-            case=case.name,
-            samples_us=tuple(found.own_us),
-            baseline_us=tuple(found.baseline_us),
-            ratio=found.ratio.ratio,
-            ci95=(found.ratio.low, found.ratio.high),
-            estimated=False,
-            terms=terms,
-        )
+        return _timing(case, found, terms)
 
     def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
         """Returns a verified program that can be timed, and the keys of its inputs, on which it was not executed yet.
@@ -260,6 +282,18 @@ class Benchmark:
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
         return terms | rates(self.task, case, self.facts, statistics.median(found.own_us))
+
+
+def _timing(case: Case, found: PairedBlock, terms: dict[str, float]) -> Timing:
+    return Timing(
+        case=case.name,
+        samples_us=tuple(found.own_us),
+        baseline_us=tuple(found.baseline_us),
+        ratio=found.ratio.ratio,
+        ci95=(found.ratio.low, found.ratio.high),
+        estimated=False,
+        terms=terms,
+    )
 
 
 # --- ceilings --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import torch
 
 from evo.core.records import Case, Verdict
 from fitness.frontend.stages import Stop
+from fitness.gpu.baselines import BaselineCall
 from fitness.gpu.program import Program, SwappedInputs
 from fitness.gpu.programs import Programs
 from fitness.gpu.timer import PairedBlock, Timer
@@ -53,7 +54,7 @@ ALONE_ROUNDS, ALONE_SAMPLES = 2, 5
 
 @dataclass(frozen=True)
 class PairedBenchmark:
-    """A program beside the seed's, on the same inputs: those of `keys`, one for each copy.
+    """A program beside the baseline's, on the same inputs: those of `keys`, one for each copy.
 
     verified: the program of a single copy that was verified; it is the timed one if that has only one copy.
     """
@@ -64,7 +65,7 @@ class PairedBenchmark:
     case: Case
     program: Program
     verified: Program
-    baseline: Program
+    baseline: Program | BaselineCall
     keys: Sequence[int]
 
     def decide(self, noise: BaselineNoise, input_slowdown: Callable[[], float]) -> PairedBlock:
@@ -229,7 +230,7 @@ def _drawn(program: Program, most: int) -> list[int]:
 
 
 class SeedTimes:
-    """Times of the seed of `programs`, measured at the first request."""
+    """Times of the baseline of `programs` (the seed kernel, or PyTorch), measured at the first request."""
 
     def __init__(self, programs: Programs, timer: Timer) -> None:
         self._programs, self._timer = programs, timer
@@ -241,7 +242,7 @@ class SeedTimes:
         self._us: dict[str, float] = {}  # of each case
         self._copies: dict[str, int] = {}
 
-    def copies(self, case: Case, program: Program) -> int:
+    def copies(self, case: Case, program: Program | BaselineCall) -> int:
         """Returns how many launches a sample takes: a power of two, so that few graphs of the seed are needed."""
         time_us = self._timer.least(program, COPIES_SAMPLES)
         seed_us = self._us.setdefault(case.name, time_us)  # the seed comes first
@@ -253,18 +254,19 @@ class SeedTimes:
         earlier = self._copies.setdefault(case.name, copies)
         return earlier if copies <= earlier <= min(most, 2 * copies) else copies
 
-    def noise(self, paired: PairedBenchmark) -> BaselineNoise:
-        """Returns the seed's noise floor and time for a case, measured beside another program of the same plan."""
-        case, baseline, keys = paired.case, paired.baseline, paired.keys
+    def noise(self, case: Case, baseline: Program | BaselineCall, keys: Sequence[int]) -> BaselineNoise:
+        """Returns the baseline's noise floor and time for a case, measured beside the same in other memory.
+
+        keys: of its inputs.
+        """
         graph = (case.name, baseline.copies)
         if graph not in self._noise:
-            assert self._programs.seed is not None
-            others: list[Program] = []
+            others: list[Program | BaselineCall] = []
             ratios, medians = [], []
             baseline.reset()
             for _ in range(FLOOR_COMPARISONS):
                 inputs = (self._programs.inputs(case, key) for key in keys)
-                others.append(self._programs.build(self._programs.seed, case, inputs, baseline.copies))
+                others.append(self._programs.another_baseline(case, inputs, baseline.copies))
                 others[-1].reset()
                 block = self._timer.block(others[-1], baseline, FLOOR_PAIRS)
                 others[-1].integrity.drop_outputs()

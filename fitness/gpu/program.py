@@ -74,8 +74,8 @@ class Integrity:
         return captured(self._memory.look_at_guards)
 
     @functools.cached_property
-    def _output_graph(self) -> Graph:
-        return captured(lambda: self._compare(self._outputs, 0))
+    def _output_graph(self) -> Graph | None:
+        return captured(lambda: self._compare(self._outputs, 0)) if self._outputs else None
 
     @functools.cached_property
     def _input_graph(self) -> Graph | None:
@@ -118,7 +118,8 @@ class Integrity:
 
     def check_outputs(self) -> None:
         """Compares the outputs with the remembered ones."""
-        self._output_graph.replay()
+        if self._output_graph is not None:
+            self._output_graph.replay()
 
     def check_inputs(self) -> None:
         """Compares the read arguments with the remembered ones."""
@@ -440,3 +441,16 @@ def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     finally:
         graph.capture_end()
     return graph
+
+
+def captured_alone(work: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, list[tuple[int, int]]]:
+    """Captures `work` as a graph whose memory is its own; returns the graph, and (address, bytes) of that memory."""
+    handle = torch.cuda.graph_pool_handle()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    pieces = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(handle)]
+    return graph, [(s["address"], s["total_size"]) for s in pieces]

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 
 from evo.core.records import Case, Verdict
-from fitness.cuda.launcher import LoadedKernel
+from fitness.cuda.launcher import DeviceError, LoadedKernel
 from fitness.frontend.plan import PlanError
 from fitness.frontend.stages import Stop
+from fitness.gpu.baselines import BaselineCall, Compiled
 from fitness.gpu.program import Program
 from fitness.gpu.runner import LaunchBundle
 from fitness.tasks.task import Task
 from fitness.verify import oracle
+
+WARM_UP = "warm-up"  # keys the inputs of calls of PyTorch that come before all timing
 
 
 class Loaded:
@@ -49,9 +52,11 @@ class Programs:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forgets the seed kernel and its programs."""
+        """Forgets the baseline and its programs."""
         self.seed: Loaded | None = None
         self._of_seed: dict[tuple[str, int], Program] = {}
+        self._of_pytorch: dict[tuple[str, int], BaselineCall] = {}
+        self._compiled: Compiled | None = None
 
     def inputs(self, case: Case, key: int, variant: str = "normal") -> tuple[Any, ...]:
         return oracle.make_inputs(self.task, case, key, variant, device=self.device)
@@ -76,7 +81,7 @@ class Programs:
         program.build()
         return program
 
-    def write(self, case: Case, program: Program, keys: Sequence[int]) -> None:
+    def write(self, case: Case, program: Program | BaselineCall, keys: Sequence[int]) -> None:
         """Writes the inputs of each key to a copy."""
         program.write_all(self.inputs(case, key) for key in keys)
 
@@ -94,6 +99,45 @@ class Programs:
         else:
             program.write_all(inputs)
         return program
+
+    def baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program | BaselineCall:
+        """Returns what is timed beside candidates on a case, on these inputs: the seed's program, or PyTorch's call.
+
+        It repairs what a candidate may have stored into its memory.
+        """
+        if self.task.seed_source is not None:
+            return self.of_seed(case, inputs, copies)
+        call = self._of_pytorch.get((case.name, copies))
+        if call is None or call.integrity.broken_guards():
+            call = self._of_pytorch[case.name, copies] = self._call(case, inputs, copies)
+        else:
+            call.write_all(inputs)
+        return call
+
+    def another_baseline(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int) -> Program | BaselineCall:
+        """Returns the same as `baseline` in other memory, to compare it with itself."""
+        if self.task.seed_source is None:
+            return self._call(case, inputs, copies)
+        assert self.seed is not None
+        return self.build(self.seed, case, inputs, copies)
+
+    def _call(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int) -> BaselineCall:
+        """Raises Stop if PyTorch cannot be called, compiled or captured."""
+        kind, first = self.task.timed_against, self.inputs(case, oracle.key_of(WARM_UP))
+        try:
+            if kind.compiled and self._compiled is None:
+                self._compiled = Compiled()
+            call = BaselineCall(self.task, kind, first, self.device, copies, self._compiled)
+            call.write_all(inputs)
+            call.replay()  # the first replay takes longer and is not timed
+            call.reset()
+        except (Stop, DeviceError):
+            raise
+        except Exception as error:  # compilers and captures raise all kinds
+            said = (str(error).splitlines() or [""])[0]
+            message = f"case {case.name}: {kind.text} cannot be timed: {type(error).__name__}: {said}"
+            raise Stop("time", Verdict.UNSUPPORTED, message) from error
+        return call
 
     def is_of_seed(self, program: Program) -> bool:
         return self.seed is not None and any(program.plan is plan for plan in self.seed.bundle.plans.values())

@@ -55,6 +55,9 @@ class LaunchBundle:
     choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+NO_KERNEL = LaunchBundle({}, {}, {})  # in the place of a seed kernel, if a task has none: PyTorch is its baseline
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of a LaunchBundle.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.
@@ -85,13 +88,16 @@ class Runner:
         device: int = 0,
         wall_s: float = 30.0,
         looks: Sequence[int] = LOOKS,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Starts nothing yet.
 
         task: built-in name or folder; wall_s: the most that a candidate may take before it counts as hung; looks:
-        numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`).
+        numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`); settings: of a run
+        (`Task.run_settings`), None: those of the task's files.
         """
-        self._command = [os.fspath(task), str(device), ",".join(map(str, looks))]
+        given = json.dumps(None if settings is None else dict(settings))
+        self._command = [os.fspath(task), str(device), ",".join(map(str, looks)), given]
         self._device, self._wall_s = device, wall_s
         self._baseline: LaunchBundle | None = None
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them.
@@ -101,7 +107,10 @@ class Runner:
         self.respawns = 0
 
     def prepare(self, bundle: LaunchBundle) -> Report:
-        """Verifies the seed kernel and makes it the baseline of everything that follows."""
+        """Verifies the seed kernel and makes it the baseline of everything that follows.
+
+        bundle: NO_KERNEL for a task without a seed kernel; then PyTorch is timed.
+        """
         with self._lock:
             self._baseline = None
             report = self._timed("prepare", bundle, wall_s=START_S)

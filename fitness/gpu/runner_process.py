@@ -1,4 +1,6 @@
-"""Serves requests in a runner's process: `python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS FACTS`.
+"""Serves requests in a runner's process.
+
+    python -m fitness.gpu.runner_process SOCKET TASK DEVICE LOOKS SETTINGS FACTS
 
 Started by `fitness/gpu/runner.py`.  It answers one request after the other until the other side hangs up.  After an
 error that leaves the CUDA context unusable it answers with `fault=True` and ends.
@@ -40,6 +42,8 @@ def main(arguments: list[str]) -> None:
     """Serves the socket with file descriptor `arguments[0]`; the others are those of `fitness.gpu.runner.Runner`."""
     connection, index = Connection(int(arguments[0])), int(arguments[2])
     task = load_task(arguments[1], tried=True)  # by the other side
+    if (settings := json.loads(arguments[4])) is not None:
+        task = task.with_run_settings(settings)
     end_with(connection.fileno())
     stopping = timing.Stopping(tuple(int(look) for look in arguments[3].split(",")))
     torch.cuda.set_device(index)
@@ -53,7 +57,7 @@ def main(arguments: list[str]) -> None:
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
     lock = GpuLock(GpuWatch(index).uuid)
-    facts = facts_if_same(index, json.loads(arguments[4]))
+    facts = facts_if_same(index, json.loads(arguments[5]))
     if facts is None:
         with lock.held():
             facts = device_facts(index)

@@ -76,17 +76,17 @@ class Timer:
         program.reset()
         self.evict()
 
-    def poison(self, program: Program) -> Poison:
+    def poison(self, program: Program | BaselineCall) -> Poison:
         """Returns the poison that a timed replay begins from; it says nothing about the replay's purpose.
 
         For several copies, or with steps that are not own kernels, it is always the same: the proof of authors begins
         from it.
         """
-        if program.copies > 1 or needs_proof(program.plan):
+        if program.copies > 1 or isinstance(program, BaselineCall) or needs_proof(program.plan):
             return POISONS[0]
         return seed_oracle.poison(self._task, secrets.randbelow(len(POISONS)))
 
-    def least(self, program: Program, samples: int) -> float:
+    def least(self, program: Program | BaselineCall, samples: int) -> float:
         """Returns the least microseconds of one execution of the plan."""
         return max(min(self.alone(program, samples)), 1e-3)
 
@@ -132,7 +132,7 @@ class Timer:
 
     def compare(
         self,
-        program: Program,
+        program: Program | BaselineCall,
         baseline: Program | BaselineCall,
         noise: BaselineNoise | None = None,
         input_slowdown: Callable[[], float] = lambda: 1.0,
@@ -168,7 +168,7 @@ class Timer:
 
     def block(
         self,
-        program: Program,
+        program: Program | BaselineCall,
         baseline: Program | BaselineCall,
         pairs: int,
         drift: Callable[[Sequence[float]], float] = lambda baseline_us: 1.0,
@@ -187,7 +187,9 @@ class Timer:
             if drifted:
                 time.sleep(PAUSE_S)
 
-    def pairs(self, program: Program, baseline: Program | BaselineCall, pairs: int) -> tuple[list[float], list[float]]:
+    def pairs(
+        self, program: Program | BaselineCall, baseline: Program | BaselineCall, pairs: int
+    ) -> tuple[list[float], list[float]]:
         """Returns microseconds of the candidate and of the baseline.
 
         Both are reset before and afterwards.  Some things are decided at random when they are done: after which replays
@@ -213,6 +215,7 @@ class Timer:
                         program.integrity.keep_outputs()
                     if pair in swap:
                         self.cold(program)
+                        assert isinstance(program, Program)  # a call of PyTorch has no swaps
                         program.execute_swapped(self._some(program.integrity.swaps))
                         self.evict()  # meanwhile the host gets ahead of the device again
                     program.reset(self.poison(program))

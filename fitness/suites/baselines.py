@@ -36,7 +36,7 @@ def _maker(target: Target, zygote: Zygote) -> Callable[[Task], LaunchBundle | St
     def make(task: Task) -> LaunchBundle | Stop:
         front_end = FrontEnd(task, target, measured=True, limits=LIMITS, zygote=zygote)
         try:
-            compiled = front_end.collect(task.seed_source)
+            compiled = front_end.collect(task.needed_seed)
         except Stop as stop:
             return stop
         finally:

@@ -49,7 +49,10 @@ SLOWEST_S = 30.0
 
 @dataclass
 class CheckOutcome:
-    """How far a file came.  `reason` is "" if it was verified."""
+    """How far a file came.  `reason` is "" if it was verified.
+
+    alone: it became a task of a reference alone, so a search needs a model, which writes the first kernel.
+    """
 
     name: str
     stages: list[str] = field(default_factory=list)
@@ -63,10 +66,15 @@ class CheckOutcome:
     vacuous: list[str] = field(default_factory=list)  # kernels that pass without doing their work: left out, by call.
     idle: list[str] = field(default_factory=list)  # kernels that need not do their work, or were not tried without it.
     seconds: dict[str, float] = field(default_factory=dict)  # by stage, waiting for a GPU's process included.
+    alone: bool = False
 
     @property
     def verified(self) -> bool:
         return "verified" in self.stages
+
+    def searchable(self, *, models: bool) -> bool:
+        """Whether a search over its task makes sense.  models: whether the search asks language models."""
+        return self.verified or (models and self.alone)
 
 
 Verifier = Callable[[Task, CompiledCandidate], Collection[str]]  # cases whose outputs hold infinities; raises Stop
@@ -172,8 +180,9 @@ class SuiteChecker:
         if len(calls) < len(captured):
             outcome.why_left_out = "a call without an input that may be drawn afresh"
         outcome.stages.append("captured")
-        findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
-        outcome.rules = sorted({finding.rule for finding in findings})
+        if task.seed_source is not None:
+            findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+            outcome.rules = sorted({finding.rule for finding in findings})
         try:
             self._all_of(source, calls, scratch, outcome)
         except Stop as stop:
@@ -265,7 +274,7 @@ class SuiteChecker:
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
             with _timed(outcome, "compiled"):
-                built = self._build(task.seed_source, compiled, scratch)
+                built = self._build(task.needed_seed, compiled, scratch)
             self._verify(task, built, outcome)
             return built
 
@@ -302,7 +311,7 @@ class SuiteChecker:
     def _record(self, task: Task, calls: Calls, scratch: Path) -> CompiledCandidate:
         described = calls.described()
         wanted = [{"name": case.name, "args": described[case.name]} for case in task.cases]
-        recorded = launch_bundle.record(task.seed_source, task, wanted, **self._in(scratch))
+        recorded = launch_bundle.record(task.needed_seed, task, wanted, **self._in(scratch))
         return CompiledCandidate(plans=recorded.plans, constants=recorded.constants, layers=recorded.layers)
 
     def _first_configurations(self, task: Task, compiled: CompiledCandidate, scratch: Path) -> CompiledCandidate:
@@ -313,7 +322,7 @@ class SuiteChecker:
         left = compiled.plans
         while True:
             try:
-                return self._build(task.seed_source, replace(compiled, plans=_configurations(left, slice(1))), scratch)
+                return self._build(task.needed_seed, replace(compiled, plans=_configurations(left, slice(1))), scratch)
             except launch_bundle.Unbuildable as stop:
                 fewer = _configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
@@ -338,7 +347,14 @@ class SuiteChecker:
         """Raises Stop if kernels that do not do their work are not found wrong."""
         with _timed(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
-                found = vacuous.on_gpu(task, compiled, self._built_beside, self._verifier.beside)
+                beside = self._verifier.beside
+                found = (
+                    vacuous.on_gpu_without_seed(task, beside)
+                    if task.seed_source is None
+                    else vacuous.on_gpu(task, compiled, self._built_beside, beside)
+                )
+            elif task.seed_source is None and not self._on_gpu:
+                found = vacuous.without_seed(task, self._zygote, LIMITS)
             elif not self._on_gpu:
                 found = vacuous.by_interpreter(task, self._executable(task, compiled), self._zygote, LIMITS)
             else:
@@ -355,7 +371,7 @@ class SuiteChecker:
 
     def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
         choices = {name: [0] * len(plan.launches) for name, plan in compiled.plans.items()}
-        return Executable(task.seed_source, compiled.constants, compiled.plans, choices)
+        return Executable(task.needed_seed, compiled.constants, compiled.plans, choices)
 
     def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         """Verifies by Triton's interpreter, at sizes that are never timed."""
@@ -376,7 +392,7 @@ class SuiteChecker:
             plan = compiled.plans[case.name]
             found |= _written_by_steps(plan)
             payload = {
-                "source": task.seed_source,
+                "source": task.needed_seed,
                 "constants": compiled.constants,
                 "samples": PROGRAMS_SAMPLED,
             }

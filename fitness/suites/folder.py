@@ -104,7 +104,8 @@ def write_folder(
     entry = "entry"
     while entry in kernels:
         entry += "_"
-    (folder / "kernel.py").write_text(_with_entry(kernels, forms, entry), encoding="utf-8")
+    if kernels:  # else it is a task of a reference alone
+        (folder / "kernel.py").write_text(_with_entry(kernels, forms, entry), encoding="utf-8")
     for call in usable:
         for file in (a["tensor"]["file"] for a in call["arguments"] if "file" in a.get("tensor", {})):
             shutil.copy(values / file, folder / file)

@@ -19,7 +19,7 @@ from fitness.suites.tritonbench import STAGES
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
 
-NO_SEED = "no seed kernel: evo has none for it; give one by --seeds"
+ALONE = "no seed kernel: a search needs a model, which writes the first one"
 
 # What a Stop says of the stage reached before.
 _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}
@@ -40,11 +40,11 @@ class SeededChecker(check.SuiteChecker):
     def _check_kernel(self, task: Task, outcome: CheckOutcome) -> None:
         """Takes the seed kernel through all stages.  Raises Stop, with `outcome` as far as it came."""
         outcome.calls = len(task.cases)
-        findings = gate(task.seed_source, entry=task.entry, allow_delegation=task.allow_delegation)
+        findings = gate(task.needed_seed, entry=task.entry, allow_delegation=task.allow_delegation)
         outcome.rules = sorted({finding.rule for finding in findings})
         front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
-            compiled = front_end.collect(task.seed_source)
+            compiled = front_end.collect(task.needed_seed)
             self._verifier(task, compiled)
             self._check_idle(task, compiled, outcome)
         except Stop as stop:
@@ -54,14 +54,29 @@ class SeededChecker(check.SuiteChecker):
             front_end.close()
         outcome.stages = list(self.stages)
 
+    def _check_reference(self, task: Task, outcome: CheckOutcome) -> None:
+        """Checks a task without a seed kernel: PyTorch can be its baseline, and idle kernels are found wrong.
+
+        Raises Stop, with `outcome` as far as it came.
+        """
+        outcome.calls, outcome.rules = len(task.cases), []
+        front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
+        try:
+            compiled = front_end.baseline()
+        finally:
+            front_end.close()
+        outcome.stages = list(self.stages[:2])
+        self._check_idle(task, compiled, outcome)
+        outcome.alone, outcome.reason = True, ALONE
+
     def _executable(self, task: Task, compiled: CompiledCandidate) -> Executable:
-        return executable(task, task.seed_source, compiled)
+        return executable(task, task.needed_seed, compiled)
 
     def _interpreted(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         """Verifies at the sizes for a CPU."""
         backend = CpuBackend(task, self._target, limits=LIMITS, zygote=self._zygote)
         try:
-            backend.prepare(task.seed_source, compiled)
+            backend.prepare(task.needed_seed, compiled)
         finally:
             backend.close()
         return ()

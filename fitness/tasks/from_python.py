@@ -62,7 +62,7 @@ def write_task(task: Task) -> Path:
     Raises TaskError if the source of a function cannot be had or copied, or the folder cannot be written.
     """
     for name in ("entry", "seed_source", "name"):
-        if not isinstance(getattr(task, name), str):
+        if not isinstance(getattr(task, name), str) and (name, getattr(task, name)) != ("seed_source", None):
             raise TaskError(f"evo.Task: expected {name} to be a text, got {getattr(task, name)!r:.100}")
     for name in ("cases", "certify"):
         cases = getattr(task, name)
@@ -70,7 +70,7 @@ def write_task(task: Task) -> Path:
             raise TaskError(f"evo.Task: expected {name} to be a list of evo.Case, got {cases!r:.100}")
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", task.name):
         raise TaskError(f"task {task.name!r}: expected a name of letters, digits, '.', '_' and '-'; give name=...")
-    texts = {"task.py": task_source(task), "kernel.py": task.seed_source}
+    texts = {"task.py": task_source(task)} | ({} if task.seed_source is None else {"kernel.py": task.seed_source})
     folder = _cache() / _hash(task)[:16] / task.name
     if folder.is_dir():
         return folder
@@ -91,9 +91,9 @@ def write_task(task: Task) -> Path:
 
 
 def _hash(task: Task) -> str:
-    from fitness.tasks.task import hash_texts
+    from fitness.tasks.task import hash_task
 
-    return hash_texts(task_source(task), task.seed_source)
+    return hash_task(task_source(task), task.seed_source)
 
 
 def task_source(task: Task) -> str:

@@ -18,12 +18,13 @@ SEED = "idle"  # keys the inputs on which idle kernels are tried.
 def single_case(task: Task, case: Case, other: bool) -> Task:
     """The task with that case alone.
 
-    other: on inputs that the task does not draw, with the seed kernel as the reference.
+    other: on inputs that the task does not draw, with the seed kernel as the reference if there is one.
     """
     if not other:
         return replace(task, cases=(case,))
     inputs = _other_inputs(task.inputs)
-    return replace(task, cases=(case,), inputs=inputs, reference=None, tolerance=None, stress=False)
+    reference = task.reference if task.seed_source is None else None
+    return replace(task, cases=(case,), inputs=inputs, reference=reference, tolerance=None, stress=False)
 
 
 def _other_inputs(inputs: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:

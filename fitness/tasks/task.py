@@ -1,12 +1,13 @@
 """Loads and checks tasks: what a kernel has to compute, on which inputs, and the seed kernel to start from.
 
-A task is a folder with `task.py` and `kernel.py`.  `task.py` is the user's own code: it is trusted and runs in this
-process.  `kernel.py` is the seed.  It is read as text and never imported here: the host code of candidates runs in
-sandboxed processes only.
+A task is a folder with `task.py` and mostly `kernel.py`.  `task.py` is the user's own code: it is trusted and runs in
+this process.  `kernel.py` is the seed.  It is read as text and never imported here: the host code of candidates runs in
+sandboxed processes only.  A task without it is one of a reference alone: models write its kernels, and speedups are
+over PyTorch (`Task.timed_against`).
 
 `task.py` defines
 
-    entry       name of the host function in kernel.py
+    entry       name of the host function in kernel.py, or that kernels have to define
     cases       list of `fitness.Case`, at least one with role "tune"
     inputs      inputs(case, generator) -> tuple of tensors and plain values, drawn from `generator`
     reference   reference(*inputs) -> tensor, tuple, list or dict of tensors (None if everything goes to `writes`),
@@ -32,7 +33,8 @@ operators; measured on a GPU, also the time of all steps.  With 0, operators may
 (`fitness/certify/certify.py`).  Without it they are derived from the smallest case.
 
 `baseline(*inputs)` returns a function (or module) and its arguments: PyTorch's times are those of this call
-(`fitness/gpu/baselines.py`).  Without it `reference` is timed on the inputs.
+(`fitness/gpu/baselines.py`).  Without it `reference` is timed on the inputs.  A result of it that is not what
+`reference` returns is not noticed.
 
 A reference must work in float64 too, so it should not name a dtype: take it from its arguments.
 
@@ -55,11 +57,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.core import syntax
+from evo.core.baselines import BaselineKind, chosen_baseline
 from evo.core.errors import TaskError
 from evo.core.records import Case
 from evo.core.text import did_you_mean
@@ -82,6 +85,9 @@ _SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient")
 _VALUES = ("tolerance", "min_own_share", "certify", "writes")
 
 
+Call = tuple[Callable[..., Any], Sequence[Any]]  # a function of PyTorch and its arguments
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What a kernel has to compute.  One from `load_task` is validated and has a folder and a hash.
@@ -96,7 +102,7 @@ class Task:
     cases: Sequence[Case]  # sizes; at least one of role "tune"
     inputs: Callable[[Case, torch.Generator], tuple[Any, ...]] = field(repr=False)  # arguments of the entry for a case
     reference: Callable[..., Any] | None = field(repr=False)  # the right result for inputs; None: the seed kernel's
-    seed_source: str = field(repr=False)  # the text of kernel.py
+    seed_source: str | None = field(default=None, repr=False)  # the text of kernel.py; None: a reference alone
     name: str = ""  # "": the entry's
     folder: Path = Path()  # of task.py and kernel.py, once loaded
     hash: str = ""  # of the text of both; "": not loaded
@@ -111,9 +117,51 @@ class Task:
     certify: Sequence[Case] = ()
     lenient: bool = False
     baseline: Callable[..., tuple[Callable[..., Any], Sequence[Any]]] | None = field(default=None, repr=False)
+    timed_against: BaselineKind = BaselineKind.SEED  # what speedups are over; see `with_baseline`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or self.entry)
+
+    def with_baseline(self, wanted: str | None) -> Task:
+        """Returns the task with speedups over another baseline; None for the default (`chosen_baseline`)."""
+        kind = chosen_baseline(wanted, has_kernel=self.seed_source is not None, task=self.name)
+        return replace(self, timed_against=kind)
+
+    def with_own_share(self, share: float | None) -> Task:
+        """Returns the task with work that PyTorch may do: all but `share`.  None: as the task says."""
+        return self if share is None else replace(self, allow_delegation=True, min_own_share=float(share))
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """What a run may set beside the task's files; it travels with the folder to other processes."""
+        return {name: getattr(self, name) for name in ("timed_against", "allow_delegation", "min_own_share")}
+
+    def with_run_settings(self, settings: Mapping[str, Any]) -> Task:
+        """Returns the task, loaded from its files, with the `run_settings` of another process."""
+        return replace(self, **{**settings, "timed_against": BaselineKind(settings["timed_against"])})
+
+    @property
+    def needed_seed(self) -> str:
+        """The text of kernel.py, for what works only with one.  Raises TaskError for a task of a reference alone."""
+        if self.seed_source is None:
+            raise TaskError(f"task {self.name}: expected a task with kernel.py for this, got one of a reference alone")
+        return self.seed_source
+
+    def timed_call(self, arguments: Sequence[Any]) -> Call:
+        """Returns the function that PyTorch is timed by, with its arguments: that of `baseline`, else the reference."""
+        if self.baseline is not None:
+            return self.baseline(*arguments)
+        assert self.reference is not None  # only tasks with a function as the reference get here
+        return self.reference, arguments
+
+    @functools.cached_property
+    def first_source(self) -> str:
+        """The text of trial 0: the seed kernel, or task.py below a line that names the call of PyTorch."""
+        if self.seed_source is not None:
+            return self.seed_source
+        return f"# {self.timed_against.text}: the reference of this task, and no kernel\n" + _read(
+            self.folder / "task.py"
+        )
 
     @functools.cached_property
     def written(self) -> tuple[int, ...]:
@@ -125,7 +173,7 @@ class Task:
         """Names of the arguments: those of the reference, or of the entry if the seed is the reference."""
         if self.reference is not None:
             return tuple(inspect.signature(self.reference).parameters)
-        arguments = _entry_node(self.seed_source, self.entry).args
+        arguments = _entry_node(self.needed_seed, self.entry).args
         return tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
 
 
@@ -152,8 +200,9 @@ def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False, ex
     Raises TaskError, which says what is wrong with the task.
     """
     folder = _find(name_or_folder)
-    task_source, seed_source = _read(folder / "task.py"), _read(folder / "kernel.py")
-    found = hash_texts(task_source, seed_source)
+    task_source = _read(folder / "task.py")
+    seed_source = _read(folder / "kernel.py") if (folder / "kernel.py").exists() else None
+    found = hash_task(task_source, seed_source)
     if expected and found != expected:
         raise ChangedTaskError(
             f"task {folder} was changed: expected the files of hash {expected}, got {found}; restore it"
@@ -164,11 +213,12 @@ def load_task(name_or_folder: str | os.PathLike[str], *, tried: bool = False, ex
         folder=folder,
         seed_source=seed_source,
         hash=found,
+        timed_against=chosen_baseline(None, has_kernel=seed_source is not None, task=folder.name),
         **_required(folder, names),
         **_optional(folder, names),
     )
     _check_cases(task)
-    _check_seed(task)
+    _check_kernel(task)
     _check_writes(task)
     for case in () if tried else (*task.cases, *task.certify):
         _check_case(task, case)
@@ -202,16 +252,17 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise TaskError(
-            f"{path} is missing: a task folder holds task.py (inputs and reference) and kernel.py (the seed kernel)"
+            f"{path} is missing: a task folder holds task.py (inputs and reference) and mostly kernel.py (the seed "
+            "kernel)"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
-def hash_texts(*texts: str) -> str:
-    """64 hex digits of texts in their order: the hash of a task, of its task.py and kernel.py."""
+def hash_task(task_source: str, seed_source: str | None) -> str:
+    """The hash of a task: 64 hex digits of its task.py and, if it has one, its kernel.py."""
     digest = hashlib.sha256()
-    for text in texts:
+    for text in (text for text in (task_source, seed_source) if text is not None):
         data = text.encode()
         digest.update(f"{len(data)}:".encode() + data)
     return digest.hexdigest()
@@ -222,7 +273,8 @@ def hash_texts(*texts: str) -> str:
 
 def freeze_task(folder: Path, task_hash: str, about: Mapping[str, Any]) -> None:
     """Writes task.json.  about: what it holds besides the hashes."""
-    frozen = {**about, "task": task_hash, "files": {name: _digest(folder / name) for name in _HASHED_FILES}}
+    there = [name for name in _HASHED_FILES if (folder / name).exists()]
+    frozen = {**about, "task": task_hash, "files": {name: _digest(folder / name) for name in there}}
     (folder / FROZEN_FILE).write_text(json.dumps(frozen, indent=2) + "\n", encoding="utf-8")
 
 
@@ -231,10 +283,10 @@ def changed_since_frozen(folder: Path) -> str:
     path = folder / FROZEN_FILE
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        differs = [name for name in _HASHED_FILES if files[name] != _digest(folder / name)]
+        differs = [name for name in _HASHED_FILES if files.get(name) != _digest(folder / name)]
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return (
             f"{path} cannot be read ({type(error).__name__}), so changes since it was frozen cannot be seen; delete it"
         )
@@ -246,7 +298,10 @@ def changed_since_frozen(folder: Path) -> str:
     )
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path) -> str | None:
+    """Returns the SHA-256 of a file; None if there is none."""
+    if not path.exists():
+        return None
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -372,8 +427,19 @@ def _check_cases(task: Task) -> None:
             )
 
 
-def _check_seed(task: Task) -> None:
-    """Checks that kernel.py is Python and defines the entry at its top level.  It is parsed, not run."""
+def _check_kernel(task: Task) -> None:
+    """Checks that kernel.py is Python and defines the entry at its top level.  It is parsed, not run.
+
+    Without kernel.py the reference must be a function, and nothing may depend on a seed kernel.
+    """
+    if task.seed_source is None:
+        problem = 'reference = "seed"' if task.reference is None else "lenient = True" if task.lenient else ""
+        if problem:
+            raise TaskError(
+                f"{task.folder / 'task.py'}: expected a kernel.py beside it for {problem}, got none; add the kernel, "
+                "or give the reference as a function and leave lenient out"
+            )
+        return
     tree = parse_kernel(task.seed_source, str(task.folder / "kernel.py"))
     functions = {node.name: is_kernel(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
     if functions.get(task.entry) is False:
@@ -474,7 +540,8 @@ def check_arguments(task: Task, case: Case, arguments: Sequence[Any]) -> None:
                 f"{where}: input {position} must be a tensor, a number, a string or None, got {type(value).__name__}"
             )
     counts = {} if task.reference is None else {"reference": _parameters(task.reference)}
-    counts["kernel.py"] = _entry_parameters(task)
+    if task.seed_source is not None:
+        counts["kernel.py"] = _entry_parameters(_entry_node(task.seed_source, task.entry))
     for label, (least, most) in counts.items():
         if not least <= len(arguments) <= most:
             raise TaskError(
@@ -496,8 +563,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[int, float]:
     return sum(p.default is p.empty for p in positional), len(positional)
 
 
-def _entry_parameters(task: Task) -> tuple[int, float]:
-    entry = _entry_node(task.seed_source, task.entry)
+def _entry_parameters(entry: ast.FunctionDef) -> tuple[int, float]:
     positional = len(entry.args.posonlyargs) + len(entry.args.args)
     return positional - len(entry.args.defaults), math.inf if entry.args.vararg else positional
 

@@ -173,7 +173,7 @@ def _check_settings(task: Task) -> None:
             f"expected a tolerance of at most {MOST_TOLERANCE}, got {task.tolerance}; a reference that is the same "
             "function needs less"
         )
-    needed = waivers(task.seed_source, task.entry)
+    needed = waivers(task.needed_seed, task.entry)
     for name in ("allow_delegation", "lenient"):
         if getattr(task, name) != (name in needed):
             raise Refused(f"expected {name} = {name in needed}: so it is by what the rules find in kernel.py")

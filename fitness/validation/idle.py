@@ -1,6 +1,6 @@
 """Makes idle kernels of a seed, which do not do their work: one does nothing, copies an input, or stores zeros.
 
-The host code stays, so the seed's own plans execute these.
+The host code stays, so the seed's own plans execute these.  A task without a seed gets whole plans of that kind.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from itertools import chain
 from evo.core import syntax
 from fitness.frontend.kernels import dotted, imported_names, kernel_sources
 from fitness.frontend.memory import DTYPES
-from fitness.frontend.plan import Config, Copy, Launch, LaunchPlan, Step, TensorRef, refs_of
+from fitness.frontend.plan import Config, Copy, Fill, Launch, LaunchPlan, Step, TensorRef, refs_of
 
+ANY = "of any name"  # the kernel of a task without a seed
 NOTHING, COPY, ZEROS = "does nothing", "copies an input", "stores zeros"
 
 _LANGUAGE = "triton.language."
@@ -25,7 +26,10 @@ _SUFFIX = "_of_zeros"
 
 @dataclass(frozen=True)
 class Idle:
-    """The seed with one kernel that does not do its work; `plans`: of the cases that launch it."""
+    """The seed with one kernel that does not do its work; `plans`: of the cases that launch it.
+
+    Without a seed the source is empty, and the plans have fills and copies alone.
+    """
 
     kernel: str
     kind: str
@@ -52,6 +56,30 @@ def idle_kernels(source: str, plans: Mapping[str, LaunchPlan], written: Sequence
         zeros = _with_zeros(tree, kernel, set(kernel_sources(source)))
         if zeros:
             yield Idle(kernel, ZEROS, zeros, launching)
+
+
+def idle_plans(plans: Mapping[str, LaunchPlan], written: Sequence[int]) -> Iterator[Idle]:
+    """Yields what kernels that do not do their work leave, for a task without a seed kernel.
+
+    plans: of the reference, by case (`fitness.tasks.pytorch_plan`); written: positions of the arguments that it writes.
+    """
+    for kind in (NOTHING, COPY, ZEROS):
+        made = {case: replace(plan, steps=_idle_steps(kind, plan, written)) for case, plan in plans.items()}
+        there = {case: plan for case, plan in made.items() if plan.steps or kind == NOTHING}
+        if there:
+            yield Idle(ANY, kind, "", there)
+
+
+def _idle_steps(kind: str, plan: LaunchPlan, written: Sequence[int]) -> tuple[Step, ...]:
+    """Returns steps on all outputs; none if no input has the form of the output that is copied to."""
+    outputs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(written))]
+    inputs = [ref for ref in plan.inputs if isinstance(ref, TensorRef)]
+    if kind == NOTHING:
+        return ()
+    if kind == ZEROS:
+        return tuple(Fill(ref, 0) for ref in outputs if ref.numel and _is_plain(ref))
+    pairs = ((ref, [r for r in inputs if r.buffer != ref.buffer and _alike(r, ref)]) for ref in outputs if ref.numel)
+    return tuple(Copy(ref, sources[0]) for ref, sources in pairs if sources and _is_plain(ref))
 
 
 def _functions(tree: ast.Module, name: str) -> list[ast.FunctionDef]:

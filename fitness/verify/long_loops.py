@@ -8,6 +8,9 @@ it bears that too: mistakes in counting two axes together hide if one of them is
 Some mistakes show only for values far apart.  They are looked for at a part of these sizes, which costs little.
 
 An axis that the task has in odd sizes may have any size, so each such axis is also reduced to one element.
+
+A seed kernel says at which sizes it works and how many programs it needs there.  A task without one has the sizes at
+which its reference works and makes few elements: a kernel with small blocks needs no more programs than elements.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from fitness.frontend.plan import LaunchPlan
 from fitness.tasks.calls import quiet
 from fitness.tasks.task import Task, run_reference
 
-# The plan of the seed kernel for each case, None if it has none.
+# The plan of the seed kernel for each case, None if it cannot be recorded there.
 PlansOf = Callable[[Sequence[Case]], Sequence[LaunchPlan | None]]
 
 SEVERAL = 2  # the least size of an axis beside a long one, if it has such sizes.
@@ -40,6 +43,8 @@ TOGETHER = 4  # cases that are recorded by one job
 PROGRAMS = 64  # of all launches of the seed: the interpreter executes some hundreds to thousands a second.
 # Limits on making the inputs and on the reference, which must not take long or more memory than there is.
 ELEMENTS, OPERATORS, FLOPS = 1 << 22, 1 << 11, 1 << 25  # elements of all tensors that are made.
+# Elements if no seed kernel tells how many programs there are: the interpreter bears programs of 16 elements each.
+ELEMENTS_ALONE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +55,10 @@ class AddedCase(Case):
     reduced: bool = False
 
 
-def added_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
+def added_cases(task: Task, plans_of: PlansOf | None) -> list[AddedCase]:
     """Returns all added cases; empty if the seed kernel is the reference.
 
-    plans_of: returns the plan of the seed kernel for each case, None if it has none.
+    plans_of: returns the plan of the seed kernel for each case; None for a task without a seed kernel.
     """
     if task.reference is None:
         return []
@@ -61,7 +66,7 @@ def added_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
     return [*long, *_in_part(task, long, plans_of), *reduced_cases(task, plans_of)]
 
 
-def _in_part(task: Task, long: Sequence[AddedCase], plans_of: PlansOf) -> list[AddedCase]:
+def _in_part(task: Task, long: Sequence[AddedCase], plans_of: PlansOf | None) -> list[AddedCase]:
     """Returns the long-loop cases in part, on LONG_STRESS, if they are still longer than at the sizes for a CPU."""
     cases = []
     for case in long if task.stress else ():
@@ -74,19 +79,16 @@ def _in_part(task: Task, long: Sequence[AddedCase], plans_of: PlansOf) -> list[A
             cases.append(
                 AddedCase(f"stretched in part to {axis}={size}", axes, case.dtype, "holdout", variant=LONG_STRESS)
             )
-    return list(_with_few_programs((case for case in cases if _is_little(task, case)), plans_of))
+    return list(_bearable(task, cases, plans_of))
 
 
-def long_loop_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
+def long_loop_cases(task: Task, plans_of: PlansOf | None) -> list[AddedCase]:
     """Returns at most one long-loop case for each axis. plans_of: see `added_cases`."""
-    found = (
-        next(_with_few_programs((case for case in sizes if _is_little(task, case)), plans_of), None)
-        for sizes in _by_axis(task)
-    )
+    found = (next(_bearable(task, sizes, plans_of), None) for sizes in _by_axis(task))
     return [case for case in found if case is not None]
 
 
-def reduced_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
+def reduced_cases(task: Task, plans_of: PlansOf | None) -> list[AddedCase]:
     """Returns a case for each axis that can be 1, beside the least sizes of all others. plans_of: see `added_cases`.
 
     Axes that are never longer than this one stay so: they are 1 as well.  If they cannot be, the case is left out.
@@ -103,7 +105,8 @@ def reduced_cases(task: Task, plans_of: PlansOf) -> list[AddedCase]:
             cases.append(
                 AddedCase(f"reduced to {axis}=1", {**least, **ones}, task.cases[0].dtype, "holdout", reduced=True)
             )
-    return list(_with_few_programs((case for case in cases if _is_meaningful(task, case)), plans_of))
+    meaningful = (case for case in cases if _is_meaningful(task, case))
+    return list(meaningful if plans_of is None else _with_few_programs(meaningful, plans_of))
 
 
 def _sizes(task: Task) -> dict[str, list[int]]:
@@ -146,6 +149,14 @@ def _by_axis(task: Task) -> Iterator[list[AddedCase]]:
         yield cases
 
 
+def _bearable(task: Task, cases: Iterable[AddedCase], plans_of: PlansOf | None) -> Iterator[AddedCase]:
+    """Yields the cases whose inputs, reference and kernels cost little."""
+    if plans_of is None:
+        yield from (case for case in cases if _is_little(task, case, ELEMENTS_ALONE))
+    else:
+        yield from _with_few_programs((case for case in cases if _is_little(task, case, ELEMENTS)), plans_of)
+
+
 def _with_few_programs(cases: Iterable[AddedCase], plans_of: PlansOf) -> Iterator[AddedCase]:
     """Yields the cases for which the seed kernel has a plan of few programs.  Several are recorded together."""
     left = iter(cases)
@@ -159,7 +170,7 @@ def _has_few_programs(plan: LaunchPlan | None) -> bool:
     return sum(math.prod(max(config.grid for config in launch.configs)) for launch in plan.launches) <= PROGRAMS
 
 
-def _is_little(task: Task, case: Case) -> bool:
+def _is_little(task: Task, case: Case, elements: int) -> bool:
     """Returns whether inputs and reference cost little.  False if task.py fails at this size, or decides by values."""
     reference = task.reference
     assert reference is not None
@@ -167,7 +178,7 @@ def _is_little(task: Task, case: Case) -> bool:
     def call() -> None:
         reference(*task.inputs(case, torch.Generator().manual_seed(0)))
 
-    return costs_little(call, elements=ELEMENTS, flops=FLOPS)
+    return costs_little(call, elements=elements, flops=FLOPS)
 
 
 def costs_little(call: Callable[[], Any], *, elements: int, flops: int, by_values: bool = False) -> bool:

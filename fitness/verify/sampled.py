@@ -113,25 +113,34 @@ class Sampled:
         self, seed: Executable, work: Mapping[str, Sequence[LaunchWork]], scratch: Path, limits: Limits
     ) -> None:
         """Draws the inputs.  Leaves out cases that the seed kernel itself does not pass."""
-        if self._slices is None:
+        found = self.draw_inputs(seed.plans)
+        if not found or not self._failure(found, seed, work, scratch, limits):
             return
-        found = []
-        for case in self._task.cases:
-            # Some mistakes show on large numbers alone; holdout cases are mostly small.
-            for variant in ("normal", "large") if case.role == "holdout" and self._task.stress else ("normal",):
-                full = self._full(case, variant, seed.plans[case.name])
-                if full is None:
-                    self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
-                else:
-                    found.append(full)
-        if not self._failure(found, seed, work, scratch, limits):
-            self._cases = found
-            return
+        self._cases = []
         for full in found:
             if why := self._failure([full], seed, work, scratch, limits):
                 self.left_out[full.file.name] = why
             else:
                 self._cases.append(full)
+
+    def draw_inputs(self, plans: Mapping[str, LaunchPlan]) -> list[_FullCase]:
+        """Draws the inputs of all cases that are small enough, keeps and returns them.
+
+        plans: by case, with the forms of the inputs.
+        """
+        found: list[_FullCase] = []
+        if self._slices is None:
+            return found
+        for case in self._task.cases:
+            # Some mistakes show on large numbers alone; holdout cases are mostly small.
+            for variant in ("normal", "large") if case.role == "holdout" and self._task.stress else ("normal",):
+                full = self._full(case, variant, plans[case.name])
+                if full is None:
+                    self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
+                else:
+                    found.append(full)
+        self._cases = found
+        return found
 
     def check(
         self, candidate: Executable, work: Mapping[str, Sequence[LaunchWork]], key: str, scratch: Path, limits: Limits

@@ -41,7 +41,7 @@ def _step(dtype: torch.dtype, dots: bool) -> float:
 
 def multiplies(task: Task) -> bool:
     """Returns whether the seed multiplies matrices, in which float32 is rounded to TensorFloat-32."""
-    return "dot(" in task.seed_source
+    return "dot(" in task.needed_seed
 
 
 def moved(task: Task, arguments: Sequence[Any], seed: int) -> tuple[Any, ...]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evo.core.errors import TaskError
 from fitness.frontend.target import Target
 from fitness.sandbox.zygote import Zygote
 from fitness.suites import seeded
 from fitness.suites.check import CheckOutcome, Verifier
 from fitness.suites.kernelbench.checkout import STAGES
-from fitness.suites.kernelbench.folder import parameters_of, write_folder
+from fitness.suites.kernelbench.folder import write_folder
 from fitness.suites.kernelbench.seeds import seed_kernel
-from fitness.tasks.task import Task, load_task
+from fitness.tasks.task import load_task
 
 MOST_BYTES = 2 << 30
 
@@ -45,20 +44,9 @@ class KernelBenchChecker(seeded.SeededChecker):
         sizes = write_folder(folder, source, kernel, self._most_bytes)
         if sizes.reduced:
             outcome.note = "reduced to " + ", ".join(f"{name}={size}" for name, size in sizes.own.items())
-        task = _loaded(folder, kernel)
+        task = load_task(folder)
         outcome.stages.append("read")
         if kernel is None:
-            raise TaskError(seeded.NO_SEED)
-        self._check_kernel(task, outcome)
-
-
-def _loaded(folder: Path, kernel: str | None) -> Task:
-    """Returns the task, checked by running its reference.  Without a kernel only the problem is checked."""
-    path = folder / "kernel.py"
-    if kernel is not None:
-        return load_task(folder)
-    path.write_text(f"def entry({', '.join(parameters_of(folder))}):\n    return None\n", encoding="utf-8")
-    try:
-        return load_task(folder)
-    finally:
-        path.unlink()
+            self._check_reference(task, outcome)
+        else:
+            self._check_kernel(task, outcome)

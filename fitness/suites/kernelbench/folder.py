@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import shutil
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 
-from evo.core import syntax
 from evo.core.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, KernelBenchFile
 from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
@@ -57,16 +55,22 @@ def write_folder(folder: Path, source: KernelBenchFile, kernel: str | None, most
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    sizes = sizes_of(source.kernels, most_bytes)
-    fields = _fields(source.kernels, sizes)
-    text = _TASK.format(
-        title=f"{TITLE}, {source.name}.py", problem=_kept(source.kernels), mark=MARK, sizes=sizes,
-        own="reduced" if sizes.reduced else "own", **fields,
-    )  # fmt: skip
+    text, sizes = task_text(source, f"{TITLE}, {source.name}.py", most_bytes)
     (folder / "task.py").write_text(text, encoding="utf-8")
     if kernel is not None:
         (folder / "kernel.py").write_text(kernel, encoding="utf-8")
     return sizes
+
+
+def task_text(source: KernelBenchFile, title: str, most_bytes: int) -> tuple[str, Sizes]:
+    """Returns the text of task.py, and its sizes.  Raises TaskError if the problem is not suitable for a kernel."""
+    sizes = sizes_of(source.kernels, most_bytes)
+    fields = _fields(source.kernels, sizes)
+    text = _TASK.format(
+        title=title, problem=_kept(source.kernels), mark=MARK, sizes=sizes,
+        own="reduced" if sizes.reduced else "own", **fields,
+    )  # fmt: skip
+    return text, sizes
 
 
 def _kept(text: str) -> str:
@@ -159,10 +163,3 @@ def _parameters(model: torch.nn.Module, given: Sequence[Any], kept: Sequence[str
             name = f"p_{name}"
         names.append(name)
     return names
-
-
-def parameters_of(folder: Path) -> list[str]:
-    """Returns the names of the arguments of an entry, from the folder's task.py."""
-    tree = syntax.parse((folder / "task.py").read_text(encoding="utf-8"))
-    reference = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "reference")
-    return [argument.arg for argument in reference.args.args]

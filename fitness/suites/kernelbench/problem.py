@@ -192,8 +192,8 @@ class Problem:
         if axes is None:
             raise TaskError(f"expected arguments as inputs() draws them, got shapes {_key(arguments)}")
         first = next(a for a in arguments if isinstance(a, torch.Tensor) and a.is_floating_point())
-        # Tensors that only have a shape (`costs_little`) get a model of their own, whose tensors are such ones too.
-        key = (tuple(axes.items()), first.device, first.dtype, type(first))
+        # Tensors that only have a shape get a model of their own, whose tensors are such ones, made in the same mode.
+        key = (tuple(axes.items()), first.device, first.dtype, getattr(first, "fake_mode", None))
         if key not in self._models:
             self._models[key] = self._model(axes, first.device).to(first.dtype)
         model, count = self._models[key], len(arguments) - len(self.state)

@@ -15,6 +15,9 @@ from fitness.suites.kernelbench.problem import Problem, axes_of, said, state, te
 
 LEAST = 8  # sizes are not halved below: a kernel with one row and one column shows little
 CPU_ELEMENTS = 1 << 14  # of a case under the interpreter
+CPU_BYTES = (
+    1 << 29
+)  # of a case for a CPU at most: its reference runs several times when a task is loaded, in float64 too
 
 Axes = dict[str, int]
 
@@ -55,6 +58,12 @@ def sizes_of(text: str, most_bytes: int) -> Sizes:
             f"{most_bytes / 2**30:.1f} GiB that are allowed"
         )
     small = _halved(problem, own, steering, found, lambda e: e.elements <= CPU_ELEMENTS)
+    least = extent(problem, small)
+    if least.nbytes > CPU_BYTES:
+        raise TaskError(
+            f"takes {least.nbytes / 2**30:.1f} GiB at the least size that its inputs allow, more than the "
+            f"{CPU_BYTES / 2**30:.1f} GiB with which a task is checked on a CPU: its parameters do not shrink with them"
+        )
     other, other_small = _other(problem, own, steering), _other(problem, small, steering)
     kept = [{n: sizes[n] for n in steering} for sizes in (own, small, other, other_small)]
     return Sizes(kept[0], kept[1], kept[2], kept[3], reduced=own != axes)
