@@ -193,8 +193,7 @@ def search(
     _say_devices(devices, listener)
     config = _with_devices(wanted, devices)
     strategy_of(config)  # raises ConfigError if it cannot work with these workers
-    begun = f"timing {task.timed_against.text}" if task.seed_source is None else "evaluating its seed kernel"
-    listener.say(f"preparing {task.name}: {begun}")
+    listener.say(f"preparing {task.name}: {assemble.how_it_begins(task)}")
     with closing(devices.open(task, target)) as evaluator:
         first = evaluator.prepare()
         folder = folder or _new_folder(task.name)
@@ -206,8 +205,7 @@ def search(
 
 def _as_set(task: Task, config: RunConfig) -> Task:
     """Returns the task with the baseline of a run, and with what it leaves to PyTorch."""
-    against = task.with_baseline(config.baseline if config.baseline_kind.pytorch else None)
-    return against.with_own_share(config.allow_delegation)
+    return assemble.as_set(task, config.baseline if config.baseline_kind.pytorch else None, config.allow_delegation)
 
 
 def _with_devices(wanted: RequestedSettings, devices: Devices) -> RunConfig:
@@ -578,7 +576,7 @@ class Evaluator:
         get_target(target)
         check_baseline(baseline)
         check_share(allow_delegation)
-        self.task = load_task(task).with_baseline(baseline).with_own_share(allow_delegation)
+        self.task = assemble.as_set(load_task(task), baseline, allow_delegation)
         devices = find_devices(gpus_text(gpus), ray_address, target)
         _say_devices(devices, listener_of(progress))
         self.description = "; ".join(devices.lines)  # what evaluates, in words

@@ -158,7 +158,7 @@ def execute_runs(
     def begin(task: Task) -> int:
         """Queues the runs of a task that are left, and returns their number."""
         todo = [run for run in campaign.runs_of(task.name) if not work.done(campaign.folder, run)]
-        shared = _TaskEvaluator(campaign, task, len(todo), open_evaluator)
+        shared = _TaskEvaluator(campaign, campaign.as_set(task), len(todo), open_evaluator)
         for run in todo:
             future = pool.submit(_one, campaign, run, shared, dataclasses.replace(work, stop=halted))
             runs[future] = run

@@ -16,21 +16,26 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evo.campaign.suite import SuiteSelection
 from evo.campaign.variants import MODEL_VARIANTS, VARIANTS
+from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
 from evo.core.models import Model
-from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_type, out_of_range
+from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_share, check_type, out_of_range
 from evo.llm.models import read_models
-from evo.search.assemble import default_operators, expand, triton_version
+from evo.search.assemble import as_set, default_operators, expand, triton_version, with_first_kernels
+from evo.search.options import has_kernel
 from evo.search.strategies import find_strategy, strategy_of
 from evo.storage import folders
 from evo.storage.queries import RunInfo
 from fitness.tasks.task import task_names
 from operators import registry
+
+if TYPE_CHECKING:
+    from fitness.tasks.task import Task
 
 FILE = "campaign.json"
 LOCK = "campaign.lock"
@@ -38,7 +43,7 @@ _EARLIER_KEYS = {"arms": "variants", "arm": "variant"}  # of specs and campaign.
 _MOST_SEEDS = 10_000
 _KEYS = (
     "tasks", "suite", "seeds", "variants", "budget", "target", "models", "models_file", "llm_concurrency", "run",
-    "variant",
+    "variant", "baseline", "allow_delegation",
 )  # fmt: skip
 
 # Settings of a run that the spec may set, for all variants or for one.
@@ -84,6 +89,7 @@ class Spec:
     """What a campaign is to run, checked.  The first variant is the one that the others are compared with.
 
     tasks: built-in names or folders; empty if they come from `suite`.  llm_slots: questions of a run in flight.
+    baseline, allow_delegation: as `evo.search` takes them, for tasks without a seed kernel and for all tasks.
     """
 
     tasks: tuple[str, ...]
@@ -99,6 +105,8 @@ class Spec:
     suite: SuiteSelection | None = None
     llm_slots: int = 1
     on_gpu: Mapping[str, Any] = field(default_factory=dict)  # settings of all variants if a GPU measures
+    baseline: str | None = None
+    allow_delegation: float | None = None
 
     def config(self, task: str, variant: str, seed: int, device: str) -> RunConfig:
         """Returns the settings of one run.  It has one worker, so that each proposal knows all results before it.
@@ -117,6 +125,7 @@ class Spec:
             llm_slots=self.llm_slots,
             max_tokens=self.tokens,
             gpu_seconds=self.gpu_seconds,
+            allow_delegation=self.allow_delegation,
             redrafts=REDRAFTS,
             frozen_parents=True,
             surrogate=True,
@@ -180,7 +189,11 @@ def read_spec(path: Path) -> Spec:
         gpu_seconds=gpu_seconds,
         suite=suite,
         llm_slots=slots,
+        baseline=raw.get("baseline"),
+        allow_delegation=raw.get("allow_delegation"),
     )
+    check_baseline(spec.baseline)
+    check_share(spec.allow_delegation)
     known = [*VARIANTS, *MODEL_VARIANTS, *own]
     unknown = [name for name in spec.variants if name not in known]
     if unknown:
@@ -270,7 +283,14 @@ class Campaign:
         return _runs([task], self.spec.seeds, self.spec.variants)
 
     def config(self, run: CampaignRun) -> RunConfig:
-        return self.spec.config(self._paths[run.task], run.variant, run.seed, self.device)
+        """Returns the settings of a run.  Raises ConfigError if it cannot begin without a seed kernel."""
+        path = self._paths[run.task]
+        config = self.spec.config(path, run.variant, run.seed, self.device)
+        return config if has_kernel(path) else _without_kernel(config, self.spec.baseline)
+
+    def as_set(self, task: Task) -> Task:
+        """Returns the task with its baseline in this campaign, and with what it leaves to PyTorch."""
+        return as_set(task, self.spec.baseline if task.seed_source is None else None, self.spec.allow_delegation)
 
     def _frozen(self, hashes: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, Any]:
         variants = {}
@@ -288,6 +308,7 @@ class Campaign:
             },
             "device": self.device,
             "suite": self.spec.suite.name if self.spec.suite else None,
+            "baseline": self.spec.baseline,
             "versions": dict(versions),
         }
         frozen = json.loads(json.dumps(frozen))  # as it will be read
@@ -301,6 +322,7 @@ class Plan:
     settings: Mapping[str, Mapping[str, Any]]  # by variant: those common to its runs
     tasks: Mapping[str, str]  # hashes by name
     seeds: tuple[int, ...]
+    baseline: str | None = None  # of tasks without a seed kernel
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -314,7 +336,7 @@ class Plan:
 def read_plan(folder: Path) -> Plan:
     """Returns the plan of the campaign in `folder`.  Raises StoreError without one, or if its file is damaged."""
     frozen = _read_frozen(folder)
-    return Plan(frozen["variants"], frozen["tasks"], tuple(frozen["seeds"]))
+    return Plan(frozen["variants"], frozen["tasks"], tuple(frozen["seeds"]), frozen.get("baseline"))
 
 
 def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
@@ -325,7 +347,9 @@ def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
     plan = read_plan(folder)
     settings = {"task": "", "seed": run.seed, **plan.settings.get(run.variant, {})}
     try:
-        expected = _comparable(_settings(RunConfig.from_json(json.dumps(settings))))
+        config = RunConfig.from_json(json.dumps(settings))
+        config = _without_kernel(config, plan.baseline) if info.config.baseline_kind.pytorch else config
+        expected = _comparable(_settings(config))
     except (KeyError, TypeError, ConfigError) as error:
         raise _damaged(folder, f"no settings known here for variant {run.variant} ({error})") from error
     expected["task hash"] = plan.tasks.get(run.task)
@@ -341,6 +365,14 @@ def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
             f"expected the run of {run} in {run.folder(folder)}, got one with {', '.join(differing)}; restore it from "
             f"a copy, or delete that folder and repeat the run"
         )
+
+
+def _without_kernel(config: RunConfig, baseline: str | None) -> RunConfig:
+    """Returns the settings of a run on a task without a seed kernel.  Raises ConfigError if nothing can begin."""
+    kind = chosen_baseline(baseline, has_kernel=False, task=config.task)
+    operators = expand(with_first_kernels(config.operators, config.strategy), config.models)
+    registry.check_beginning(operators, has_kernel=False)
+    return dataclasses.replace(config, operators=operators, baseline=kind.value)
 
 
 # Settings that may differ between the machines that continue a run: the task's folder (its hash counts), the devices

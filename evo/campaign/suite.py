@@ -211,11 +211,12 @@ class Checking:
     """
 
     def __init__(
-        self, selection: SuiteSelection, folder: Path, *, target: str, gpus: int, workers: int, say: Say
+        self, selection: SuiteSelection, folder: Path, *, target: str, gpus: int, workers: int, models: bool, say: Say
     ) -> None:
-        """folder: of the campaign.  gpus, workers: as `outcomes` takes them."""
+        """folder: of the campaign.  gpus, workers: as `outcomes` takes them.  models: whether searches ask models."""
         self._selection, self._chosen, self._folder = selection, selection.files(), folder
         self._target, self._gpus, self._workers, self._say = target, gpus, workers, say
+        self._models = models
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checking")
         self._error: BaseException | None = None
@@ -268,10 +269,12 @@ class Checking:
                 self._say(line(outcome))
         if self._over.is_set():
             return
-        able = [source.name for source in self._chosen if known[source.name].verified]
-        self._say(f"{len(able)} of {len(self._chosen)} files can be searched")
+        found = [known[source.name] for source in self._chosen]
+        able = sum(outcome.searchable(models=self._models) for outcome in found)
+        self._say(f"{able} of {len(self._chosen)} files can be searched")
         if self._gpus and self._selection.suite.seed_kernel:
-            measure_baselines(self._folder, able, self._target, self._workers, self._say)
+            seeded = [outcome.name for outcome in found if outcome.verified]
+            measure_baselines(self._folder, seeded, self._target, self._workers, self._say)
 
 
 def read_checked(folder: Path) -> dict[str, CheckOutcome]:
@@ -284,12 +287,12 @@ def read_checked(folder: Path) -> dict[str, CheckOutcome]:
 
 
 def arriving(
-    folder: Path, chosen: Sequence[SuiteFile], look: Callable[[], None], *, wait: bool = True
+    folder: Path, chosen: Sequence[SuiteFile], look: Callable[[], None], *, models: bool, wait: bool = True
 ) -> Iterator[Task | None]:
-    """Yields the tasks of files as they are verified; None while no other one is known.
+    """Yields the tasks of files as it is known that they can be searched; None while no other one is known.
 
-    look: called while waiting for a file; raises if no other file will be verified.  wait: False: what is not checked
-    yet is left out.
+    look: called while waiting for a file; raises if no other file will be checked.  models: whether searches ask
+    models, so that tasks without a seed kernel can be searched, too.  wait: False: what is not checked yet is left out.
     """
     from fitness.tasks.task import load_task
 
@@ -305,7 +308,7 @@ def arriving(
             yield None
             continue
         waiting.remove(outcome.name)
-        if outcome.verified:
+        if outcome.searchable(models=models):
             yield load_task(folder / TASKS / outcome.name, tried=True)  # when it was made
 
 

@@ -56,6 +56,7 @@ def add(commands: Any) -> None:
     bench.add_argument("--seed", default="0", metavar="S,T", help="of all randomness (default: 0); several are repeats")
     common.add_target(bench)
     common.add_models(bench)
+    common.add_baseline(bench)
     campaigns.add_options(bench)
     bench.set_defaults(command=_bench)
 
@@ -99,10 +100,13 @@ def _selection(arguments: argparse.Namespace) -> SuiteSelection | None:
 def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
     """Returns the campaign that the arguments describe: each strategy is a variant."""
     from evo.campaign.spec import Spec
-    from evo.core.settings import out_of_range
+    from evo.core.baselines import check_baseline
+    from evo.core.settings import check_share, out_of_range
     from evo.llm.models import read_models
     from evo.search.strategies import find_strategy
 
+    check_baseline(arguments.baseline)
+    check_share(arguments.allow_delegation)
     models = read_models(arguments.model, arguments.models)
     strategies = _names("--strategy", arguments.strategy)
     for strategy in strategies:
@@ -127,6 +131,8 @@ def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
         suite=chosen,
         llm_slots=arguments.llm_concurrency or 1,
         on_gpu=UNSCREENED,
+        baseline=arguments.baseline,
+        allow_delegation=arguments.allow_delegation,
     )
 
 
@@ -177,7 +183,9 @@ def _time_seeds(arguments: argparse.Namespace, chosen: SuiteSelection | None, fo
     chosen.check_same(folder)
     chosen.note(folder)
     workers = evaluators.workers(arguments.workers)
-    with Checking(chosen, folder, target=arguments.target, gpus=choice.gpus, workers=workers, say=common.say):
+    with Checking(
+        chosen, folder, target=arguments.target, gpus=choice.gpus, workers=workers, models=False, say=common.say
+    ):
         pass
     summaries.sum_up(folder, {file.name: code_lines(file.kernels) for file in files}, None, aloud=True)
     return 0 if any(outcome.verified for outcome in read_checked(folder).values()) else common.EXIT_NOT_OK

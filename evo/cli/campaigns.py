@@ -168,6 +168,12 @@ class _Call:
         if spec.suite is not None:
             spec.suite.check_same(folder)
         self.tasks = {} if spec.suite is not None else _load(spec)
+        alone = [name for name, task in self.tasks.items() if task.seed_source is None]
+        if alone and not spec.models:
+            raise ConfigError(
+                f"tasks: expected a kernel.py of each to start from, or a model that writes the first kernels, got "
+                f"neither for {', '.join(alone)}; add a model (docs/llm.md), or kernels"
+            )
         known = versions.versions() if devices is not None else versions.own_versions()
         hashes = {name: task.hash for name, task in self.tasks.items()}
         self.campaign = Campaign.open(folder, spec, device, hashes, known)
@@ -189,7 +195,8 @@ class _Call:
         from evo.campaign.suite import read_checked
 
         known = read_checked(self.folder)
-        out = sum(f.name in known and not known[f.name].verified for f in self.files)
+        models = bool(self.spec.models)
+        out = sum(f.name in known and not known[f.name].searchable(models=models) for f in self.files)
         names = len(self.files) or len(self.tasks)
         return (names - out) * len(self.spec.variants) * len(self.spec.seeds)
 
@@ -263,7 +270,13 @@ class _Call:
             return None
         gpus = self.devices.choice.gpus if self.devices.choice.device == "gpu" else 0
         return Checking(
-            self.spec.suite, self.folder, target=self.spec.target, gpus=gpus, workers=workers, say=common.say
+            self.spec.suite,
+            self.folder,
+            target=self.spec.target,
+            gpus=gpus,
+            workers=workers,
+            models=bool(self.spec.models),
+            say=common.say,
         )
 
     def _arriving(self, look: Callable[[], None]) -> Iterator[Task | None]:
@@ -273,7 +286,8 @@ class _Call:
         if self.spec.suite is None:
             yield from self.tasks.values()
             return
-        for task in arriving(self.folder, self.files, look, wait=self.devices is not None):
+        models, wait = bool(self.spec.models), self.devices is not None
+        for task in arriving(self.folder, self.files, look, models=models, wait=wait):
             if task is not None:
                 self.campaign.add(task.name, str((self.folder / TASKS / task.name).resolve()), task.hash)
             yield task
@@ -348,7 +362,9 @@ class _Call:
                 f"limit of the campaign reached: {limits.in_words()}; the same command with a higher "
                 f"{limits.to_raise()} continues"
             )
-        elif self.files and not any(outcome.verified for outcome in read_checked(self.folder).values()):
+        elif self.files and not any(
+            outcome.searchable(models=bool(self.spec.models)) for outcome in read_checked(self.folder).values()
+        ):
             return common.EXIT_NOT_OK
         if self.work.proposals and not code:
             common.say("evaluate them: the same command with --evaluate-only in place of --propose-only")
@@ -413,6 +429,7 @@ def run_campaign(
     """
     from evo.campaign.runner import ELSEWHERE, execute_runs
     from evo.core.records import StopReason
+    from evo.search.assemble import how_it_begins
     from evo.search.interrupt import Interrupt
 
     failed: list[Done] = []
@@ -425,7 +442,7 @@ def run_campaign(
 
         def open_evaluator(task: Task) -> Profiler:
             assert factory is not None  # else nothing is evaluated
-            common.say(f"preparing {task.name}: evaluating its seed kernel")
+            common.say(f"preparing {task.name}: {how_it_begins(task)}")
             return factory.open(task)
 
         running = execute_runs(

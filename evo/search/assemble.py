@@ -62,16 +62,23 @@ def expand(names: Sequence[str], models: Sequence[Model]) -> tuple[str, ...]:
 def default_operators(strategy: str, models: Sequence[Model], *, has_kernel: bool = True) -> tuple[str, ...]:
     """Names of the operators of a strategy, not expanded; with models also those that ask one.
 
-    has_kernel: whether the task has a seed kernel; else the first kernels are written by "initial".  Independent
-    samples are all written so.
+    has_kernel: whether the task has a seed kernel.
     """
-    from operators.registry import DEFAULT_LLM_OPERATORS, FIRST_KERNEL
+    from operators.registry import DEFAULT_LLM_OPERATORS
 
     kind = find_strategy(strategy)
     operators = (*kind.operators, *(DEFAULT_LLM_OPERATORS if models and not kind.asks else ()))
-    if has_kernel:
-        return operators
-    return (FIRST_KERNEL, *(operators if kind.remembers else ()))
+    return operators if has_kernel else with_first_kernels(operators, strategy)
+
+
+def with_first_kernels(operators: Sequence[str], strategy: str) -> tuple[str, ...]:
+    """Names of the operators for a task without a seed kernel, of which "initial" writes the first kernels.
+
+    Independent samples are all written so.
+    """
+    from operators.registry import FIRST_KERNEL
+
+    return (FIRST_KERNEL, *(operators if find_strategy(strategy).remembers else ()))
 
 
 def find_operators(config: RunConfig) -> tuple[dict[str, Operator], dict[str, LlmOperator]]:
@@ -275,6 +282,16 @@ def run_engine(
             functions=functions,
         )
         return engine.run()
+
+
+def as_set(task: Task, baseline: str | None, own_share: float | None) -> Task:
+    """The task with what it is timed against, and with what it leaves to PyTorch; None for what task.py says."""
+    return task.with_baseline(baseline).with_own_share(own_share)
+
+
+def how_it_begins(task: Task) -> str:
+    """What is done first with a task, in words."""
+    return f"timing {task.timed_against.text}" if task.seed_source is None else "evaluating its seed kernel"
 
 
 def estimate_seed(store: Store, task: Task, listener: Listener) -> None:

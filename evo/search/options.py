@@ -85,15 +85,15 @@ def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -
     stored, functions = split_models(settings.get("models", ()))
     file = settings.get("models_file")
     models = read_models(stored, None if file is None else Path(file))
-    has_kernel = not proposes or _has_kernel(task)
-    if not has_kernel and not models:
+    kernel = not proposes or has_kernel(task)
+    if not kernel and not models:
         raise ConfigError(
             f"TASK: expected a kernel.py in {_stored_name(task)} to start from, or a model that writes the first "
             "kernel, got neither; add --model NAME@BASE_URL (docs/llm.md), or a kernel"
         )
     wanted = settings.get("baseline")
-    baseline = chosen_baseline(wanted, has_kernel=has_kernel and (proposes or wanted is None), task=_stored_name(task))
-    operators = _operators(settings.get("operators"), strategy, models, has_kernel)
+    baseline = chosen_baseline(wanted, has_kernel=kernel and (proposes or wanted is None), task=_stored_name(task))
+    operators = _operators(settings.get("operators"), strategy, models, kernel)
     assemble.check_models(models, functions)
     slots, guidance = settings.get("llm_concurrency"), settings.get("guidance")
     config = RunConfig(
@@ -122,7 +122,7 @@ def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -
         surrogate=True,
     )
     strategy_of(config)  # raises ConfigError if it cannot work with these settings
-    check_beginning(config.operators, has_kernel=has_kernel)
+    check_beginning(config.operators, has_kernel=kernel)
     return RequestedSettings(config, functions, given_workers, screen_budget)
 
 
@@ -202,7 +202,7 @@ def check_seed(seed: int) -> None:
         raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed!r}; set --seed")
 
 
-def _has_kernel(task: AnyTask) -> bool:
+def has_kernel(task: AnyTask) -> bool:
     """Whether the task has a seed kernel; also if there is no such task, which loading it will say."""
     if isinstance(task, Task):
         return task.seed_source is not None
