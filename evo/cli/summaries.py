@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from evo.cli import common
 from evo.core.errors import StoreError, how_to_install
 from evo.search.budget import SEED_OPERATOR, in_words
-from evo.storage.queries import RunReader
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
@@ -185,6 +184,8 @@ def _kernel(folder: Path, run: CampaignRun, lines: int, timed: Sequence[dict[str
 
 def _so_far(run: Path) -> str:
     """Returns how far a run came that is not finished, in words; "" if it was not begun or cannot be read."""
+    from evo.storage.queries import RunReader
+
     try:
         with RunReader(run) as reader:
             best, pending = reader.best(), sum(p.operator != SEED_OPERATOR for p in reader.pending())
