@@ -11,7 +11,6 @@ from evo.cli import common
 from evo.core.errors import StoreError, how_to_install
 from evo.core.records import FIRST_OPERATORS
 from evo.search.budget import in_words
-from evo.storage.queries import RunReader
 
 if TYPE_CHECKING:
     from analysis.outcomes import Outcome
@@ -147,19 +146,20 @@ def _kernels(folder: Path, lines: Mapping[str, int], plan: Plan | None) -> Itera
     suite = (folder / FILE).exists()
     checked, timed = read_checked(folder), read_baselines(folder)
     for variant in plan.variants if plan is not None else ("",):
+        models = plan is not None and bool(plan.settings[variant].get("models"))
         for seed in plan.seeds if plan is not None else (0,):
             for name, count in lines.items():
                 run = CampaignRun(name, variant, seed)
                 outcome = checked.get(name)
                 found = (
-                    _unverified(run, count, outcome)
-                    if suite and (outcome is None or not outcome.verified)
+                    _not_searched(run, count, outcome)
+                    if suite and (outcome is None or not outcome.searchable(models=models))
                     else _kernel(folder, run, count, timed.get(name, []), outcome.note if outcome else "")
                 )
                 yield found
 
 
-def _unverified(run: CampaignRun, lines: int, outcome: CheckOutcome | None) -> SuiteKernel:
+def _not_searched(run: CampaignRun, lines: int, outcome: CheckOutcome | None) -> SuiteKernel:
     from analysis.suite import SuiteKernel
 
     reason = outcome.reason if outcome is not None else ""
@@ -186,6 +186,8 @@ def _kernel(folder: Path, run: CampaignRun, lines: int, timed: Sequence[dict[str
 
 def _so_far(run: Path) -> str:
     """Returns how far a run came that is not finished, in words; "" if it was not begun or cannot be read."""
+    from evo.storage.queries import RunReader
+
     try:
         with RunReader(run) as reader:
             best, pending = reader.best(), sum(p.operator not in FIRST_OPERATORS for p in reader.pending())
