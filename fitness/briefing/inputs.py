@@ -20,7 +20,7 @@ from fitness.tasks.task import Task
 
 ROW_BYTES = 16  # widest access of one thread, and what a tensor descriptor asks of strides
 SEVERAL = 3  # different values or fewer are listed
-SMALL, SEEDS = 1 << 16, 16  # elements of a case up to which it is drawn with so many seeds
+SMALL, SEEDS = 1 << 16, 16  # most elements of a case that is drawn with several seeds; their number
 SAMPLE = 1 << 18  # elements of a tensor that are looked at
 
 Drawn = tuple[Case, tuple[Any, ...]]
