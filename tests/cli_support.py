@@ -17,6 +17,7 @@ from evo.core.errors import TaskError
 from evo.core.records import Case
 from evo.search import assemble, evaluators
 from evo.search.strategies import STRATEGIES
+from fitness.tasks.task import Task
 from tests.engine_support import ALL_OPERATORS, MeasuringEvaluator
 
 LOG = Path("evaluated.log")  # written by slow evaluators
@@ -41,7 +42,7 @@ class BrokenEvaluator(CliEvaluator):
 
 def load(name: str, *, expected: str = "") -> Any:
     cases = (Case("square", {"M": 64}), Case("odd", {"M": 7}, role="holdout"))
-    return SimpleNamespace(name=Path(name).name, hash="hash", seed_source=SEED_SOURCE, cases=cases)
+    return Task("entry", cases, lambda *_: (), lambda: None, SEED_SOURCE, name=Path(name).name, hash="hash")
 
 
 def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> list[CliEvaluator]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -396,15 +397,26 @@ def test_evaluate_prints_one_object_a_kernel(
 ) -> None:
     assert run("evaluate", "softmax", *kernels, kernels[0], "--json") == 1
     right, wrong, again = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    keys = ["kernel", "verdict", "stage", "message", "findings", "speedup", "ci95", "estimated"]
+    keys = [
+        "kernel",
+        "verdict",
+        "stage",
+        "message",
+        "findings",
+        "speedup",
+        "ci95",
+        "estimated",
+        "baseline",
+        "own_share",
+    ]
     assert list(right) == list(wrong) == keys
     assert right == again == {
         "kernel": "right.py", "verdict": "ok", "stage": "done", "message": "", "findings": [],
-        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True,
+        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True, "baseline": "the seed kernel", "own_share": 1.0,
     }  # fmt: skip
     assert wrong == {
         "kernel": "wrong.py", "verdict": "wrong", "stage": "verify", "message": "wrong result", "findings": [],
-        "speedup": None, "ci95": None, "estimated": False,
+        "speedup": None, "ci95": None, "estimated": False, "baseline": "the seed kernel", "own_share": None,
     }  # fmt: skip
     assert opened[0].closed
 
@@ -617,9 +629,7 @@ def test_a_task_that_changed_is_refused(
     from tests.cli_support import load
 
     def changed(name: str, **_: str) -> object:
-        task = load(name)
-        task.hash = "other"
-        return task
+        return dataclasses.replace(load(name), hash="other")
 
     monkeypatch.setattr(api, "load_task", changed)
     assert run("resume", "out", "--budget", "9") == 2

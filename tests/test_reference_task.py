@@ -16,6 +16,7 @@ from fitness.cluster.bundle import TaskBundle
 from fitness.cpu_backend import CpuEvaluator
 from fitness.estimate.coverage import bytes_needed
 from fitness.estimate.time_model import estimate
+from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.calls import Calls
@@ -89,6 +90,18 @@ def test_the_reference_is_recorded_as_operators(tmp_path: Path) -> None:
     assert bytes_needed(plan) == 2 * 4 * 512 * 1024  # read once, written once
     found = estimate(plan, (), (), (), H200)
     assert len(found.per_launch) == 3 and found.terms["launch"] == pytest.approx(3 * 0.6)
+
+
+def test_attention_without_dropout_is_recorded(tmp_path: Path) -> None:
+    attends = "torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])"
+    task = load_task(reference_task(tmp_path / "task", TASK.replace("torch.sigmoid(x) * x + 1", attends)))
+    plan = recorded(task, Calls(task).describe(task.cases[0]), reference_call)
+    (step,) = estimate(plan, (), (), (), H200).per_launch
+    assert "scaled_dot_product" in step.name and step.terms["tensor"] > 0
+    drawing = TASK.replace("torch.sigmoid(x) * x + 1", "torch.nn.functional.dropout(x, 0.0) + torch.rand_like(x)")
+    other = load_task(reference_task(tmp_path / "other", drawing))
+    with pytest.raises(Stop, match="random numbers"):
+        recorded(other, Calls(other).describe(other.cases[0]), reference_call)
 
 
 def test_float32_products_take_longer_without_tf32(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
 import time
@@ -24,7 +25,7 @@ from evo.search.engine import Engine, EngineOutcome
 from evo.storage.model_calls import stored_calls
 from evo.storage.queries import RunReader
 from evo.storage.store import Store
-from tests.cli_support import LOG, NO_GPU, CliEvaluator, install
+from tests.cli_support import LOG, NO_GPU, CliEvaluator, install, load
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, facts, resume, search
 from tests.test_cli import evo_process
 
@@ -319,7 +320,7 @@ def test_tasks_and_versions_that_do_not_fit(
     assert run("--propose-only", "1", "--run-dir", "out") == 2
     assert "which is not on this machine; name its folder as TASK" in capsys.readouterr().err
     assert run("elsewhere", "--propose-only", "1", "--run-dir", "out") == 0
-    other = SimpleNamespace(name="softmax", hash="other", seed_source=SEED_SOURCE)
+    other = dataclasses.replace(load("softmax"), hash="other")
     with monkeypatch.context() as patch:
         patch.setattr(api, "load_task", lambda name, **_: other)
         assert run("softmax", "--evaluate-only", "--run-dir", "out") == 2

@@ -48,7 +48,7 @@ HALVED = file(
     "halve_(torch.ones(5, device='cuda'))", "halve_(torch.ones(7, device='cuda'), 2)",
 )  # fmt: skip
 SPREAD = file(
-    "def spread(x, shape, rest=()):\n    return x.expand(*shape).to(torch.float32)",
+    "def spread(x, shape, rest=()):\n    return x.expand(*shape).to(torch.float32) * 2",
     "spread(torch.randn(3, device='cuda'), (2, 3))", "spread(torch.randn(3, device='cuda'), (4, 3), rest=[1])",
 )  # fmt: skip
 OWN_FILE = file("def own(x):\n    return x + 1", f"own({DRAWN})").replace(
@@ -143,10 +143,13 @@ def test_calls_that_a_seed_refuses_are_left_out(checked):
 
 def test_what_lacks_a_seed_has_a_task_folder_all_but_the_kernel(checked):
     root, outcomes = checked
-    for name, calls in (("spread", 2), ("own", 1), ("drop", 1)):
-        assert outcomes[name].stages == ["captured"] and outcomes[name].calls == calls
+    for name, calls in (("spread", 2), ("own", 1)):
+        assert outcomes[name].stages == ["captured", "recorded"] and outcomes[name].calls == calls
+        assert outcomes[name].alone and not outcomes[name].verified
         assert "no seed kernel" in outcomes[name].reason and "--seeds" in outcomes[name].reason
         assert (root / name / "task.py").exists() and not (root / name / "kernel.py").exists()
+    # Without dropping it returns its argument: nothing is to be computed.
+    assert not outcomes["drop"].alone and "that does nothing" in outcomes["drop"].reason
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class Conclusion:
 def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusion) -> None:
     """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder.
 
-    There is no kernel.py if no kernel is right, and no diff.patch if the task has no seed kernel.
+    It leaves kernel.py out if no kernel is right, and diff.patch if the task lacks a seed kernel.
     """
     folder = run_folder / BEST
     kernel = {"kernel.py": result.source} if result.has_kernel else {}

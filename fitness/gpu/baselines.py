@@ -1,9 +1,9 @@
 """Calls PyTorch as a CUDA graph, to be timed beside kernels: the reference of a task, eager or by `torch.compile`.
 
 It is timed like a kernel (`fitness/gpu/timer.py`): a graph that calls as often as the kernel's does, each time on
-memory of its own.  The graph is replayed from cold caches, in alternation with the kernel's.  So the time that PyTorch
-spends on launching from Python is left out.  The precision is that of the reference; TensorFloat-32 is used only if the
-baseline says so.  `torch.compile` has its default mode and static shapes.
+memory of its own.  The graph is replayed from cold caches, in alternation with the kernel's.  So the time that
+PyTorch spends on launching from Python is left out.  The precision is that of the reference: TensorFloat-32 is used
+only if the baseline says so.  `torch.compile` has its default mode and static shapes.
 
 What a kernel must not find or change is guarded like the memory of a program.  Inputs lie between guard zones, and are
 compared by fingerprints.  All other memory of the graph (results, intermediate tensors, workspaces) is its own and is

@@ -19,7 +19,7 @@ from fitness.suites.tritonbench import STAGES
 from fitness.tasks.task import Task
 from fitness.verify.verify import Executable
 
-ALONE = "no seed kernel: a search needs a model, which writes the first one"
+ALONE = "no seed kernel: a search needs a model, which writes the first one, or a kernel by --seeds"
 
 # What a Stop says of the stage reached before.
 _REACHED = {"gate": 1, "record": 1, "compile": 2, "screen": 3}

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from evo.core.records import Verdict
 from fitness.frontend.module import returned
 from fitness.frontend.plan import LaunchPlan
-from fitness.frontend.recording.recorder import Recorder
+from fitness.frontend.recording.recorder import Recorder, argument_of
 from fitness.frontend.stages import Stop
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.calls import quiet
@@ -36,7 +36,7 @@ def recorded(
     described: the arguments, as `fitness.tasks.calls.Calls` describes them.  call: which call, `Task.timed_call`
     or `reference_call`.  Raises Stop(UNSUPPORTED) if it draws random numbers, or decides by values.
     """
-    recorder = Recorder()
+    recorder = _TrustedRecorder()
     try:
         with quiet(), torch.no_grad(), FakeTensorMode():
             values = [_fake(a["tensor"]) if "tensor" in a else a["value"] for a in described]
@@ -53,6 +53,16 @@ def recorded(
         message = f"the reference cannot be run on shapes alone: {type(error).__name__}: {error}"
         raise Stop("record", Verdict.UNSUPPORTED, message) from error
     return LaunchPlan(tuple(recorder.buffers), inputs, outputs, structure, tuple(recorder.steps))
+
+
+class _TrustedRecorder(Recorder):
+    """Records a reference: attention without dropout draws nothing, though PyTorch's operator might."""
+
+    def _draws(self, func: Any, args: Any, kwargs: Any) -> bool:
+        attention = func.overloadpacket.__name__.startswith("_scaled_dot_product")
+        return super()._draws(func, args, kwargs) and not (
+            attention and argument_of(func, args, kwargs, "dropout_p") == 0
+        )
 
 
 def _fake(tensor: Mapping[str, Any]) -> torch.Tensor:

@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with self.inside():
-            if torch.Tag.nondeterministic_seeded in func.tags:
+            if self._draws(func, args, kwargs):
                 message = f"random numbers ({func}); a candidate must be deterministic: use tl.rand with a fixed seed"
                 raise self.fail(Verdict.REJECTED, message)
             try:
@@ -141,6 +141,10 @@ class Recorder(TorchDispatchMode):
                 raise self.fail(Verdict.UNSUPPORTED, message) from error
             self._record(func, args, kwargs, result)
         return result
+
+    def _draws(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator draws random numbers."""
+        return torch.Tag.nondeterministic_seeded in func.tags
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.overloadpacket.__name__
@@ -164,10 +168,10 @@ class Recorder(TorchDispatchMode):
     def _add_step(self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
         """Adds the step of an operator.  outputs: the tensors it returned; those it wrote to are among them."""
         if name in _FILL:
-            value = _FILL[name] if isinstance(_FILL[name], int) else _argument(func, args, kwargs, str(_FILL[name]))
+            value = _FILL[name] if isinstance(_FILL[name], int) else argument_of(func, args, kwargs, str(_FILL[name]))
             self._fill(outputs[0], value)
         elif name in _COPY:
-            self._copy(outputs[0], _argument(func, args, kwargs, _COPY[name]))
+            self._copy(outputs[0], argument_of(func, args, kwargs, _COPY[name]))
         else:
             refs = tuple(self.ref(t) for t in outputs)
             encoded = self._encode(args), {k: self._encode(v) for k, v in kwargs.items() if k not in _PLACEMENT}
@@ -278,7 +282,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     return list(_tensors(written_arguments(func, args, kwargs)))
 
 
-def _argument(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def argument_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """An operator's argument by its name in the schema."""
     for i, parameter in enumerate(func._schema.arguments):
         if parameter.name == name:

@@ -195,7 +195,9 @@ class Problem:
         # Tensors that only have a shape get a model of their own, whose tensors are such ones, made in the same mode.
         key = (tuple(axes.items()), first.device, first.dtype, getattr(first, "fake_mode", None))
         if key not in self._models:
-            self._models[key] = self._model(axes, first.device).to(first.dtype)
+            made = self._model(axes, first.device)
+            floats = {value.dtype for _, value in state(made) if value.is_floating_point()}
+            self._models[key] = made if floats <= {first.dtype} else made.to(first.dtype)
         model, count = self._models[key], len(arguments) - len(self.state)
         for path, value in zip(self.state, arguments[count:], strict=True):
             put(model, path, value)

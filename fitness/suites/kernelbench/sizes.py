@@ -15,9 +15,7 @@ from fitness.suites.kernelbench.problem import Problem, axes_of, said, state, te
 
 LEAST = 8  # sizes are not halved below: a kernel with one row and one column shows little
 CPU_ELEMENTS = 1 << 14  # of a case under the interpreter
-CPU_BYTES = (
-    1 << 29
-)  # of a case for a CPU at most: its reference runs several times when a task is loaded, in float64 too
+CPU_BYTES = 3 << 28  # of a case for a CPU at most: loading a task runs its reference several times, in float64 too
 
 Axes = dict[str, int]
 
