@@ -17,6 +17,7 @@ from fitness.briefing.inputs import Arguments
 from fitness.briefing.right import right_lines
 from fitness.frontend.target import Target
 from fitness.profile.profile import least_us
+from fitness.tasks.scaffold import MODEL_MARK
 from fitness.tasks.task import Task
 
 
@@ -57,6 +58,8 @@ def reference_source(task: Task) -> str:
     if task.reference is None:
         return ""
     text = (task.folder / "task.py").read_text(encoding="utf-8")
+    if MODEL_MARK in text:
+        return _model_source(text, task)
     body = syntax.parse(text).body
     by_name = {name: node for node in body for name in _names(node)}
     kept, waiting = set(), [task.reference.__name__]
@@ -68,6 +71,24 @@ def reference_source(task: Task) -> str:
     lines = text.splitlines()
     parts = ["\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in body if id(node) in kept]
     return "\n\n".join(parts) + "\n"
+
+
+def _model_source(text: str, task: Task) -> str:
+    """Returns the PyTorch model that a task was made of, and which arguments stand for its parameters and buffers."""
+    above, _, below = text.partition(MODEL_MARK)
+    body = syntax.parse(above).body
+    first = body[1] if ast.get_docstring(syntax.parse(above)) else body[0]
+    model = "\n".join(above.splitlines()[_first_line(first) - 1 :]).strip()
+    keywords = (k for n in ast.walk(syntax.parse(below)) if isinstance(n, ast.Call) for k in n.keywords)
+    state = next((ast.literal_eval(k.value) for k in keywords if k.arg == "state"), ())
+    names = task.parameters[len(task.parameters) - len(state) :]
+    held = "".join(f"#   {name}: {path}\n" for name, path in zip(names, state, strict=True))
+    given = f"\n# Its other arguments stand for these parameters and buffers of the model:\n{held}" if held else "\n"
+    return (
+        f"{model}\n\n"
+        f"# `{task.entry}` takes the arguments of `forward`, with the sizes that are said above, and returns what\n"
+        f"# `forward` of `Model(*get_init_inputs())` returns in training mode, as it is made.{given}"
+    )
 
 
 def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any] | None) -> dict[str, float]:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from evo.core import syntax
 from evo.core.errors import TaskError
 
+# In a task.py that was made of a PyTorch model: the text of the model is above it.
+MODEL_MARK = "# --- what evo makes of it ---"
+
 _SKELETON = '''"""EDIT: one line on what {entry} computes."""
 
 import torch

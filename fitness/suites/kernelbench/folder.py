@@ -12,8 +12,9 @@ import torch
 
 from evo.core.errors import TaskError
 from fitness.suites.kernelbench.checkout import TITLE, KernelBenchFile
-from fitness.suites.kernelbench.problem import MARK, Problem, put, said, state, tensors_of, top_level
+from fitness.suites.kernelbench.problem import Problem, put, said, state, tensors_of, top_level
 from fitness.suites.kernelbench.sizes import Sizes, sizes_of
+from fitness.tasks.scaffold import MODEL_MARK
 from fitness.verify.compare import same_but_rounding
 
 _TASK = '''"""{title}.  Generated."""
@@ -67,7 +68,7 @@ def task_text(source: KernelBenchFile, title: str, most_bytes: int) -> tuple[str
     sizes = sizes_of(source.kernels, most_bytes)
     fields = _fields(source.kernels, sizes)
     text = _TASK.format(
-        title=title, problem=_kept(source.kernels), mark=MARK, sizes=sizes,
+        title=title, problem=_kept(source.kernels), mark=MODEL_MARK, sizes=sizes,
         own="reduced" if sizes.reduced else "own", **fields,
     )  # fmt: skip
     return text, sizes

@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from evo.core import syntax
 from evo.core.errors import TaskError
-
-MARK = "# --- what evo makes of it ---"  # in a generated task.py, below the problem
+from fitness.tasks.scaffold import MODEL_MARK
 
 JITTER = 0.25  # of parameters that a model initialises to a constant: a kernel could leave those out
 _KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
@@ -171,7 +170,7 @@ class Problem:
     @classmethod
     def of_task(cls, file: str, *, state: Sequence[str], signed: bool) -> Problem:
         """Reads the part of a generated task.py that is above the mark."""
-        return cls(Path(file).read_text(encoding="utf-8").partition(MARK)[0], state=state, signed=signed)
+        return cls(Path(file).read_text(encoding="utf-8").partition(MODEL_MARK)[0], state=state, signed=signed)
 
     def inputs(self, axes: Mapping[str, int], generator: torch.Generator) -> tuple[Any, ...]:
         """Returns inputs, then state, freshly initialised; keyed by the seed of `generator`, on its device."""
