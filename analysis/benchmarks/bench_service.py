@@ -126,6 +126,12 @@ class ServerProcess:
             return False
         return True
 
+    def cpu_s(self) -> float:
+        """CPU seconds of the process so far."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self, by: signal.Signals = signal.SIGTERM) -> int:
         """Sends a signal and waits for the end; the exit code."""
         assert self.process is not None
@@ -208,7 +214,7 @@ def measure(folder: Path, *, kills: int, rate: float, slow: int, evaluations: in
     """Runs the clients against a new service in `folder`; figures."""
     outages: list[tuple[float, float]] = []
     with ServerProcess(folder, workers=2) as server, slow_clients(server.port, slow):
-        share = evaluations // PROCESSES
+        share, cpu_s = evaluations // PROCESSES, server.cpu_s()
         begin = time.perf_counter()
         clients = [
             subprocess.Popen(
@@ -229,8 +235,9 @@ def measure(folder: Path, *, kills: int, rate: float, slow: int, evaluations: in
         lines = [json.loads(line) for client in clients for line in client.communicate()[0].splitlines()]
         seconds = time.perf_counter() - begin
         failed = sum(client.returncode != 0 for client in clients)
+        cpu = {} if kills else {"cpu_ms": round((server.cpu_s() - cpu_s) / evaluations * 1000, 2)}
         server.stop()
-    return {**_figures(lines, outages, seconds), **_checked(folder), "clients_failed": failed}
+    return {**_figures(lines, outages, seconds), **cpu, **_checked(folder), "clients_failed": failed}
 
 
 def _executions(folder: Path) -> int:

@@ -196,6 +196,11 @@ def _add_errors(app: FastAPI) -> None:
             message = "expected JSON in UTF-8, got something else, or JSON that is nested too deeply"
         return Response(error_body(message, error.status_code), error.status_code, media_type="application/json")
 
+    @app.exception_handler(Exception)
+    async def faulty(request: Request, error: Exception) -> Response:
+        """The server prints the traceback."""
+        return Response(error_body("evo failed; its own output says how", 500), 500, media_type="application/json")
+
     @app.exception_handler(EvoError)
     async def broken(request: Request, error: EvoError) -> Response:
         return Response(error_body(short(str(error)), 503), 503, {"retry-after": "10"}, "application/json")
@@ -220,9 +225,10 @@ class _Counters:
         gauges: Mapping[str, Callable[[], float]] = {
             "evo_waiting": lambda: service.waiting,
             "evo_running": lambda: service.running,
+            "evo_waiting_requests": lambda: service.listening,
         }
         for name, read in gauges.items():
-            prometheus.Gauge(name, "Evaluations now", registry=self.registry).set_function(read)
+            prometheus.Gauge(name, "How many now", registry=self.registry).set_function(read)
         self.answered: Callable[[int], None] = lambda status: requests.labels(str(status)).inc()
         service.metrics = Metrics(lambda verdict: ended.labels(verdict).inc(), queued.observe, executed.observe)
 

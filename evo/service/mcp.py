@@ -183,7 +183,6 @@ class _Tools:
 
     async def _evaluated(self, task: str, sources: list[str], ctx: Context, wait_s: float) -> list[Status]:
         caller = _caller(ctx)
-        _check_text(sources)
         ids = self.service.submit(self.tasks.find(task, caller.token).hash, sources, caller)
         return list(await asyncio.gather(*(self.service.wait(each, wait_s) for each in ids)))
 
@@ -192,14 +191,6 @@ def _caller(ctx: Context) -> Caller:
     """Who calls: as the guard found for HTTP; over stdio the user who started this process."""
     request = ctx.request_context.request
     return Caller(LOCAL, "mcp") if request is None else request.state.caller
-
-
-def _check_text(sources: list[str]) -> None:
-    for source in sources:
-        try:
-            source.encode()
-        except UnicodeEncodeError as error:
-            raise ServiceError(f"source: expected Unicode text, got half a character at {error.start}", 422) from None
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

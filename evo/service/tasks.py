@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from evo.core import syntax
 from evo.core.errors import ConfigError, ServiceError
 from evo.core.text import did_you_mean, short
+from evo.service.work import check_text
 from evo.storage.requests import RequestStore
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ def _write(folder: Path, given: Mapping[str, Any]) -> None:
 
     if not _NAME.fullmatch(given["name"]):
         raise _bad("name", "a letter, then letters, digits, '_' and '-', 41 at most", given["name"])
+    for place in ("kernel", "task"):
+        check_text(place, given.get(place, ""))
     (folder / "kernel.py").write_text(given["kernel"], encoding="utf-8")
     if "task" in given:
         (folder / "task.py").write_text(given["task"], encoding="utf-8")

@@ -157,6 +157,8 @@ class Service:
         """
         if self.draining:
             raise ServiceError("the service is stopping; send the same request again when it is back", 503, 5)
+        for source in sources:
+            check_text("source", source)
         wanted = {evaluation_id(task_hash, source): source for source in sources}
         new = [each for each in wanted if self._is_to_run(each)]
         room = self.settings.queue - self._queue.waiting(caller.token)
@@ -256,6 +258,11 @@ class Service:
         """The number of evaluations that run."""
         return sum(pending.started is not None for pending in list(self._pending.values()))
 
+    @property
+    def listening(self) -> int:
+        """The number of requests that wait for the end of an evaluation."""
+        return sum(map(len, self._waiters.values()))
+
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -307,6 +314,14 @@ class Service:
         for future in self._waiters.pop(evaluation, set()):
             if not future.done():
                 future.set_result(None)
+
+
+def check_text(place: str, text: str) -> None:
+    """Raises ServiceError (422) for text that UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ServiceError(f"{place}: expected Unicode text, got half a character at {error.start}", 422) from None
 
 
 def evaluation_id(task_hash: str, source: str) -> str:
