@@ -47,14 +47,15 @@ def message(answer: httpx.Response) -> str:
 
 
 @contextmanager
-def real_service(folder: Path, *options: str, **environment: str) -> Iterator[str]:
-    """`evo serve` without a GPU in a process of its own; its URL.  SIGTERM ends it, and it must leave with 0."""
+def real_service(folder: Path, *options: str, limit_s: float = 280) -> Iterator[str]:
+    """`evo serve` without a GPU in a process of its own; its URL.
+
+    SIGTERM ends it, and it must leave with 0.  limit_s: seconds after which it is killed.
+    """
     command = [sys.executable, "-m", "evo", "serve", "--port", "0", "--gpus", "none", "--dir", str(folder), *options]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path(), **environment}
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path()})
     assert process.stdout is not None
-    watchdog = threading.Timer(120, process.kill)
+    watchdog = threading.Timer(limit_s, process.kill)
     watchdog.start()
     try:
         line = process.stdout.readline()

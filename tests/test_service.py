@@ -182,7 +182,7 @@ def test_sigterm_finishes_what_runs_keeps_what_waits_and_answers_all(
 
 
 def server_waits(server: ServerProcess, requests: int) -> bool:
-    """Whether so many requests wait for a result: they were sent and not answered."""
+    """Whether this number of requests wait for a result: they were sent and not answered."""
     text = call(server, "GET", "/metrics").text
     return f"evo_waiting_requests {requests}.0" in text
 

@@ -10,7 +10,7 @@ from evo.storage.requests import Caller, Job
 
 
 def filled(*jobs: tuple[str, str, int]) -> FairQueue:
-    """A queue with so many jobs of each (token, client); a job's id says whose it is."""
+    """A queue with `count` jobs for each (token, client, count); the id of a job names both."""
     queue = FairQueue()
     for token, client, count in jobs:
         for number in range(count):

@@ -1,7 +1,7 @@
 """Admits requests before anything else sees them: who asks, how often, and how much they send.
 
-Memory stays bounded whatever clients send: a body is read up to a limit, all bodies of a token together up to another,
-and a token has so many requests at once and so many a second.  No limit is shared, so no token uses up another's.
+Memory stays bounded whatever clients send.  Limits are for one token: bytes of a request, bytes of all its requests,
+requests at once, and requests a second.  No token uses up another's share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPEN_PATHS = ("/healthz", "/docs", "/openapi.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_TOKEN = 16  # characters
-_DISCARD = 1 << 26  # bytes of a refused body that are read and thrown away, so that the client reads the answer
+_DISCARD = 1 << 26  # bytes of a refused body that are read and dropped: a client reads the answer after sending
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Limits:
 
     body: int = 8 << 20  # bytes of one request
     bodies: int = 64 << 20  # bytes of all requests that are being read or answered
-    requests: int = 1024  # being read or answered, those that wait for a result included
+    requests: int = 1024  # being read or answered.  Those that wait for a result count too.
     rate: float = 1000.0  # requests a second on average; twice as many at once
     body_s: float = 30.0  # seconds that a body may take
 

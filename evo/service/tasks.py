@@ -1,8 +1,8 @@
 """The tasks of a service: built-in ones, folders named at its start, and uploads.
 
-An upload is data: the text of a kernel, which runs in sandboxes only, and calls of its entry, whose tensors are
-described by shape, dtype and the rule for their values (`fitness.suites.values`).  The reference is the kernel itself.
-evo writes the `task.py`.  A `task.py` of a client is code that this process runs: it needs `allow_code`.
+An upload is data: the text of a kernel, which runs in sandboxes only, and calls of its entry.  Tensors are described by
+shape, dtype and the rule for their values (`fitness.suites.values`).  The reference is the kernel itself, and evo writes
+the `task.py`.  A `task.py` of a client is code that this process runs: it needs `allow_code`.
 """
 
 from __future__ import annotations

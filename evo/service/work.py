@@ -43,7 +43,7 @@ class Factory(Protocol):
 
 @dataclass(frozen=True)
 class Status:
-    """How an evaluation is doing.  Seconds are None as long as it has not got so far."""
+    """How an evaluation is doing.  `execution_s` is None until it runs."""
 
     id: str
     state: str  # queued, running, done, failed or cancelled
