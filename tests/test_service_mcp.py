@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from evo.core.records import Evaluation, Finding, Verdict, evaluation_to_json
 from evo.service.mcp import _summary
 from evo.service.work import Status
-from tests.service_support import ServerProcess, source
+from tests.service_support import TOKENS, ServerProcess, source
 
 TOOLS = {
     "list_tasks", "describe_task", "evaluate_kernel", "compare_kernels", "profile_kernel", "start_search",
@@ -126,3 +128,20 @@ def test_a_kernel_that_is_not_done_in_time_is_asked_for_again(tmp_path: Path):
         first = ask(server, "evaluate_kernel", task="softmax", source=source(1), wait_s=0)
         assert first["state"] in ("queued", "running") and "verdict" not in first
         assert ask(server, "evaluate_kernel", task="softmax", source=source(1))["state"] == "done"
+
+
+def test_over_http_the_token_says_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EVO_SERVICE_TOKEN", TOKENS["default"])
+
+    async def listed(server: ServerProcess, token: str) -> list[str]:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx2.AsyncClient(headers=headers) as http:
+            transport = streamable_http_client(f"{server.url}/mcp", http_client=http)
+            async with Client(transport) as client:
+                result = await client.call_tool("list_tasks", {})
+                return [task["name"] for task in result.structured_content["tasks"]]
+
+    with ServerProcess(tmp_path) as server:
+        assert "softmax" in asyncio.run(listed(server, TOKENS["default"]))
+        with pytest.raises(Exception):  # noqa: B017  # what the SDK raises for 401 is its own affair
+            asyncio.run(listed(server, "another"))

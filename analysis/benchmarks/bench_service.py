@@ -4,7 +4,7 @@
 
 32 clients in 4 processes ask for 2,000 evaluations at a given rate, while the service is killed by SIGKILL three times.
 The overhead of an evaluation is the client's time from request to result, less the time that the evaluator took.
-  Evaluations that a kill touched are counted apart.
+Evaluations that a kill touched are counted apart.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,6 +29,7 @@ from evo.service.work import MOST_BATCH, Metrics, Service, Status
 from evo.storage.requests import FAILED, Caller
 
 MOST_WAIT_S = 60.0  # of one request for a result
+_MOST_CONNECTIONS = 16384  # of some 10 kB each; the guard limits what they ask for
 _SECONDS = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 
 
@@ -262,12 +264,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Guard, service: Service, bound: socket.socket) -> None:
-    """Answers requests until SIGTERM or Ctrl-C; then finishes what runs.  Connections are limited by uvicorn."""
+    """Answers requests until SIGTERM or Ctrl-C; then finishes what runs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(hard, _MOST_CONNECTIONS):  # it is often 1024; sandboxes have limits of their own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _MOST_CONNECTIONS), hard))
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # ASGI's types are looser
         log_level="warning",
         access_log=False,
-        limit_concurrency=8192,
+        limit_concurrency=_MOST_CONNECTIONS,
         backlog=2048,
         timeout_keep_alive=30,
         lifespan="on",

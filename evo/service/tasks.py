@@ -1,7 +1,7 @@
 """The tasks of a service: built-in ones, folders named at its start, and uploads.
 
 An upload is data: the text of a kernel, which runs in sandboxes only, and calls of its entry.  Tensors are described by
-shape, dtype and the rule for their values (`fitness.suites.values`).  The reference is the kernel itself, and evo writes
+shape, dtype and the rule for their values (`fitness.suites.values`).  The reference is the kernel itself.  evo writes
 the `task.py`.  A `task.py` of a client is code that this process runs: it needs `allow_code`.
 """
 
@@ -82,7 +82,7 @@ class TaskRegistry:
 
     def seen_by(self, token: str) -> list[Entry]:
         """The tasks that a client may name: those of all, and its own uploads."""
-        return [entry for entry in self._entries.values() if entry.token in ("", token)]
+        return [entry for entry in list(self._entries.values()) if entry.token in ("", token)]
 
     def find(self, name: str, token: str) -> Entry:
         """The task of that name.  Raises ServiceError (404) for an unknown one."""
@@ -122,8 +122,6 @@ class TaskRegistry:
                 "as data (`calls`), or start the service with --allow-task-code",
                 403,
             )
-        if sum(entry.token == token for entry in self._entries.values()) >= MOST_UPLOADS:
-            raise ServiceError(f"expected at most {MOST_UPLOADS} uploaded tasks of a client; use those there are", 409)
         self._folder.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
         try:
@@ -132,6 +130,8 @@ class TaskRegistry:
             known = [entry for entry in self.seen_by(token) if entry.hash == task_hash]
             if known:
                 return known[0]
+            if sum(entry.token == token for entry in self.seen_by(token)) >= MOST_UPLOADS:
+                raise ServiceError(f"expected at most {MOST_UPLOADS} uploaded tasks of a token; use those", 409)
             return self._keep(new, f"{given['name']}-{_short_hash(task_hash, token)}", task_hash, token)
         finally:
             shutil.rmtree(new, ignore_errors=True)
