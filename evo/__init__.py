@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from evo.core.records import Verdict as Verdict
     from evo.result import BestKernel as BestKernel
     from evo.result import Result as Result
+    from evo.service.client import Client as Client
     from fitness.tasks.task import Task as Task
 
 from evo.core import VERSION as __version__
@@ -38,6 +39,7 @@ from evo.core import VERSION as __version__
 _HOMES = {
     "BestKernel": "evo.result",
     "Case": "evo.core.records",
+    "Client": "evo.service.client",
     "Evaluation": "evo.core.records",
     "Evaluator": "evo.api",
     "EvoError": "evo.core.errors",
@@ -59,6 +61,7 @@ _MODULES = {"plugins": "evo.core.plugins", "search": "evo.search"}
 __all__ = [
     "BestKernel",
     "Case",
+    "Client",
     "Evaluation",
     "Evaluator",
     "EvoError",

@@ -21,10 +21,12 @@ from evo.cli import (
     doctor,
     evaluate,
     export,
+    mcp,
     replay,
     report,
     resume,
     run,
+    serve,
     show,
     suite,
     tasks,
@@ -52,6 +54,8 @@ COMMANDS = (
     compare,
     calls,
     replay,
+    serve,
+    mcp,
 )
 
 

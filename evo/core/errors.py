@@ -26,6 +26,17 @@ class ConfigError(EvoError):
     """A setting out of range or an unknown name."""
 
 
+class ServiceError(EvoError):
+    """A service that refused a request, or cannot be reached.
+
+    status: of HTTP; 0 if there was no answer.  retry_after: seconds after which the same request may succeed, or None.
+    """
+
+    def __init__(self, message: str, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
 def how_to_install(extra: str = "") -> str:
-    """Returns the command that installs evo with all it needs, or with an extra: "gpu", "figures" or "dev"."""
+    """Returns the command that installs evo with all it needs, or with an extra: "gpu", "figures", "serve" or "dev"."""
     return f'.venv/bin/pip install -e ".{f"[{extra}]" if extra else ""}" in the folder of evo'

@@ -259,6 +259,13 @@ def _read(path: Path) -> str:
         raise TaskError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
+def task_texts(folder: Path) -> tuple[str, str | None]:
+    """The texts of task.py and kernel.py in a folder; None without the latter.  Raises OSError, UnicodeDecodeError."""
+    kernel = folder / "kernel.py"
+    text = (folder / "task.py").read_text(encoding="utf-8")
+    return text, kernel.read_text(encoding="utf-8") if kernel.exists() else None
+
+
 def hash_task(task_source: str, seed_source: str | None) -> str:
     """The hash of a task: 64 hex digits of its task.py and, if it has one, its kernel.py."""
     digest = hashlib.sha256()

@@ -1,0 +1,1 @@
+"""The evaluator as a service: over HTTP, for language models over MCP, and a client."""
