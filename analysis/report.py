@@ -115,7 +115,11 @@ class View:
     @property
     def best_text(self) -> str:
         best = self.course.best
-        return _interval(best.fitness) if best is not None and best.fitness is not None else "none yet"
+        if best is None or best.fitness is None:
+            return "none yet"
+        check = best.evaluation.check
+        own = f", own kernels wrote {check.own_share:.0%}" if check is not None and check.own_share < 1 else ""
+        return _interval(best.fitness) + own
 
 
 def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -> None:

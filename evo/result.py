@@ -22,6 +22,7 @@ class BestKernel(Fitness):
     verdict: Verdict
     source: str  # with the chosen autotune configuration, if there was one to choose
     trial: int  # its number; 0 is the seed itself: nothing was faster
+    own_share: float  # least share of its own kernels in the bytes of the outputs; PyTorch wrote the rest
     patch: str  # unified diff from the seed; "" for the seed, and if there is none
 
 
@@ -83,6 +84,7 @@ def _best(run: RunReader, seed: Trial | None, written: Conclusion | None) -> Bes
         verdict=fastest.evaluation.verdict,
         source=found.source,
         trial=fastest.index,
+        own_share=fastest.evaluation.check.own_share if fastest.evaluation.check else 1.0,
         patch=found.patch(seed),
     )
 

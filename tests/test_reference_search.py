@@ -40,7 +40,9 @@ def test_a_first_kernel_is_written_then_mended_then_improved(tmp_path: Path, str
     assert (tmp_path / "run/best/kernel.py").read_text() == result.best.source
     assert not (tmp_path / "run/best/diff.patch").exists()
     figures = json.loads((tmp_path / "run/best/result.json").read_text())
-    assert figures["baseline"] == EAGER and figures["kernel_found"] and figures["estimated"]
+    assert (
+        figures["baseline"] == EAGER and figures["kernel_found"] and figures["estimated"] and figures["own_share"] == 1
+    )
     evidence = json.loads((tmp_path / "run/best/evidence.json").read_text())
     assert evidence["baseline"] == "eager" and "--baseline eager" in evidence["reproduce"][0]
 

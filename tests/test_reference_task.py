@@ -10,7 +10,7 @@ import torch
 import evo
 from evo.cli.main import main
 from evo.core.baselines import BaselineKind
-from evo.core.errors import TaskError
+from evo.core.errors import ConfigError, TaskError
 from evo.core.records import PYTORCH_CALL, Candidate, Case, Evaluation, Verdict
 from fitness.cluster.bundle import TaskBundle
 from fitness.cpu_backend import CpuEvaluator
@@ -186,6 +186,19 @@ def test_right_kernels_are_ok_and_estimated_over_pytorch(evaluator, source) -> N
 def test_others_are_refused(evaluator, source, expected, message) -> None:
     found = verdict(evaluator, source)
     assert found.verdict is expected and message in found.message, found.message
+
+
+def test_what_pytorch_may_do_is_stated(tmp_path: Path) -> None:
+    """Own kernels write all of the outputs, half of which PyTorch then writes again."""
+    half = "    y[: x.shape[0] // 2] = torch.sigmoid(x[: x.shape[0] // 2]) * x[: x.shape[0] // 2] + 1\n    return y"
+    source, task = KERNEL.replace("    return y", half), reference_task(tmp_path / "task")
+    with evo.Evaluator(task, gpus="none", allow_delegation=0.4, workers=1) as opened:
+        found = opened.evaluate(source)
+        assert found.verdict is Verdict.OK and 0.4 < found.check.own_share < 0.7, found.message
+    with evo.Evaluator(task, gpus="none", allow_delegation=0.9, workers=1) as opened:
+        assert "own kernels have a share of" in opened.evaluate(source).message
+    with pytest.raises(ConfigError, match=r"expected the share of own kernels, from 0 to less than 1, got 1\.5"):
+        evo.Evaluator(task, allow_delegation=1.5)
 
 
 def test_a_reference_that_decides_by_values_cannot_be_estimated(tmp_path: Path, zygote) -> None:

@@ -102,5 +102,7 @@ def _show_best(best: BestKernel, baseline: BaselineKind) -> None:
     common.say(f"best: {best} {baseline.compared}, trial {best.trial}")
     if best.estimated:
         common.say("      estimated: a model of the target computed it, no GPU measured it")
+    if best.own_share < 1:
+        common.say(f"      own kernels wrote {best.own_share:.0%} of the outputs, PyTorch the rest")
     if best.ci95[0] <= 1:
         common.say("      the interval includes 1: it may be no faster")

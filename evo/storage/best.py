@@ -155,6 +155,7 @@ def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
         "speedup": fitness.speedup if found else None,
         "ci95": list(fitness.ci95) if found else None,
         "estimated": fitness.estimated,
+        "own_share": best.evaluation.check.own_share if found and best.evaluation.check else None,
         "per_case": dict(fitness.per_case) if found else {},
         "frozen": bool(best.evaluation.frozen_source),
         "versions": dict(info.versions),
