@@ -124,7 +124,7 @@ def test_what_compiles_longest_is_searched_first(tmp_path: Path, monkeypatch: py
     """Of what is known by then."""
     monkeypatch.setattr(fitness.tasks.task, "load_task", lambda path, tried: SimpleNamespace(name=path.name, hash=""))
     chosen = [SimpleNamespace(name=name) for name in ("quick", "slow", "wrong", "late", "slower")]
-    arriving = suite.arriving(tmp_path, chosen, lambda: None)
+    arriving = suite.arriving(tmp_path, chosen, lambda: None, models=False)
     with suite.adding(tmp_path / suite.CHECKED) as add:
         assert next(arriving) is None
         for name, seconds in (("quick", 1.0), ("wrong", 9.0), ("slow", 5.0)):

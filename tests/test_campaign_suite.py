@@ -21,7 +21,7 @@ SELECTION: Any = SimpleNamespace(files=lambda: FILES, suite=SimpleNamespace(seed
 
 
 def checking(folder: Path, gpus: int = 0) -> Checking:
-    return Checking(SELECTION, folder, target="sm_90", gpus=gpus, workers=1, say=lambda text: None)
+    return Checking(SELECTION, folder, target="sm_90", gpus=gpus, workers=1, models=False, say=lambda text: None)
 
 
 def verified(_: Any, files: Any, *rest: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -170,7 +171,7 @@ def test_prompts_say_the_machine_that_measured_first(evaluators) -> None:
 
     def hardware(environment: dict[str, Any]) -> dict[str, str]:
         context = assemble.prompt_context(RunInfo(config(), "hash", {}, environment), task)
-        return dict(context.keywords["hardware"])
+        return dict(context(evaluated=True, rng=random.Random(0)).hardware)
 
     h100 = hardware({GPU_FACTS: machine(H200, said("NVIDIA H100 80GB HBM3")).spec})
     assert h100["GPU"].startswith("NVIDIA H100 80GB HBM3") and h100["memory bandwidth"] == "3.35 TB/s"

@@ -111,7 +111,7 @@ def _call(i: int) -> tuple[Any, ...]:
     answer = f"{plan}\n```python\n{SEED_SOURCE[:1200]}\n```"
     return (
         i, f"{prompt:064x}", "model", "mutate@model", "[0]", 0, i, i, i, json.dumps(request), answer, None,
-        json.dumps(spans), "stop", 1200, 700, 0.001, 1, 0, 4.0, None, 1.7e9 + i, 1.7e9 + i + 4,
+        json.dumps(spans), None, "stop", 1200, 700, 0.001, 1, 0, 4.0, None, 1.7e9 + i, 1.7e9 + i + 4,
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Makes the decisions of a run again, offline, from its store: questions, proposals, and what answers became.
 
+Prompts are compared if the run is of this version of evo's code: another one may write them otherwise.
+
 A decision follows from the trials proposed and finished before it, and from the questions in flight.  The store has
 these, so any run can be checked, whatever the number of workers, models, machines and interruptions.  Answers,
 evaluations, screenings and profiles come from the store; nothing is asked or evaluated.
@@ -11,6 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evo.core import versions
 from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
@@ -20,6 +23,8 @@ from evo.storage.model_calls import Question, StoredCall, stored_calls
 from evo.storage.queries import RunReader
 from operators.base import Operator
 from operators.llm.base import LlmContext, LlmOperator
+
+PROMPT = "prompt"  # the key of a question's prompt among what is compared
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Redoing:
     ) -> None:
         config = run.info.config
         self._run = run
+        self._compares_prompts = run.info.versions.get("code") == versions.own_versions().get("code")
         self._finished = list(run.trials())
         self._proposals = {p.index: p for p in [*(t.proposal for t in self._finished), *run.pending()]}
         self._verdicts = {t.index: t.evaluation for t in self._finished}
@@ -134,7 +140,7 @@ class Redoing:
                 self._prompts.collected(self._flying.pop(number).call.question)
         question = stored.call.question
         self._wanted = None
-        redone = self._first_same(f"call {stored.call.number}", _of_question(question), self._models)
+        redone = self._first_same(f"call {stored.call.number}", self._of_question(question), self._models)
         self._flying[stored.call.number] = stored
         self._prompts.asked(question)
         return redone
@@ -160,11 +166,16 @@ class Redoing:
         tried = []
         for among in ([*self._rules, *self._models], kind):
             made = self._scheduler.ask(among)
-            found = _of_question(made) if isinstance(made, Question) else _of_proposal(made) if made else {}
+            found = self._of_question(made) if isinstance(made, Question) else _of_proposal(made) if made else {}
             tried.append(DecisionReplay(name, stored, found))
             if tried[-1].same:
                 break
         return next((r for r in tried if r.same), tried[0])
+
+    def _of_question(self, question: Question) -> dict[str, Any]:
+        q = question
+        prompt = {PROMPT: q.prompt.hash} if self._compares_prompts else {}
+        return {"operator": q.operator, "parents": q.parents, "island": q.island, **prompt}
 
     def _screen(self, sources: Sequence[str]) -> list[float | None]:
         """Returns stored estimates, None for others: the run did not make sources that it did not screen."""
@@ -181,11 +192,6 @@ class Redoing:
 
     def _profiles(self, parents: Sequence[int]) -> Mapping[int, Profile]:
         return self._run.profiles([p for p in parents if p in self._known])
-
-
-def _of_question(question: Question) -> dict[str, Any]:
-    q = question
-    return {"operator": q.operator, "parents": q.parents, "island": q.island, "prompt": q.prompt.hash}
 
 
 def _of_proposal(proposal: Proposal, evaluation: Evaluation | None = None) -> dict[str, Any]:
