@@ -26,6 +26,12 @@ KINDS = (Reply(), Reply(), error(503, "busy"), Reply(text="no"), Reply(), Reply(
 
 
 @pytest.fixture(autouse=True)
+def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of these tests say no hash of the code that made them."""
+    monkeypatch.setattr("evo.core.versions.own_versions", lambda: {"evo": "1"})
+
+
+@pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "BACKOFF_S", 0.01)
 
@@ -101,6 +107,19 @@ def test_halves_of_a_run_by_turns(tmp_path: Path, endpoint: Endpoint) -> None:
         asked = sum(m.calls for m in run.models())
         assert len(run.pending()) > 0
     check(tmp_path, asked, 30)
+
+
+def test_prompts_of_another_version_of_the_code_are_not_compared(
+    tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create(tmp_path, models=(Model("m", endpoint.url),), operators=ARMS, budget=4) as store:
+        search_with(store, llm_of(store))
+    with closing(sqlite3.connect(tmp_path / "run.sqlite")) as db, db:
+        db.execute("UPDATE llm_calls SET prompt_hash = 'x', request = replace(request, 'luck', 'lack')")
+    monkeypatch.setattr("evo.core.versions.own_versions", lambda: {"evo": "1", "code": "another"})
+    decisions = redone(tmp_path)
+    assert all(d.same for d in decisions)
+    assert [set(d.stored) for d in decisions if d.name == "call 1"] == [{"operator", "parents", "island"}]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def _evaluation(i: int, rng: random.Random) -> tuple[Any, ...]:
         "stage": "done" if ok else "verify",
         "message": "" if ok else f"case square: error {speedup} of the budget",
         "findings": [],
-        "builds": [build | {"occupancy": 1.0, "sass_hash": f"{i:064x}", "compile_s": 0.1}],
+        "builds": [build | {"occupancy": 1.0, "sass_hash": f"{i:064x}", "compile_s": 0.1, "instructions": {}}],
         "check": {"cases": 6, "worst_case": "odd", "max_error": 0.5, "budget": 1e-6, "own_share": 1.0} if ok else None,
         "timings": [_timing(case, speedup, rng) for case in CASES] if ok else [],
         "plan_hash": f"{i:064x}",
