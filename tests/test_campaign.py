@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from evo.campaign.spec import FILE, Campaign, CampaignRun, Spec, read_plan, read_spec
+from evo.campaign.spec import FILE, Campaign, CampaignRun, Spec, check_run, read_plan, read_spec
 from evo.campaign.suite import SuiteSelection
 from evo.campaign.variants import VARIANTS
 from evo.core.errors import ConfigError, StoreError
+from evo.storage.queries import RunInfo
 
 SPEC = """
 tasks = ["softmax", "layer_norm"]
@@ -339,7 +340,7 @@ def test_a_spec_may_name_a_suite(tmp_path: Path) -> None:
         ("seeds = 1", 'seeds = 1\ntasks = ["softmax"]', "tasks: expected tasks or a suite, got both"),
         ('path = "checkout"', "", "suite.path: expected a text, got None"),
         ("gib = 1", "gib = true", "suite.gib: expected a number, got True"),
-        ("gib = 1", "size = 1", "suite: expected keys among name, path, only, seeds, gib, got size"),
+        ("gib = 1", "size = 1", "suite: expected keys among name, path, only, seeds, own_seeds, gib, got size"),
         ("seeds = 1", "seeds = 1\nllm_concurrency = 0", "llm_concurrency: expected an integer from 1 to 1024, got 0"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -371,3 +372,49 @@ def test_the_address_of_a_model_may_change(tmp_path: Path) -> None:
     assert campaign.config(campaign.runs()[0]).models[0].endpoint == "http://localhost:2/v1"
     with pytest.raises(StoreError, match=r"variants \(full \(models "):
         opened("http://localhost:2/v1", "temperature = 0.5\n")
+
+
+ALONE = """
+tasks = ["mine", "softmax"]
+seeds = 1
+variants = ["full", "best-of-n"]
+models = ["m@mailbox:mail"]
+baseline = "compile"
+allow_delegation = 0.25
+[budget]
+trials = 8
+"""
+
+
+def test_a_task_without_a_kernel_begins_with_first_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speedups are over PyTorch; those of the others stay over their seed kernels."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/task.py").write_text("entry = 'mine'\n")
+    campaign = Campaign.open(tmp_path / "c", spec_of(tmp_path, ALONE), "gpu", {"mine": "aa", "softmax": "bb"}, VERSIONS)
+    full, best_of_n = (campaign.config(CampaignRun("mine", v, 0)) for v in ("full", "best-of-n"))
+    other = campaign.config(CampaignRun("softmax", "full", 0))
+    assert full.operators == ("initial@m", *other.operators) and best_of_n.operators == ("initial@m",)
+    assert (full.baseline, best_of_n.baseline, other.baseline) == ("compile", "compile", "seed")
+    assert {full.allow_delegation, other.allow_delegation} == {0.25}
+    for run, task_hash in ((CampaignRun("mine", "full", 0), "aa"), (CampaignRun("softmax", "full", 0), "bb")):
+        check_run(tmp_path / "c", run, RunInfo(campaign.config(run), task_hash, VERSIONS, {"machine": "x"}))
+    eager = dataclasses.replace(full, baseline="eager")
+    with pytest.raises(StoreError, match="baseline 'eager' instead of 'compile'"):
+        check_run(tmp_path / "c", CampaignRun("mine", "full", 0), RunInfo(eager, "aa", VERSIONS, {"machine": "x"}))
+    without = spec_of(tmp_path, ALONE.replace('"best-of-n"', '"no-llm"'))
+    campaign = Campaign.open(tmp_path / "d", without, "gpu", {"mine": "aa", "softmax": "bb"}, VERSIONS)
+    with pytest.raises(ConfigError, match="expected a model for operator initial"):
+        campaign.config(CampaignRun("mine", "no-llm", 0))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('baseline = "compile"', 'baseline = "numpy"', "expected one of eager, compile"),
+        ("allow_delegation = 0.25", "allow_delegation = 2", "expected the share of own kernels"),
+    ],
+)
+def test_baselines_of_a_spec_are_checked(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        spec_of(tmp_path, ALONE.replace(old, new))

@@ -129,7 +129,14 @@ def test_a_campaign_says_which_suite_it_is_of_without_the_plugin(own: Path, tmp_
     plugins.load_file(own)
     said = command.SuiteSelection("own", tmp_path).settings()
     code = hashlib.sha256(own.read_bytes()).hexdigest()[:16]
-    assert said == {"suite": "own", "gib": None, "seeds": None, "plugin": code, "with_pytorch": False}
+    assert said == {
+        "suite": "own",
+        "gib": None,
+        "seeds": None,
+        "own_seeds": True,
+        "plugin": code,
+        "with_pytorch": False,
+    }
     plugins._registered.clear()
     file = tmp_path / command.FILE
     file.write_text(json.dumps(said))

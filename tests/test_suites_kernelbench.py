@@ -280,6 +280,13 @@ def test_kernels_of_the_user_go_before_those_of_evo(checkout, tmp_path, capsys):
     assert "level1_9_Other" in capsys.readouterr().err
 
 
+def test_seed_kernels_of_evo_can_be_left_out(checkout, capsys):
+    only = ["suite", "check", "kernelbench", "--path", str(checkout), "--only", "level1_1_ReLU", "--gpus", "none"]
+    assert main([*only, "--no-seeds", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["stages"] == ["read", "recorded"] and "no seed kernel" in found["reason"]
+
+
 def test_candidates_are_judged_by_the_model(checked, zygote):
     root, _ = checked
     task = load_task(root / "level1_2_BatchNorm")

@@ -368,10 +368,9 @@ def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
 
 
 def _without_kernel(config: RunConfig, baseline: str | None) -> RunConfig:
-    """Returns the settings of a run on a task without a seed kernel.  Raises ConfigError if nothing can begin."""
+    """Returns the settings of a run on a task without a seed kernel.  Raises ConfigError if no model is asked."""
     kind = chosen_baseline(baseline, has_kernel=False, task=config.task)
     operators = expand(with_first_kernels(config.operators, config.strategy), config.models)
-    registry.check_beginning(operators, has_kernel=False)
     return dataclasses.replace(config, operators=operators, baseline=kind.value)
 
 
@@ -459,7 +458,7 @@ def _task(name: str, folder: Path) -> str:
 
 def _suite(raw: Any, folder: Path) -> SuiteSelection:
     """The suite of a spec; its paths are from here, or beside the spec."""
-    _only(raw, ("name", "path", "only", "seeds", "gib"), "suite")
+    _only(raw, ("name", "path", "only", "seeds", "own_seeds", "gib"), "suite")
     for key in ("name", "path"):
         if not isinstance(raw.get(key), str):
             raise ConfigError(f"suite.{key}: expected a text, got {raw.get(key)!r:.100}; docs/ablations.md has a suite")
@@ -470,11 +469,16 @@ def _suite(raw: Any, folder: Path) -> SuiteSelection:
     if gib is not None and (not isinstance(gib, int | float) or isinstance(gib, bool)):
         raise ConfigError(f"suite.gib: expected a number, got {gib!r:.100}")
 
+    own = raw.get("own_seeds", True)
+    if not isinstance(own, bool):
+        raise ConfigError(f"suite.own_seeds: expected true or false, got {own!r:.100}")
+
     def found(path: str) -> Path:
         return Path(path) if Path(path).exists() else folder / path
 
     seeds = raw.get("seeds")
-    return SuiteSelection(raw["name"], found(raw["path"]), only, None if seeds is None else found(str(seeds)), gib)
+    seeds = None if seeds is None else found(str(seeds))
+    return SuiteSelection(raw["name"], found(raw["path"]), only, seeds, gib, own)
 
 
 def _seeds(raw: Any) -> tuple[int, ...]:

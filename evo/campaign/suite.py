@@ -45,7 +45,7 @@ class SuiteSelection:
     """Files of a suite in a checkout.
 
     only: names, with * for anything, separated by commas; None: all.  seeds: a folder of seed kernels.  gib: the most
-    memory of a problem.
+    memory of a problem.  own_seeds: whether evo's own seed kernels are used; else tasks are of a reference alone.
     """
 
     name: str
@@ -53,6 +53,7 @@ class SuiteSelection:
     only: str | None = None
     seeds: Path | None = None
     gib: float | None = None
+    own_seeds: bool = True
 
     @property
     def suite(self) -> Suite:
@@ -66,6 +67,8 @@ class SuiteSelection:
         for option, taken in (("seeds", bool(suite.seed_kernel)), ("gib", suite.sized)):
             if getattr(self, option) is not None and not taken:
                 raise ConfigError(f"--{option}: expected a suite that takes it, got {suite.name}; leave it out")
+        if not self.own_seeds and not suite.seed_kernel:
+            raise ConfigError(f"--no-seeds: expected a suite that has seed kernels, got {suite.name}; leave it out")
         if self.gib is not None and not self.gib > 0:
             raise ConfigError(f"--gib: expected a number above 0, got {self.gib:g}")
         found = suite.files(self.path)
@@ -86,6 +89,7 @@ class SuiteSelection:
             "suite": self.name,
             "gib": self.gib,
             "seeds": self.seeds and str(self.seeds.resolve()),
+            "own_seeds": self.own_seeds,
             "plugin": suite.record.hash if suite.record else None,
             "with_pytorch": bool(suite.value.seed_kernel),
         }
@@ -139,7 +143,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     known = built_in().get(found["suite"])
     if known is None and "with_pytorch" not in found:  # written by an earlier version, which knew no plug-ins
         raise _damaged(path, f"{found!r:.100}")
-    defaults = {"gib": None, "seeds": None, "plugin": None, "with_pytorch": bool(known and known.seed_kernel)}
+    defaults = {"gib": None, "seeds": None, "own_seeds": True, "plugin": None}
+    defaults["with_pytorch"] = bool(known and known.seed_kernel)
     return {**defaults, **found}
 
 
@@ -179,7 +184,8 @@ def outcomes(
         zygote = stack.enter_context(new_zygote(compiled_for))
         verifier = stack.enter_context(gpu_verifier(gpus)) if gpus else None
         most = None if selection.gib is None else int(selection.gib * 2**30)
-        checker = selection.suite.checker(folder, compiled_for, zygote, verifier, CheckSettings(selection.seeds, most))
+        settings = CheckSettings(selection.seeds, most, selection.own_seeds)
+        checker = selection.suite.checker(folder, compiled_for, zygote, verifier, settings)
         pool = ThreadPoolExecutor(workers)
         try:
             running = {pool.submit(checker.check, source) for source in files}

@@ -91,9 +91,10 @@ def _selection(arguments: argparse.Namespace) -> SuiteSelection | None:
     suites = [name for name in arguments.tasks if name in plugins.names("suites") and name not in task_names()]
     if suites and not Path(suites[0]).is_dir():
         raise ConfigError(f"{suites[0]}: expected the checkout of this suite, got none; add --path DIR")
-    for option in ("only", "seeds", "gib"):
-        if getattr(arguments, option) is not None:
-            raise ConfigError(f"--{option}: expected a suite with its checkout, got tasks; leave it out")
+    for option in ("only", "seeds", "gib", "no_seeds"):
+        if getattr(arguments, option) not in (None, False):
+            name = option.replace("_", "-")
+            raise ConfigError(f"--{name}: expected a suite with its checkout, got tasks; leave it out")
     return None
 
 

@@ -65,6 +65,11 @@ def add_selection(parser: argparse.ArgumentParser, *, required: bool) -> None:
         help="KernelBench, TritonBench-T: seed kernels NAME.py (go before evo's own)",
     )
     parser.add_argument(
+        "--no-seeds",
+        action="store_true",
+        help="KernelBench, TritonBench-T: do not use evo's own seed kernels; models write the first ones",
+    )
+    parser.add_argument(
         "--gib",
         type=float,
         metavar="G",
@@ -76,7 +81,7 @@ def selection(arguments: argparse.Namespace, name: str) -> SuiteSelection:
     """Returns the files that the arguments of `add_selection` choose of the suite of that name."""
     from evo.campaign.suite import SuiteSelection
 
-    return SuiteSelection(name, arguments.path, arguments.only, arguments.seeds, arguments.gib)
+    return SuiteSelection(name, arguments.path, arguments.only, arguments.seeds, arguments.gib, not arguments.no_seeds)
 
 
 def _check(arguments: argparse.Namespace) -> int:

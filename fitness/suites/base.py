@@ -36,10 +36,12 @@ class CheckSettings:
 
     seeds: a folder of seed kernels NAME.py that go before those of the suite; None: there is none.
     most_bytes: of inputs, state and outputs of a case; None: the suite's own limit.
+    own_seeds: whether the suite's own seed kernels are used; else files without one are of a reference alone.
     """
 
     seeds: Path | None = None
     most_bytes: int | None = None
+    own_seeds: bool = True
 
 
 class Suite(Protocol):

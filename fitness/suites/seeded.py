@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from evo.core.errors import ConfigError
 from fitness.candidate import CompiledCandidate, FrontEnd
@@ -31,11 +31,22 @@ class SeededChecker(check.SuiteChecker):
     stages: ClassVar[Sequence[str]] = STAGES
 
     def __init__(
-        self, root: Path, target: Target, zygote: Zygote, verifier: Verifier | None = None, *, seeds: Path | None = None
+        self,
+        root: Path,
+        target: Target,
+        zygote: Zygote,
+        verifier: Verifier | None = None,
+        *,
+        seeds: Path | None = None,
+        own_seeds: bool = True,
     ) -> None:
-        """Keeps the settings. seeds: a folder of kernels that are preferred to evo's."""
+        """Keeps the settings. seeds: a folder of kernels that are preferred to evo's; own_seeds: use evo's, too."""
         super().__init__(root, target, zygote, verifier)
-        self._seeds = seeds
+        self._seeds, self._own_seeds = seeds, own_seeds
+
+    def _seed_of(self, source: SuiteFile, find: Callable[[Any, Path | None], str | None]) -> str | None:
+        """Returns the seed kernel of a file; find: returns the one in a folder of the user's, else evo's, else None."""
+        return find(source, self._seeds) if self._own_seeds else given(source.name, self._seeds)
 
     def _check_kernel(self, task: Task, outcome: CheckOutcome) -> None:
         """Takes the seed kernel through all stages.  Raises Stop, with `outcome` as far as it came."""

@@ -30,17 +30,18 @@ class KernelBenchChecker(seeded.SeededChecker):
         verifier: Verifier | None = None,
         *,
         seeds: Path | None = None,
+        own_seeds: bool = True,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """Keeps the settings.
 
-        seeds: kernels that are preferred to evo's; most_bytes: of inputs, state and outputs of a case.
+        seeds, own_seeds: as `SeededChecker` takes them; most_bytes: of inputs, state and outputs of a case.
         """
-        super().__init__(root, target, zygote, verifier, seeds=seeds)
+        super().__init__(root, target, zygote, verifier, seeds=seeds, own_seeds=own_seeds)
         self._most_bytes = most_bytes
 
     def _through(self, source: Any, scratch: Path, outcome: CheckOutcome) -> None:
-        folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
+        folder, kernel = self._root / source.name, self._seed_of(source, seed_kernel)
         sizes = write_folder(folder, source, kernel, self._most_bytes)
         if sizes.reduced:
             outcome.note = "reduced to " + ", ".join(f"{name}={size}" for name, size in sizes.own.items())

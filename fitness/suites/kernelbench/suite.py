@@ -33,4 +33,5 @@ class KernelBench:
         from fitness.suites.kernelbench.check import MOST_BYTES, KernelBenchChecker
 
         most = MOST_BYTES if settings.most_bytes is None else settings.most_bytes
-        return KernelBenchChecker(folder, target, zygote, verifier, seeds=settings.seeds, most_bytes=most)
+        seeds, own = settings.seeds, settings.own_seeds
+        return KernelBenchChecker(folder, target, zygote, verifier, seeds=seeds, own_seeds=own, most_bytes=most)

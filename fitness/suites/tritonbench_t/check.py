@@ -55,7 +55,7 @@ class TritonBenchTChecker(seeded.SeededChecker):
         return good
 
     def _task(self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
-        folder, kernel = self._root / source.name, seed_kernel(source, self._seeds)
+        folder, kernel = self._root / source.name, self._seed_of(source, seed_kernel)
         write_folder(folder, f"{TITLE}, {source.name}.py", kernel or "", calls, scratch, source.kernels)
         task = load_task(folder, tried=True)
         small = [case for case, call in zip(task.cases, calls, strict=True) if not call["timed"]]

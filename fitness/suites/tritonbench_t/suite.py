@@ -35,4 +35,5 @@ class TritonBenchT:
     ) -> TritonBenchTChecker:
         from fitness.suites.tritonbench_t.check import TritonBenchTChecker
 
-        return TritonBenchTChecker(folder, target, zygote, verifier, seeds=settings.seeds)
+        seeds, own = settings.seeds, settings.own_seeds
+        return TritonBenchTChecker(folder, target, zygote, verifier, seeds=seeds, own_seeds=own)
