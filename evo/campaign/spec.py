@@ -24,7 +24,16 @@ from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import lock
 from evo.core.models import Model
-from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig, check_limit, check_share, check_type, out_of_range
+from evo.core.settings import (
+    GUIDANCE,
+    REDRAFTS,
+    SEED_RANGE,
+    RunConfig,
+    check_limit,
+    check_share,
+    check_type,
+    out_of_range,
+)
 from evo.llm.models import read_models
 from evo.search.assemble import as_set, default_operators, expand, triton_version, with_first_kernels
 from evo.search.options import has_kernel
@@ -482,7 +491,7 @@ def _suite(raw: Any, folder: Path) -> SuiteSelection:
 
 
 def _seeds(raw: Any) -> tuple[int, ...]:
-    low, high = SEEDS
+    low, high = SEED_RANGE
     if type(raw) is int and 1 <= raw <= _MOST_SEEDS:
         return tuple(range(raw))
     if (

@@ -16,12 +16,12 @@ from evo.core.models import Model
 from evo.core.plugins import PluginRecord
 from evo.core.records import OperatorRef
 
-SEEDS = (0, 2**63 - 1)  # SQLite's integers end there
+SEED_RANGE = (0, 2**63 - 1)  # SQLite's integers end there
 
 # (lowest, highest) value of each number.  The upper ends are far beyond sensible use; they catch slips of the keyboard.
 _RANGES = {
     "budget": (1, 10_000_000),
-    "seed": SEEDS,
+    "seed": SEED_RANGE,
     "islands": (1, 64),
     "workers": (1, 1024),
     "screen_budget": (0, 10_000),

@@ -13,7 +13,7 @@ from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError
 from evo.core.models import Answerer, CallableModel, Model
 from evo.core.records import OperatorRef
-from evo.core.settings import GUIDANCE, REDRAFTS, SEEDS, RunConfig
+from evo.core.settings import GUIDANCE, REDRAFTS, SEED_RANGE, RunConfig
 from evo.llm.models import read_models, split_models
 from evo.search import assemble, evaluators
 from evo.search.strategies import Strategy, find_strategy, strategy_of
@@ -197,7 +197,7 @@ def check_workers(wanted: int | None) -> None:
 
 def check_seed(seed: int) -> None:
     """Raises ConfigError for a seed that a store cannot hold."""
-    low, high = SEEDS
+    low, high = SEED_RANGE
     if not isinstance(seed, int) or not low <= seed <= high:
         raise ConfigError(f"seed: expected an integer from {low} to {high}, got {seed!r}; set --seed")
 

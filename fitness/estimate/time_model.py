@@ -221,7 +221,7 @@ class _Launched:
         return self.warps * screen.WARP
 
     @property
-    def clocks_us(self) -> float:
+    def clocks_per_us(self) -> float:
         """Clocks of one multiprocessor in a microsecond."""
         return self.target.clock_hz / 1e6
 
@@ -332,7 +332,7 @@ def _stages(launch: _Launched, loop: str) -> int:
 
 def _on_multiprocessors(launch: _Launched, clocks: float) -> float:
     """Microseconds of the busiest multiprocessor, if each program keeps it busy for `clocks`."""
-    return launch.on_busiest * clocks / launch.clocks_us
+    return launch.on_busiest * clocks / launch.clocks_per_us
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -385,9 +385,9 @@ def _memory(launch: _Launched, cache: _Cache) -> dict[str, float]:
     share = launch.on_busiest / trace.programs  # of the busiest multiprocessor.
     return {
         "dram": _dram_us(dram, target),
-        "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / launch.clocks_us,
-        "scattered": share * stores * SCATTERED_STORE_CLOCKS / launch.clocks_us,
-        "atomics": max(share * atomics * ATOMIC_CLOCKS / launch.clocks_us, contended * ATOMIC_SAME_US),
+        "l2": share * (l2 + spilled) / L2_BYTES_PER_CLOCK / launch.clocks_per_us,
+        "scattered": share * stores * SCATTERED_STORE_CLOCKS / launch.clocks_per_us,
+        "atomics": max(share * atomics * ATOMIC_CLOCKS / launch.clocks_per_us, contended * ATOMIC_SAME_US),
         "latency_us": part * DRAM_LATENCY_US + (1 - part) * L2_LATENCY_US,
     }
 
@@ -556,10 +556,11 @@ def _latency(launch: _Launched, load_us: float) -> float:
     This is Little's law from the program's side: the loads in flight are those that the resident programs wait for.
     """
     instructions = _warp_instructions(launch)
-    path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / launch.clocks_us
-    path += launch.spill_bytes / 4 * 2 * SPILL_CLOCKS / launch.clocks_us
+    path = PROGRAM_START_US + instructions * (CLOCKS_PER_INSTRUCTION - 1) / launch.clocks_per_us
+    path += launch.spill_bytes / 4 * 2 * SPILL_CLOCKS / launch.clocks_per_us
     all_rounds = math.fsum(count for *_, count in launch.trace.rounds)
-    busy = (instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(launch)) / launch.clocks_us / max(1.0, all_rounds)
+    clocks = instructions * CLOCKS_PER_INSTRUCTION + _tensor_clocks(launch)
+    busy = clocks / launch.clocks_per_us / max(1.0, all_rounds)
     for kind, loop, count in launch.trace.rounds:
         ahead = _loads_ahead(launch, kind, loop)
         hidden = busy / 2 if kind == "dot" and _stages(launch, loop) > 1 else 0.0

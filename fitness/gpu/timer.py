@@ -197,7 +197,7 @@ class Timer:
         copies get swapped inputs.  With several copies a kernel can find out that it is timed, and is always checked.
         """
         events: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
-        kept = -1 if self._task.deterministic else secrets.randbelow(pairs)
+        kept_pair = -1 if self._task.deterministic else secrets.randbelow(pairs)
         swap = self._some(range(pairs), -(-pairs // LEAST_SWAPPED)) if program.integrity.swaps else ()
         for pair in range(pairs):
             for is_candidate in (True, False) if pair % 2 else (False, True):
@@ -211,7 +211,7 @@ class Timer:
                     program.integrity.check_outputs()
                     if program.copies > 1 or secrets.randbits(1):
                         program.integrity.check_inputs_and_guards()
-                    if pair == kept:
+                    if pair == kept_pair:
                         program.integrity.keep_outputs()
                     if pair in swap:
                         self.cold(program)
