@@ -55,7 +55,7 @@ from evo.search.replay import DecisionReplay, Redoing
 from evo.search.strategies import strategy_of
 from evo.search.termination import is_over
 from evo.storage.best import read_result
-from evo.storage.folders import FILE
+from evo.storage.folders import FILE, new_run_folder
 from evo.storage.queries import RunInfo, RunReader
 from evo.storage.store import Store, check_makeable, check_vacant
 from fitness.tasks.task import ChangedTaskError, Task
@@ -223,17 +223,12 @@ def _say_devices(devices: Devices, listener: Listener) -> None:
 
 
 def _new_folder(task: str) -> Path:
-    """runs/TASK-NNN with the first free number, made now so that two runs started at once do not meet."""
-    number = 1
-    while True:
-        folder = RUNS / f"{task}-{number:03}"
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise ConfigError(f"expected to make {folder}, got: {error}; name another folder by --run-dir") from error
+    """Makes the folder of a run that was not named."""
+    try:
+        return new_run_folder(RUNS, task)
+    except OSError as error:
+        made = error.filename or RUNS
+        raise ConfigError(f"expected to make {made}, got: {error}; name another folder by --run-dir") from error
 
 
 def _search(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from evo.cli.main import main
 from evo.storage.queries import RunReader
 from tests.cluster_support import two_nodes
 from tests.engine_support import facts
+from tests.mailbox_support import answering
 
 FUNCTIONS = ("sin", "cos", "exp", "abs")
 TASK = '''"""Element-wise {name} of a short vector."""
@@ -58,29 +56,10 @@ def entry(x):
 """
 
 
-@contextmanager
-def answering(box: Path) -> Iterator[None]:
-    """Answers what lies in a mailbox with the seed kernel of the run's task in other blocks."""
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.wait(0.1):
-            for question in box.glob("*.request.md"):
-                answer = question.with_name(question.name.replace(".request.", ".answer."))
-                if answer.exists():
-                    continue
-                kernel = KERNEL.format(name=question.name.partition(".")[0]).replace("SIZE = 16", "SIZE = 64")
-                draft = question.with_name(question.name.replace(".request.", ".draft."))
-                draft.write_text(f"Larger blocks.\n\n```python\n{kernel}```\n")
-                draft.rename(answer)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def larger_blocks(question: Path) -> str:
+    """An answer with the seed kernel of the run's task in other blocks."""
+    kernel = KERNEL.format(name=question.name.partition(".")[0]).replace("SIZE = 16", "SIZE = 64")
+    return f"Larger blocks.\n\n```python\n{kernel}```\n"
 
 
 def test_a_campaign_whose_node_is_lost_loses_nothing_that_was_finished(
@@ -95,7 +74,7 @@ def test_a_campaign_whose_node_is_lost_loses_nothing_that_was_finished(
         Path(name, "task.py").write_text(TASK.format(name=name))
         Path(name, "kernel.py").write_text(KERNEL.format(name=name))
     finished: dict[Path, dict[str, list[Any]]] = {}
-    with two_nodes() as nodes, answering(Path("box")):
+    with two_nodes() as nodes, answering(Path("box"), larger_blocks):
 
         def say(text: str) -> None:
             print(text)

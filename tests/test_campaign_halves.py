@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from evo.cli.main import main
 from evo.search import evaluators
 from tests.campaign_support import candidates, install, readers
 from tests.cli_support import NO_GPU, CliEvaluator
+from tests.mailbox_support import answering
 from tests.test_bench import FILES, FOLDER
 
 ONE_GPU = SimpleNamespace(count=1, name="H200", problem="")
@@ -54,28 +54,14 @@ def travels(there: Path, back: Path) -> Iterator[None]:
     shutil.copytree(back, there)
 
 
-@contextmanager
-def answering(box: Path, answered: list[str]) -> Iterator[None]:
-    """Answers what lies in a mailbox, as a person would; notes the names."""
-    over = threading.Event()
+def noting(answered: list[str]) -> Callable[[Path], str]:
+    """Answers of a person who notes the names."""
 
-    def work() -> None:
-        while not over.wait(0.02):
-            for question in sorted(box.glob("*.request.md")):
-                answer = question.with_name(question.name.replace(".request.", ".answer."))
-                if not answer.exists():
-                    answered.append(question.name)
-                    draft = answer.with_suffix(".draft")
-                    draft.write_text(answer_to(question.read_text()))
-                    draft.rename(answer)
+    def answer_of(question: Path) -> str:
+        answered.append(question.name)
+        return answer_to(question.read_text())
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return answer_of
 
 
 def test_a_campaign_that_travels_between_a_login_node_and_a_gpu_node(
@@ -85,7 +71,7 @@ def test_a_campaign_that_travels_between_a_login_node_and_a_gpu_node(
     answered: list[str] = []
     for number in range(3):
         before = len(opened)
-        with answering(Path("box"), answered):
+        with answering(Path("box"), noting(answered)):
             assert main([*command, "--out", str(LOGIN), "--propose-only", "2"]) == 0
         assert len(opened) == before, "proposing starts no evaluator"
         assert capsys.readouterr().out.count("proposed, 2 candidates pending") == 4

@@ -63,8 +63,10 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """The models to ask, and how."""
+def add_models(
+    parser: argparse.ArgumentParser, *, concurrency: str = "questions in flight of one search (default: 1)"
+) -> argparse._ArgumentGroup:
+    """The models to ask, and how; returns the group, for more options.  concurrency: help of --llm-concurrency."""
     group = parser.add_argument_group("language models", "see docs/llm.md")
     group.add_argument(
         "--model",
@@ -75,12 +77,11 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "Its key comes from the environment: EVO_API_KEY_NAME or OPENAI_API_KEY",
     )
     group.add_argument("--models", type=Path, metavar="FILE.toml", help="prices and settings of models")
-    group.add_argument(
-        "--llm-concurrency", type=int, metavar="K", help="questions in flight of one search (default: 1)"
-    )
+    group.add_argument("--llm-concurrency", type=int, metavar="K", help=concurrency)
     group.add_argument(
         "--guidance", metavar="KIND", help="what prompts tell of profiles: digest (default), raw or none"
     )
+    return group
 
 
 def add_baseline(parser: argparse.ArgumentParser) -> None:

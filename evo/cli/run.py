@@ -75,25 +75,12 @@ def add(commands: Any) -> None:
 
 
 def _add_models(run: argparse.ArgumentParser) -> None:
-    group = run.add_argument_group("language models", "see docs/llm.md")
-    group.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="NAME@BASE_URL",
-        help="a model at an OpenAI-compatible endpoint; or NAME@mailbox:DIR, replay:RUN; may be repeated. "
-        "Its key comes from the environment: EVO_API_KEY_NAME or OPENAI_API_KEY",
+    group = common.add_models(
+        run,
+        concurrency=f"questions in flight (default: {DEFAULT_CONCURRENCY}; 1 with --workers 1, which is repeatable)",
     )
-    group.add_argument("--models", type=Path, metavar="FILE.toml", help="prices and settings of models")
-    group.add_argument(
-        "--llm-concurrency", type=int, metavar="K", help=f"questions in flight (default: {DEFAULT_CONCURRENCY}; 1 with "
-        "--workers 1, which is repeatable)"
-    )  # fmt: skip
     group.add_argument("--max-tokens", type=int, metavar="N", help="hard limit on tokens, of prompts and answers")
     group.add_argument("--max-usd", type=float, metavar="X", help="hard limit on dollars; needs prices")
-    group.add_argument(
-        "--guidance", metavar="KIND", help="what prompts tell of profiles: digest (default), raw or none"
-    )
 
 
 def _add_halves(run: argparse.ArgumentParser) -> None:

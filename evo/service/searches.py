@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from evo.core.errors import EvoError, ServiceError
 from evo.core.text import short
 from evo.service.tasks import Entry
+from evo.storage.folders import new_run_folder
 
 if TYPE_CHECKING:
     from evo.result import Result
@@ -56,7 +57,7 @@ class Searches:
             busy = [path.name for path, each in self._running.items() if each.thread.is_alive()]
             if len(busy) >= self._most:
                 raise ServiceError(f"expected at most {self._most} search at once; wait for the end of it", 429, 30)
-            folder = _new_folder(self._folder / token, task.name)
+            folder = new_run_folder(self._folder / token, task.name)
             thread = threading.Thread(target=self._search, args=(task, folder, budget, seed), name=folder.name)
             self._running[folder] = _Running(thread)
             thread.start()
@@ -107,15 +108,3 @@ class Searches:
         """Waits for the searches to stop; `stop` asks them to."""
         for each in list(self._running.values()):
             each.thread.join()
-
-
-def _new_folder(parent: Path, task: str) -> Path:
-    """parent/TASK-NNN with the first free number, made now."""
-    number = 1
-    while True:
-        folder = parent / f"{task}-{number:03}"
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1

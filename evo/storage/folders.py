@@ -22,6 +22,21 @@ def run_folder(text: str) -> Path:
     return path
 
 
+def new_run_folder(parent: Path, task: str) -> Path:
+    """Makes parent/TASK-NNN with the first free number and returns it.  Raises OSError.
+
+    It is made now, so that two runs started at once do not meet.
+    """
+    number = 1
+    while True:
+        folder = parent / f"{task}-{number:03}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
 def runs_in(folder: Path) -> list[Path]:
     """Returns all runs below a folder such as a campaign's; for a run's folder, or without any, the folder itself."""
     below = [] if (folder / FILE).exists() else sorted(path.parent for path in folder.rglob(FILE))
