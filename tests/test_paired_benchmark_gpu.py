@@ -223,7 +223,7 @@ def test_copies_are_timed_on_inputs_that_nothing_was_verified_on(lab, bench, mon
     monkeypatch.setattr(bench.timer, "compare", noted)
     # Which draw more where something was disturbed.
     monkeypatch.setattr("fitness.gpu.paired_benchmark.PairedBenchmark._check_new", lambda *_: None)
-    monkeypatch.setattr(bench.seed_times, "harder", lambda *_: 1.0)
+    monkeypatch.setattr(bench.seed_times, "input_slowdown", lambda *_: 1.0)
     assert bench.evaluate(lab.work(source(WORK)), "3").verdict is Verdict.OK
     ((before, copies),) = timed_from
     on_copies = {seed for seed, _ in drawn} - set(compared_at[:before])
