@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 
+from fitness.frontend import compile
 from fitness.frontend.compile import job
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
 from operators.llm.architectures import ARCHITECTURES, HOPPER, arch_facts
@@ -30,6 +32,23 @@ def product(a, b, c, K, AK: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, KB:
         a += KB if AK else KB * 4096
         b += KB if BK else KB * 4096
     tl.store(c + m[:, None] * 128 + n[None, :], total)
+
+@triton.jit
+def promoted(a, b, c, K, STEPS: tl.constexpr):
+    m, n, k = tl.arange(0, 64), tl.arange(0, 128), tl.arange(0, 64)
+    a += m[:, None] * 4096 + k[None, :]
+    b += k[:, None] * 4096 + n[None, :]
+    acc = tl.zeros((64, 128), tl.float32)
+    for i in range(0, K):
+        part = tl.dot(tl.load(a), tl.load(b))
+        for _ in tl.static_range(STEPS - 1):
+            a += 64
+            b += 64 * 4096
+            part = tl.dot(tl.load(a), tl.load(b), part)
+        acc += part
+        a += 64
+        b += 64 * 4096
+    tl.store(c + m[:, None] * 128 + n[None, :], acc)
 
 @triton.jit
 def total(x, y, n, STAGES: tl.constexpr, B: tl.constexpr):
@@ -100,6 +119,15 @@ class Frozen(dict):
 
     def __hash__(self):
         return hash(repr(sorted(self.items(), key=repr)))
+
+
+@pytest.mark.parametrize(("steps", "added"), [(1, False), (2, True)])
+def test_one_step_is_folded_into_the_accumulator_and_a_sum_of_two_is_not(compiled, monkeypatch, steps, added):
+    texts, features = [], compile.ptx_features
+    monkeypatch.setattr(compile, "ptx_features", lambda ptx: texts.append(ptx) or features(ptx))
+    args = {"a": tensor(0, "float16"), "b": tensor(1, "float16"), "c": tensor(2), "K": 64, "STEPS": steps}
+    assert compiled("promoted", Frozen(args), Frozen({"num_warps": 4, "num_stages": 2}))["ptx_features"]["wgmma"]
+    assert bool(re.search(r"add(\.rn)?\.f32", texts[-1])) is added
 
 
 def test_wgmma_needs_64_rows_and_four_warps(dot):

@@ -44,6 +44,9 @@ def user(name, **changes) -> str:
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
+PYTORCH = dataclasses.replace(TASK, baseline="PyTorch eager (TF32 off)")
+ITSELF = parent(0, "", timings=(dataclasses.replace(TIMINGS[0], baseline_us=TIMINGS[0].samples_us, ratio=1.0),))
+
 # file -> (operator, what differs from the usual context)
 RENDERED = {
     "mutate": ("mutate", {}),
@@ -54,6 +57,7 @@ RENDERED = {
     "repair": ("repair", {"answer": "edits"}),
     "explore": ("explore", {"answer": "edits"}),
     "initial": ("initial", {"history": (), "flying": ()}),
+    "initial-timed": ("initial", {"task": PYTORCH, "baseline": ITSELF}),
 }
 
 

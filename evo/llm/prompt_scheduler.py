@@ -123,6 +123,7 @@ class PromptScheduler:
             profiles=profiles,
             guidance=self._guidance,
             answer=self._models[model].answer,
+            baseline=self._parent(SEED) if told and not parents else None,
         )
         prompt = self._of(operator).prompt([known[p] for p in parents], context)
         return None if prompt is None else Question(operator, prompt, tuple(parents), island, told, proposed)

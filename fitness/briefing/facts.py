@@ -86,8 +86,9 @@ def _model_source(text: str, task: Task) -> str:
     given = f"\n# Its other arguments stand for these parameters and buffers of the model:\n{held}" if held else "\n"
     return (
         f"{model}\n\n"
-        f"# `{task.entry}` takes the arguments of `forward`, with the sizes that are said above, and returns what\n"
-        f"# `forward` of `Model(*get_init_inputs())` returns in training mode, as it is made.{given}"
+        f"# `{task.entry}` takes the arguments of `forward`, and returns what `forward` of\n"
+        f"# `Model(*get_init_inputs())` returns in training mode, as it is made. Sizes and values are those of the\n"
+        f"# lists above, not those of `get_inputs`.{given}"
     )
 
 

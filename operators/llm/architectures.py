@@ -35,14 +35,15 @@ HOPPER = (
         _COMPILED,
     ),
     ArchFact(
-        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous "
-        "path. The left one then "
+        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous path. The left one then "
         "goes to wgmma from registers. The right one is written back to shared memory in each step.",
         _COMPILED,
     ),
     ArchFact(
-        '`input_precision="tf32x3"` takes three wgmma for one, with almost the precision of float32. `"ieee"` takes no '
-        "tensor cores at all.",
+        '`input_precision="tf32x3"` takes three wgmma for one, and its products are almost those of float32. Three products '
+        "of 16-bit parts (high times high, high times low, low times high) cost half of that: two float16 parts hold 22 "
+        "bits, within float16's range (scale first); two bfloat16 parts hold 16 bits, in any range. "
+        '`"ieee"` takes no tensor cores at all.',
         _COMPILED,
     ),
     ArchFact(
@@ -52,10 +53,8 @@ HOPPER = (
         _COMPILED,
     ),
     ArchFact(
-        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and "
-        "masks allow it: offsets "
-        "are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that "
-        "is divisible by 16 "
+        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and masks allow it: offsets "
+        "are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that is divisible by 16 "
         "in the launch).",
         _COMPILED + " (loads of rows with known and unknown strides)",
     ),
@@ -65,9 +64,17 @@ HOPPER = (
         _COMPILED + " (ttg.convert_layout)",
     ),
     ArchFact(
-        "Tensor descriptors (TMA): the base is 16-byte aligned, the last stride is 1, the others are "
-        "multiples of 16 bytes.",
+        "Tensor descriptors (TMA): the base is 16-byte aligned, the last stride is 1, the others are multiples of 16 "
+        "bytes. `d = tl.make_tensor_descriptor(p, shape=[M, K], strides=[K, 1], block_shape=[BM, BK])`, then "
+        "`d.load([m, k])` and `d.store([m, k], block)`; beyond the shape zeros are read and nothing is written.",
         "triton/language/core.py of Triton 3.8.0: make_tensor_descriptor",
+    ),
+    ArchFact(
+        "Tensor cores truncate where they add, so one accumulator over thousands of products loses digits that float32 "
+        "has. For a tolerance near float32's, add partial sums outside: some steps of `t = tl.dot(a, b, t)` from zero, "
+        "then `acc += t`. One step alone, `acc += tl.dot(a, b)`, is folded into the accumulator.",
+        "Fasi, Higham, Mikaitis, Pranesh 2021, Numerical behavior of NVIDIA tensor cores (PeerJ Computer Science 7); "
+        + _COMPILED,
     ),
 )
 

@@ -117,6 +117,7 @@ class LlmContext:
     history: Sequence[Tried] = ()  # the oldest first
     flying: Sequence[InFlight] = ()  # questions without an answer yet, the oldest first
     profiles: Mapping[int, Profile] = field(default_factory=dict)  # by index of the parent
+    baseline: Parent | None = None  # PyTorch, once it was timed, for questions without a parent
     guidance: str = "digest"  # one of GUIDANCE
     answer: str = "rewrite"  # one of ANSWERS
 

@@ -81,7 +81,7 @@ class _Asking:
             evaluated=context.evaluated,
             saying=self.saying,
             edits=self.edits and context.answer == "edits",
-            **self._values(parents),
+            **self._values(parents, context),
         )
         return Prompt(self.name, (Message("system", system(context)), Message("user", user)), direction)
 
@@ -106,7 +106,7 @@ class _Asking:
     def _applies(self, parents: Sequence[Parent]) -> bool:
         return len(parents) == self.arity and all(p.verdict is Verdict.OK for p in parents)
 
-    def _values(self, parents: Sequence[Parent]) -> Mapping[str, Any]:
+    def _values(self, parents: Sequence[Parent], context: LlmContext) -> Mapping[str, Any]:
         """The values that only this operator's template uses."""
         return {}
 
@@ -125,7 +125,7 @@ class LlmCrossover(_Asking):
     def _applies(self, parents: Sequence[Parent]) -> bool:
         return super()._applies(parents) and len({candidate_id(p.source) for p in parents}) == 2
 
-    def _values(self, parents: Sequence[Parent]) -> Mapping[str, Any]:
+    def _values(self, parents: Sequence[Parent], context: LlmContext) -> Mapping[str, Any]:
         return {"strengths": strengths(*parents)}
 
 
@@ -138,7 +138,7 @@ class LlmRepair(_Asking):
     def _applies(self, parents: Sequence[Parent]) -> bool:
         return len(parents) == 1 and parents[0].verdict in ADVICE
 
-    def _values(self, parents: Sequence[Parent]) -> Mapping[str, Any]:
+    def _values(self, parents: Sequence[Parent], context: LlmContext) -> Mapping[str, Any]:
         parent = parents[0]
         # The message is that of the first finding.
         new = [f for f in parent.findings if len(parent.findings) > 1 or f.message not in parent.message]
@@ -158,6 +158,9 @@ class LlmInitial(_Asking):
 
     name, arity, edits, directions = "initial", 0, False, ALGORITHMS
     saying = "how the work is laid out and why"
+
+    def _values(self, parents: Sequence[Parent], context: LlmContext) -> Mapping[str, Any]:
+        return {"baseline": context.baseline and speeds(context.baseline, context.task)}
 
 
 def system(context: LlmContext) -> str:
