@@ -25,22 +25,22 @@ def allowed() -> tuple[str, ...]:
     """Returns what every task allows, one line a subject."""
     options = ", ".join(f"`{name}`" for name in sorted(OPTIONS - _WITHOUT_EFFECT))
     return (
-        "Timed is one call of the host function as a CUDA graph: all its kernels and what lies between them. Its Python "
-        "is not timed.",
-        "Any number of kernels and launches, and helpers. Scratch tensors (`torch.empty`) and views cost no time. Fills "
-        "(`torch.zeros`, `torch.full`, `zero_`) and copies (`contiguous`, `clone`, `to`, `copy_`) are timed like "
+        "Timed is one call of the host function as a CUDA graph: all its kernels and what lies between them. Its "
+        "Python is not timed.",
+        "Any number of kernels and launches, and helpers. Scratch tensors (`torch.empty`) and views cost no time. "
+        "Fills (`torch.zeros`, `torch.full`, `zero_`) and copies (`contiguous`, `clone`, `to`, `copy_`) are timed like "
         "kernels.",
         "Nothing is kept from one call to the next: what is prepared of an argument is prepared in each call.",
         "The host function decides by shapes, strides, dtypes and plain arguments, and by device properties; never by "
         "elements of tensors.",
         f"Launch options: {options}; `num_stages` up to {MOST_STAGES}. `launch_pdl` is accepted without effect: "
         "launches of a call do not overlap.",
-        f"`@triton.autotune` with up to {CONFIGURATIONS} configurations a launch: the best is chosen before anything is "
-        "timed. One that needs more shared memory or registers than there are is left out; any other that does not "
+        f"`@triton.autotune` with up to {CONFIGURATIONS} configurations a launch: the best is chosen before anything "
+        "is timed. One that needs more shared memory or registers than there are is left out; any other that does not "
         "compile fails the kernel.",
-        'A grid is a tuple, or a function of the configuration: `lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`. On the '
-        "host, `triton.cdiv`, `triton.next_power_of_2`, `min`, `max` and arithmetic on plain numbers work. Tensors lie "
-        "on the GPU, and `x.device` is theirs.",
+        'A grid is a tuple, or a function of the configuration: `lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`. On '
+        "the host, `triton.cdiv`, `triton.next_power_of_2`, `min`, `max` and arithmetic on plain numbers work. "
+        "Tensors lie on the GPU, and `x.device` is theirs.",
         "Scratch memory holds odd values before it is written. It may be read then only where no result depends on it.",
         "Tensor descriptors (TMA) are made in the kernel by `tl.make_tensor_descriptor`; the memory they "
         "need is there. Descriptors made on the host are unsupported.",

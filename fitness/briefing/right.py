@@ -19,10 +19,10 @@ from fitness.verify.oracle import Expected, budget, expect, slack, stress_scale
 from fitness.verify.seed_oracle import TF32_EPS, multiplies
 
 _STRESSED = (
-    "All floating inputs together are also tried {scales} times as large and as small (with a first row of zeros); every "
-    "other one negated; multiplied by cubed normal numbers (heavy tails); with the last row and column and about eight "
-    "elements 8 times as large; and far from zero: {scales} times as large with a mean of that size too, by turns "
-    "negative and positive. Each time the tolerance is computed anew for these inputs, as above."
+    "All floating inputs together are also tried {scales} times as large and as small (with a first row of zeros); "
+    "every other one negated; multiplied by cubed normal numbers (heavy tails); with the last row and column and "
+    "about eight elements 8 times as large; and far from zero: {scales} times as large with a mean of that size too, "
+    "by turns negative and positive. Each time the tolerance is computed anew for these inputs, as above."
 )
 _AS_DRAWN = "Inputs are drawn as described, with other random numbers each time; no others are tried."
 

@@ -35,14 +35,14 @@ HOPPER = (
         _COMPILED,
     ),
     ArchFact(
-        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous path. The left one then "
-        "goes to wgmma from registers. The right one is written back to shared memory in each step.",
+        "An operand that is computed before the product (a cast, a scale) leaves the asynchronous path. The left one "
+        "then goes to wgmma from registers. The right one is written back to shared memory in each step.",
         _COMPILED,
     ),
     ArchFact(
-        '`input_precision="tf32x3"` takes three wgmma for one, and its products are almost those of float32. Three products '
-        "of 16-bit parts (high times high, high times low, low times high) cost half of that: two float16 parts hold 22 "
-        "bits, within float16's range (scale first); two bfloat16 parts hold 16 bits, in any range. "
+        '`input_precision="tf32x3"` takes three wgmma for one, and its products are almost those of float32. Three '
+        "products of 16-bit parts (high times high, high times low, low times high) cost half of that: two float16 "
+        "parts hold 22 bits, within float16's range (scale first); two bfloat16 parts hold 16 bits, in any range. "
         '`"ieee"` takes no tensor cores at all.',
         _COMPILED,
     ),
@@ -53,9 +53,9 @@ HOPPER = (
         _COMPILED,
     ),
     ArchFact(
-        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and masks allow it: offsets "
-        "are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that is divisible by 16 "
-        "in the launch).",
+        "A thread reads or writes 16 bytes at once only if the compiler knows that addresses and masks allow it: "
+        "offsets are contiguous, and strides and sizes are multiples of 16 (a constexpr, or an argument that is "
+        "divisible by 16 in the launch).",
         _COMPILED + " (loads of rows with known and unknown strides)",
     ),
     ArchFact(
