@@ -105,9 +105,13 @@ def finished(folder: Path, run: CampaignRun) -> bool:
 
 
 def pending(folder: Path, run: CampaignRun) -> int:
-    """Returns how many candidates of a run wait for an evaluation; 1 if it cannot be read: executing it says why."""
+    """Returns how many candidates of a run wait for an evaluation.
+
+    1 if it has not begun, for its seed kernel (or PyTorch), so that models are told what was measured; and 1 if it
+    cannot be read: executing it says why.
+    """
     if not (run.folder(folder) / FILE).exists():
-        return 0
+        return 1
     try:
         with RunReader(run.folder(folder)) as reader:
             return len(reader.pending())
