@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -138,7 +139,9 @@ class TaskEvaluator:
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._pytorch_estimates: Estimates | None = None  # of a task without a seed kernel, once asked for
         self._memo: OrderedDict[str, CompiledCandidate | Stop] = OrderedDict()
-        self._profiles: dict[tuple[str, bool], Profile] = {}  # by plan hash, and whether counters were asked for
+        self._profiles: dict[
+            tuple[str, bool], Future[Profile]
+        ] = {}  # by plan hash, and whether counters were asked for
         self._denied = ""  # why counters could not be read; then they are not asked for again
         self._lock = threading.Lock()
 
@@ -222,17 +225,23 @@ class TaskEvaluator:
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
         """Returns what limits an OK candidate, from the best available tier; without `counters` from the others.
 
-        Profiles of equal work on the device are made once.  Raises EvoError if the evaluation is not ok.
+        Profiles of equal work on the device are made once; threads that ask meanwhile wait.  Raises EvoError if the
+        evaluation is not ok.
         """
         if evaluation.verdict is not Verdict.OK:
             raise EvoError(f"expected an evaluation that is ok to profile, got {evaluation.verdict}")
+        work = (evaluation.plan_hash, counters)
         with self._lock:
-            known = self._profiles.get((evaluation.plan_hash, counters))
-        if known is None:
-            known = self._profile(candidate, evaluation, counters)
-            with self._lock:
-                self._profiles[evaluation.plan_hash, counters] = known
-        return known
+            mine = work not in self._profiles
+            known = self._profiles.setdefault(work, Future())
+        if mine:
+            try:
+                known.set_result(self._profile(candidate, evaluation, counters))
+            except BaseException as error:
+                with self._lock:
+                    del self._profiles[work]  # another try may succeed
+                known.set_exception(error)
+        return known.result()
 
     def _profile(self, candidate: Candidate, evaluation: Evaluation, counters: bool) -> Profile:
         # Frozen, each kernel has one configuration, the chosen one.

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from evo.campaign.limits import CampaignLimits
-from evo.campaign.runner import Done, Work, counter, execute_runs, finished, why_failed
+from evo.campaign.runner import CLAIMS, Done, Work, counter, execute_runs, finished, why_failed
 from evo.campaign.spec import Campaign, CampaignRun, Spec
 from evo.cli.campaigns import run_campaign
 from evo.core.errors import StoreError
+from evo.core.locks import try_lock
 from evo.core.records import Verdict
 from evo.search import evaluators
 from evo.storage.queries import RunInfo
@@ -124,6 +125,18 @@ def test_a_run_of_another_task_does_not_count(opened: list[CliEvaluator], campai
     assert done.reason == "failed"
     assert "expected the run of softmax, full, seed 0" in done.message
     assert "task hash 'another' instead of 'hash'" in done.message
+
+
+def test_a_task_that_another_process_began_comes_last_and_its_runs_are_shared(
+    opened: list[CliEvaluator], campaign: Campaign
+) -> None:
+    tasks = [added(campaign, name) for name in ("softmax", "rms_norm", "matmul")]
+    (campaign.folder / CLAIMS).mkdir()
+    with try_lock(campaign.folder / CLAIMS / "softmax.lock") as held:
+        assert held
+        done = list(execute_runs(campaign, iter(tasks), lambda task: CliEvaluator(), 1, work(campaign)))
+    assert [d.run.task for d in done] == ["rms_norm", "matmul", "softmax"]
+    assert all(finished(campaign.folder, d.run) for d in done)
 
 
 def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: Campaign) -> None:

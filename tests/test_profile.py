@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -182,6 +184,27 @@ def test_equal_work_is_profiled_once(gemv):
     renamed = Candidate(candidate.source.replace("batches", "lot"))
     again = dataclasses.replace(evaluation, candidate=renamed.id)
     assert evaluator.profile(renamed, again) is first
+
+
+def test_threads_that_ask_for_one_profile_wait_for_it_and_a_failure_is_tried_again(gemv, monkeypatch):
+    evaluator, candidate, evaluation = gemv
+    evaluation = dataclasses.replace(evaluation, plan_hash="of two runs")
+    asked, began, make = [], threading.Event(), evaluator._profile
+
+    def slow(*args):
+        asked.append(args)
+        began.wait(60)
+        if len(asked) == 1:
+            raise EvoError("the profiler failed")
+        return make(*args)
+
+    monkeypatch.setattr(evaluator, "_profile", slow)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(evaluator.profile, candidate, evaluation) for _ in range(2)]
+        began.set()
+        assert {type(one.exception()) for one in both} <= {EvoError, type(None)}
+    again = evaluator.profile(candidate, evaluation)
+    assert evaluator.profile(candidate, evaluation) is again and len(asked) == 2
 
 
 def test_failures_are_not_profiled(gemv):

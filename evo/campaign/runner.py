@@ -1,7 +1,8 @@
 """Executes the runs of a campaign: several at once, all runs of a task on one evaluator.
 
 So processes start, warm up and measure the seed once a task, not once a run.  Several processes may share a campaign:
-each claims a run before it begins, and leaves alone what another has claimed.  A process may execute halves of runs:
+each claims a run before it begins, and leaves alone what another has claimed.  They begin different tasks, and share
+the runs of one when no other task is left.  A process may execute halves of runs:
 only propose, without an evaluator, or only evaluate what is pending.
 """
 
@@ -13,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 FAILURE = "failure.txt"
 ELSEWHERE = "elsewhere"
+CLAIMS = "claims"  # folder of locks, one a task
 LOOK_S = 0.5  # between looks for another task
 IsDone = Callable[[Path, CampaignRun], bool]  # arguments: a campaign's folder and one of its runs
 Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its own end
@@ -172,14 +174,27 @@ def execute_runs(
     pool = ThreadPoolExecutor(workers, thread_name_prefix="run")
     wait = True
     try:
-        for future in _as_ended(tasks, workers, begin, ended, halted):
-            yield _done(campaign, runs.pop(future), future)
+        with ExitStack() as claims:
+            for future in _as_ended(_own_first(campaign.folder, tasks, claims), workers, begin, ended, halted):
+                yield _done(campaign, runs.pop(future), future)
     except KeyboardInterrupt:
         wait = False
         raise
     finally:
         over.set()
         pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def _own_first(folder: Path, tasks: Iterable[Task | None], claims: ExitStack) -> Iterator[Task | None]:
+    """Yields tasks that no other process has begun, which `claims` keeps; then the others."""
+    (folder / CLAIMS).mkdir(exist_ok=True)
+    others = []
+    for task in tasks:
+        if task is None or claims.enter_context(try_lock(folder / CLAIMS / f"{task.name}.lock")):
+            yield task
+        else:
+            others.append(task)
+    yield from others
 
 
 def _one(campaign: Campaign, run: CampaignRun, shared: _TaskEvaluator, work: Work) -> str:
