@@ -17,6 +17,7 @@ from fitness.briefing.right import right_lines
 from fitness.frontend.compile import OPTIONS
 from fitness.frontend.gate import RULES, gate
 from fitness.frontend.target import TARGETS, get_target
+from fitness.profile.profile import least_us
 from fitness.tasks.task import load_task, task_names
 from fitness.verify.oracle import expect
 from operators.llm.base import TaskFacts
@@ -141,7 +142,25 @@ def test_a_seed_that_is_the_reference_is_described_as_such(made):
     assert "the seed kernel below computes" in text and "quirks included" in text and "are not compared" in text
     facts = task_facts(task, TARGET)
     assert facts["reference"] == "" and facts["seed"] == task.seed_source
-    assert facts["work"] == {"a": {"bytes": 256.0}} and not facts["work_stated"]
+    assert facts["work"] == {"a": {"bytes": 256.0}} and facts["bytes_are"] == "those of each tensor argument, each once"
+
+
+def test_what_a_task_does_not_say_of_its_work_is_counted_from_the_reference(made):
+    draw = "return (torch.randn(N, N, generator=generator, device=generator.device).half(),)"
+    half, reference = "[Case('a', {'N': 64}, dtype='float16')]", "def reference(x):\n    return x @ x, x.sum()\n"
+    product = task_facts(made(draw, half, reference=reference), TARGET)
+    elements = 64 * 64
+    assert product["work"]["a"]["bytes"] == 2 * (2 * elements + 1) and product["work"]["a"]["flops"] == 2 * 64**3
+    assert product["work"]["a"]["least_us"] == least_us("float16", 2 * (2 * elements + 1), 2 * 64**3, TARGET)
+    assert product["bytes_are"] == "those of each tensor argument and of each result, each once"
+    needs_values = task_facts(
+        made(draw, reference="def reference(x):\n    return x[: int(x.abs().sum()) + 1]\n"), TARGET
+    )
+    assert needs_values["work"] == {"a": {"bytes": 2.0 * elements}}
+    assert needs_values["bytes_are"] == "those of each tensor argument, each once"
+    stated = load_task("softmax")
+    facts = task_facts(stated, TARGET)
+    assert facts["bytes_are"] == "" and facts["work"]["square"]["bytes"] == stated.bytes(stated.cases[0])
 
 
 def test_the_reference_comes_with_what_it_uses(made):

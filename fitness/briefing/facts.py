@@ -42,7 +42,7 @@ def task_facts(task: Task, target: Target, gpu: Mapping[str, Any] | None = None)
         "allowed": task_lines(task),
         "baseline": task.timed_against.text,
         "work": {case.name: work(arguments, case, target, gpu) for case in task.cases if case.role == "tune"},
-        "work_stated": task.bytes is not None,
+        "bytes_are": _bytes_are(arguments),
     }
 
 
@@ -93,19 +93,33 @@ def _model_source(text: str, task: Task) -> str:
 
 
 def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns "bytes" that a case moves at least, its "flops" if task.py says them, and "least_us" for both.
+    """Returns "bytes" that a case moves at least, its "flops" if they are known, and "least_us" for both.
 
-    If task.py says no bytes, those of the arguments count, each once, and not for the least time.
+    What task.py does not say is counted: `arguments.counted`.  If nothing can be counted, the bytes are those of the
+    arguments, each once, and not for the least time.
     """
     task = arguments.task
-    flops = task.flops(case) if task.flops else None
-    stated = task.bytes(case) if task.bytes else None
-    found = {"bytes": stated or arguments.bytes(case)}
+    counted = arguments.counted(case)
+    moved = task.bytes(case) if task.bytes else counted.get("bytes")
+    flops = task.flops(case) if task.flops else counted.get("flops")
+    found = {"bytes": moved or arguments.bytes(case)}
     if flops:
         found["flops"] = flops
-    if stated or flops:
-        found["least_us"] = least_us(case.dtype, stated, flops, target, gpu)
+    # float32 products of several narrower ones may be faster than float32 arithmetic.
+    bound = flops if task.flops or case.dtype != "float32" else None
+    if moved or bound:
+        found["least_us"] = least_us(case.dtype, moved, bound, target, gpu)
     return found
+
+
+def _bytes_are(arguments: Arguments) -> str:
+    """Returns which bytes `work` has, in words; "" if task.py says them."""
+    task = arguments.task
+    if task.bytes is not None:
+        return ""
+    tuned = [case for case in task.cases if case.role == "tune"]
+    results = " and of each result" if tuned and all(arguments.counted(case) for case in tuned) else ""
+    return f"those of each tensor argument{results}, each once"
 
 
 def hardware_facts(target: Target, gpu: Mapping[str, Any] | None = None) -> dict[str, str]:

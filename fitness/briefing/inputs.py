@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from evo.core.records import Case
 from fitness.frontend.memory import ALIGNMENT
@@ -35,6 +36,7 @@ class Arguments:
         self._described = Calls(task).described()
         self._forms: dict[str, Sequence[Form]] = {case.name: self._described[case.name] for case in task.cases}
         self._fixed = self._same_everywhere()
+        self._counted: dict[str, dict[str, float]] = {}
 
     def case_lines(self) -> tuple[str, ...]:
         """Returns one line for each case: its name, role, and what its arguments are at the size of the GPU.
@@ -74,6 +76,33 @@ class Arguments:
         tensors = (form["tensor"] for form in self._forms[case.name] if "tensor" in form)
         return float(sum(math.prod(t["shape"]) * ITEMSIZE[t["dtype"]] for t in tensors))
 
+    def counted(self, case: Case) -> dict[str, float]:
+        """Returns the "bytes" of all arguments and results, each once, and the "flops" of the reference.
+
+        The reference is called on tensors without values.  PyTorch counts operations of matrix products and
+        convolutions alone (`torch.utils.flop_counter`).  Empty without a reference, or if it needs values.
+        """
+        if case.name not in self._counted:
+            self._counted[case.name] = self._count(case) if self.task.reference is not None else {}
+        return self._counted[case.name]
+
+    def _count(self, case: Case) -> dict[str, float]:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils.flop_counter import FlopCounterMode
+
+        assert self.task.reference is not None
+        with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+            try:
+                results = self.task.reference(*map(_without_values, self._forms[case.name]))
+            except Exception:  # a reference is any program, and may need values
+                return {}
+        tensors = [r for r in pytree.tree_leaves(results) if isinstance(r, torch.Tensor)]
+        if not tensors:
+            return {}  # it writes into its arguments, some of them or all
+        written = sum(t.numel() * t.element_size() for t in tensors)
+        flops = float(counter.get_total_flops())
+        return {"bytes": self.bytes(case) + written} | ({"flops": flops} if flops else {})
+
     def _shown(self, case: Case) -> Iterator[str]:
         for position, (name, form) in enumerate(zip(self.task.parameters, self._forms[case.name], strict=False)):
             if position not in self._fixed and form.get("value", form) is not None:
@@ -104,6 +133,14 @@ class Arguments:
                 for seed in range(SEEDS if small else 1):
                     found.append((case, self.task.inputs(case.on_cpu(), torch.Generator().manual_seed(seed))))
         return found
+
+
+def _without_values(form: Form) -> Any:
+    """Returns an argument of that form; a tensor has no values."""
+    if "tensor" not in form:
+        return form["value"]
+    tensor = form["tensor"]
+    return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))
 
 
 def contiguous(shape: Sequence[int]) -> list[int]:

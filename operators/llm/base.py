@@ -96,10 +96,10 @@ class TaskFacts:
     seed: str = ""  # source of the seed kernel, if it is the reference
     allowed: tuple[str, ...] = ()  # by this task, beyond what all tasks allow
     baseline: str = "the seed kernel"  # what times are compared with
-    # Of each tune case "bytes", and "flops" and "least_us" if they are known; `work_stated`: the task says the bytes,
-    # else those of the arguments count.
+    # Of each tune case "bytes", and "flops" and "least_us" if they are known; `bytes_are`: which, if the task does not
+    # say them.
     work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    work_stated: bool = True
+    bytes_are: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
             {
                 "size": timing.case,
                 "µs": f"{us:.4g}",
-                f"{task.baseline}, µs": f"{before:.4g}" if before != us or parent.index else "",
-                "speedup": f"{timing.ratio:.3g}" if timing.ratio != 1 or parent.index else "",
+                f"{task.baseline}, µs": f"{before:.4g}" if parent.index else "",
+                "speedup": f"{timing.ratio:.3g}" if parent.index else "",
                 "GB/s": _rate(work, "bytes", us, 1e3),
                 "TFLOP/s": _rate(work, "flops", us, 1e6),
                 ROOFLINE: f"{min(100.0, 100 * work['least_us'] / us):.0f}" if "least_us" in work else "",
