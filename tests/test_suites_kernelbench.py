@@ -182,6 +182,13 @@ def test_sizes_that_a_model_insists_on_stay():
     assert sizes.other_cpu["batch"] < sizes.own_cpu["batch"]
 
 
+def test_sizes_whose_result_is_empty_are_not_taken():
+    text = problem("x[:, 100:]", "torch.rand(rows, columns)", sizes="rows = 512\ncolumns = 512")
+    sizes = sizes_of(text, most_bytes=1 << 30)
+    assert all(axes["columns"] > 100 for axes in (sizes.own_cpu, sizes.other, sizes.other_cpu))
+    assert sizes.own_cpu["rows"] < 100
+
+
 def test_a_problem_that_cannot_be_made_small_enough_says_its_size():
     with pytest.raises(TaskError, match=r"takes .* GiB at the least size"):
         sizes_of(problem("x * 2", "torch.rand(4096, 4096)", sizes="n = 1"), most_bytes=1 << 20)

@@ -27,6 +27,7 @@ class Extent:
     inputs: tuple[tuple[int, ...], ...]  # shapes
     elements: int
     nbytes: int
+    empty: bool  # whether a result has no elements
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,13 @@ def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
     with torch.no_grad():
         result = model(*given)
     inputs = [a for a in given if isinstance(a, torch.Tensor)]
-    tensors = [*inputs, *(value for _, value in state(model)), *tensors_of(result)]
+    results = tensors_of(result)
+    tensors = [*inputs, *(value for _, value in state(model)), *results]
     return Extent(
         tuple(tuple(a.shape) for a in inputs),
         sum(t.numel() for t in tensors),
         sum(t.numel() * t.element_size() for t in tensors),
+        not all(t.numel() for t in results),
     )
 
 
@@ -136,12 +139,16 @@ def _other(problem: Problem, axes: Axes, steering: Sequence[str]) -> Axes:
 
 
 def _smaller(problem: Problem, axes: Axes, than: Extent) -> Extent | None:
-    """Returns the extent at `axes` if the model accepts them and the inputs are smaller."""
+    """Returns the extent at `axes` if the model accepts them, the inputs are smaller, and no result is empty.
+
+    On the meta device some versions of PyTorch make an empty result of sizes that convolutions refuse elsewhere.
+    """
     try:
         there = extent(problem, axes)
     except Exception:  # the file's own code: these sizes do not agree
         return None
-    return there if _count(there.inputs) < _count(than.inputs) else None
+    smaller = _count(there.inputs) < _count(than.inputs)
+    return there if smaller and not there.empty else None
 
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:
