@@ -31,13 +31,13 @@ def allowed() -> tuple[str, ...]:
         "Fills (`torch.zeros`, `torch.full`, `zero_`) and copies (`contiguous`, `clone`, `to`, `copy_`) are timed like "
         "kernels.",
         "Nothing is kept from one call to the next: what is prepared of an argument is prepared in each call.",
-        "The host function decides by shapes, strides, dtypes and plain arguments, and by device properties; never by "
-        "elements of tensors.",
+        "The host function decides by shapes, strides, dtypes and plain arguments, and by device properties "
+        "(`torch.cuda.get_device_properties(x.device).multi_processor_count`); never by elements of tensors.",
         f"Launch options: {options}; `num_stages` up to {MOST_STAGES}. `launch_pdl` is accepted without effect: "
         "launches of a call do not overlap.",
         f"`@triton.autotune` with up to {CONFIGURATIONS} configurations a launch: the best is chosen before anything "
         "is timed. One that needs more shared memory or registers than there are is left out; any other that does not "
-        "compile fails the kernel.",
+        "compile fails the kernel. The list may be a comprehension.",
         'A grid is a tuple, or a function of the configuration: `lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`. On '
         "the host, `triton.cdiv`, `triton.next_power_of_2`, `min`, `max` and arithmetic on plain numbers work. "
         "Tensors lie on the GPU, and `x.device` is theirs.",

@@ -21,8 +21,9 @@ from fitness.verify.seed_oracle import TF32_EPS, multiplies
 _STRESSED = (
     "All floating inputs together are also tried {scales} times as large and as small (with a first row of zeros); "
     "every other one negated; multiplied by cubed normal numbers (heavy tails); with the last row and column and "
-    "about eight elements 8 times as large; and far from zero: {scales} times as large with a mean of that size too, "
-    "by turns negative and positive. Each time the tolerance is computed anew for these inputs, as above."
+    "about eight elements 8 times as large; and far from zero: each value is its size plus the mean size, times "
+    "{scales}, negative in one argument and positive in the next (the mean is about three times the deviation). Each "
+    "time the tolerance is computed anew for these inputs, as above."
 )
 _AS_DRAWN = "Inputs are drawn as described, with other random numbers each time; no others are tried."
 
