@@ -6,8 +6,9 @@ BUDGET ?= 24
 VENV := .venv
 BIN := $(VENV)/bin
 SERVER := .venv-server
+PUBLISHED := .venv-published
 
-.PHONY: run test test-server lint bench clean
+.PHONY: run test test-server test-published lint bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
@@ -21,6 +22,10 @@ test-server: $(SERVER)/.installed
 	HF_HUB_OFFLINE=1 $(SERVER)/bin/python -m analysis.benchmarks.tiny_model $(SERVER)/tiny
 	OMP_NUM_THREADS=1 EVO_TEST_SERVER=$(SERVER)/bin/transformers EVO_TEST_MODEL=$(SERVER)/tiny \
 	  $(BIN)/python -m pytest tests/test_real_server.py
+
+# Published trainers and search engines call evo as they do; nothing but packages is downloaded (350 MB).
+test-published: $(PUBLISHED)/.installed
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PUBLISHED)/bin/python -m pytest tests/test_published.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -55,5 +60,17 @@ $(SERVER)/.installed: $(VENV)/.installed-dev
 	$(SERVER)/bin/pip install --quiet --disable-pip-version-check "transformers[serving]>=5,<6" "$(TORCH)"
 	@touch $@
 
+# Packages whose dependencies ask for a GPU come alone, with what their loaders import.  OpenRLHF has wheels for some
+# versions of Python only; its test is skipped without it.
+$(PUBLISHED)/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv $(PUBLISHED)
+	$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
+	  "$(PUBLISHED)"}); open(added + "/packages.pth", "w").write(own)'
+	$(PUBLISHED)/bin/pip install --quiet --disable-pip-version-check "$(TORCH)" trl==1.16.0 openevolve==0.4.1 \
+	  verifiers==0.4.0 hydra-core==1.3.2 omegaconf tensordict codetiming orjson aiohttp pylatexenc python-dotenv
+	$(PUBLISHED)/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 shinka-evolve==0.0.7
+	-$(PUBLISHED)/bin/pip install --quiet --disable-pip-version-check --no-deps openrlhf==0.11.2
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(SERVER) build *.egg-info
+	rm -rf $(VENV) $(SERVER) $(PUBLISHED) build *.egg-info

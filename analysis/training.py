@@ -1,34 +1,23 @@
 """Makes training data for language models from runs: answers, with the results of their candidates.
 
-A row's completion yields the very source that its verdict and speedup are of: `evo.llm.completions`.
-
-Speedups are over the baseline of the run, as everywhere: the task's seed kernel, or PyTorch for a task without one
-(TritonRL's are over PyTorch).  Rewards and advantages:
-
-- `autotriton` (AutoTriton, arXiv 2507.05687): 1 if the rules are kept and the outputs are right, else 0.
-- `tritonrl` (TritonRL, arXiv 2510.17891): two rewards, each for its own tokens.  The code's get r_correct = syntax x
-  rules x compiled x correct, the plan's r_speed = r_correct x speedup; in the loss the plan's tokens weigh ALPHA, the
-  code's 1.
-- The advantage of an answer is (r - mean) / (std + EPSILON) over its group, std with n - 1; 0 in a group of one, as in
-  TRL's GRPOTrainer.
+A row's completion yields the very source that its verdict and speedup are of: `evo.llm.completions`.  Rewards and
+advantages are those of `evo.core.rewards`.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analysis.export_rows import Row
-from evo.core.records import STAGES, Verdict
+from evo.core.records import Verdict
+from evo.core.rewards import ALPHA, Judged, advantage, mean_and_std
 from evo.llm.completions import Completion, Completions, JudgedSource, Operators, spans_from_json
 from evo.storage.queries import RunReader
 from evo.storage.tables import count_unjudged, judged_answers
 
-ALPHA = 0.1  # TritonRL's choice
-EPSILON = 1e-4  # TRL's; verl has 1e-6
 TUNED = "with parameters that were tuned before the verdict: the completion has the judged source (column tuned)"
 
 
@@ -63,29 +52,11 @@ class TrainingAnswer:
     answered_source: str | None = None  # in the text, if it was tuned; None in runs of earlier versions
 
     @property
-    def judged(self) -> tuple[Verdict, str]:
-        """Verdict and stage of its source: an answer that repeats a candidate has those of that candidate."""
+    def judged(self) -> Judged:
+        """The result of its source: an answer that repeats a candidate has that of the candidate."""
         if self.stage == "answer" and self.twin_verdict is not None and self.twin_stage is not None:
-            return self.twin_verdict, self.twin_stage
-        return self.verdict, self.stage
-
-    @property
-    def syntax(self) -> bool:
-        """Whether it holds a source that is Python; the gate's compile error is that of Python's parser."""
-        verdict, stage = self.judged
-        return stage != "answer" and not (stage == "gate" and verdict is Verdict.COMPILE_ERROR)
-
-    @property
-    def rules(self) -> bool:
-        return self.syntax and self.judged[0] is not Verdict.REJECTED
-
-    @property
-    def compiled(self) -> bool:
-        return STAGES.index(self.judged[1]) > STAGES.index("compile")
-
-    @property
-    def correct(self) -> bool:
-        return self.judged[0] in (Verdict.OK, Verdict.DUPLICATE)
+            return Judged(self.twin_verdict, self.twin_stage, self.speedup)
+        return Judged(self.verdict, self.stage, self.speedup)
 
     @property
     def gained(self) -> bool:
@@ -93,15 +64,6 @@ class TrainingAnswer:
         if self.verdict is not Verdict.OK or self.speedup is None or self.ci_low is None:
             return False
         return self.ci_low > 1 and self.speedup > (self.parent_speedup or 0.0)
-
-    @property
-    def rewards(self) -> dict[str, float]:
-        correct = float(self.syntax and self.rules and self.compiled and self.correct)
-        return {
-            "autotriton": float(self.rules and self.correct),
-            "tritonrl_plan": correct * (self.speedup or 0.0),
-            "tritonrl_code": correct,
-        }
 
     def completion(self, completions: Completions) -> Completion | str:
         """A text that yields the source that was evaluated, or the reason why it yields none."""
@@ -193,13 +155,13 @@ def grpo(run: str, reader: RunReader, *, operators: Operators, notes: Counter[st
         group = groups.get((answer.model, answer.prompt_hash), {})
         notes["alone in their group, so without an advantage"] += not group
         scored: list[float] = []
-        for name, reward in answer.rewards.items():
-            mean, std = group.get(name, (reward, 0.0))
-            scored += [reward, (reward - mean) / (std + EPSILON)]
+        judged = answer.judged
+        for name, reward in judged.rewards.items():
+            scored += [reward, advantage(reward, *group.get(name, (reward, 0.0)))]
         task = reader.info.config.task
         yield (
             *answer.sample(run, reader, made), f"{run}/{answer.model}/{answer.prompt_hash}", answer.verdict,
-            answer.stage, answer.syntax, answer.rules, answer.compiled, answer.correct,
+            answer.stage, judged.syntax, judged.rules, judged.compiled, judged.correct,
             answer.speedup, answer.ci_low, answer.ci_high, answer.estimated, *scored, ALPHA,
             f"evo/{task}", "triton", {"style": "rule", "ground_truth": task}, {"index": index, "split": "train"},
         )  # fmt: skip
@@ -214,13 +176,9 @@ def _groups(reader: RunReader, completions: Completions) -> dict[tuple[str, str]
     found: defaultdict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for answer in answers(reader):
         if not isinstance(answer.completion(completions), str):
-            found[answer.model, answer.prompt_hash].append(answer.rewards)
+            found[answer.model, answer.prompt_hash].append(answer.judged.rewards)
     return {
-        key: {name: _mean_and_std([r[name] for r in rewards]) for name in rewards[0]}
+        key: {name: mean_and_std([r[name] for r in rewards]) for name in rewards[0]}
         for key, rewards in found.items()
         if len(rewards) > 1
     }
-
-
-def _mean_and_std(values: list[float]) -> tuple[float, float]:
-    return statistics.fmean(values), statistics.stdev(values)

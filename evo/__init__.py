@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from evo import rewards as rewards
     from evo.api import Evaluator as Evaluator
     from evo.api import load_task as load_task
     from evo.api import resume as resume
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from evo.core.records import Verdict as Verdict
     from evo.result import BestKernel as BestKernel
     from evo.result import Result as Result
+    from evo.rewards import Reward as Reward
+    from evo.rewards import TritonReward as TritonReward
     from evo.service.client import Client as Client
     from fitness.tasks.task import Task as Task
 
@@ -45,8 +48,10 @@ _HOMES = {
     "EvoError": "evo.core.errors",
     "Model": "evo.core.models",
     "Result": "evo.result",
+    "Reward": "evo.rewards",
     "Task": "fitness.tasks.task",
     "Trial": "evo.core.records",
+    "TritonReward": "evo.rewards",
     "Verdict": "evo.core.records",
     "load_task": "evo.api",
     "register_operator": "evo.core.plugins",
@@ -56,7 +61,7 @@ _HOMES = {
     "register_target": "evo.core.plugins",
     "resume": "evo.api",
 }
-_MODULES = {"plugins": "evo.core.plugins", "search": "evo.search"}
+_MODULES = {"plugins": "evo.core.plugins", "rewards": "evo.rewards", "search": "evo.search"}
 
 __all__ = [
     "BestKernel",
@@ -67,8 +72,10 @@ __all__ = [
     "EvoError",
     "Model",
     "Result",
+    "Reward",
     "Task",
     "Trial",
+    "TritonReward",
     "Verdict",
     "__version__",
     "load_task",
@@ -79,6 +86,7 @@ __all__ = [
     "register_suite",
     "register_target",
     "resume",
+    "rewards",
     "search",
 ]
 

@@ -19,10 +19,11 @@ import fitness
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
 from analysis.benchmarks.instant import InstantEvaluator
 from analysis.export import export_training
-from analysis.training import EPSILON, TUNED, TrainingAnswer
+from analysis.training import TUNED
 from evo.cli.main import main
 from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Trial, Verdict, score
+from evo.core.rewards import EPSILON
 from evo.llm.completions import NO_FORM, UNEXPLAINED, UNKNOWN_OPERATOR
 from evo.storage.folders import FILE
 from evo.storage.model_calls import stored_calls
@@ -113,28 +114,6 @@ def test_every_judged_answer_is_there_with_its_verdict(rows: list[dict[str, Any]
     assert (found[2]["speedup"], found[2]["estimated"], found[6]["estimated"]) == (3.0, False, True)
     assert (found[3]["speedup"], found[3]["estimated"]) == (1.0, False)  # its twin's, the seed's
     assert len({found[t]["group"] for t in (1, 2, 4)}) == 1
-
-
-@pytest.mark.parametrize(
-    ("verdict", "stage", "flags"),
-    [
-        (Verdict.COMPILE_ERROR, "answer", (False, False, False)),
-        (Verdict.REJECTED, "answer", (False, False, False)),
-        (Verdict.COMPILE_ERROR, "gate", (False, False, False)),
-        (Verdict.REJECTED, "gate", (True, False, False)),
-        (Verdict.REJECTED, "record", (True, False, False)),
-        (Verdict.COMPILE_ERROR, "record", (True, True, False)),
-        (Verdict.UNSUPPORTED, "record", (True, True, False)),
-        (Verdict.COMPILE_ERROR, "compile", (True, True, False)),
-        (Verdict.OUT_OF_MEMORY, "screen", (True, True, True)),
-        (Verdict.TIMEOUT, "verify", (True, True, True)),
-        (Verdict.REJECTED, "time", (True, False, True)),
-    ],
-)
-def test_flags_say_how_far_an_answer_came(verdict: Verdict, stage: str, flags: tuple[bool, ...]) -> None:
-    answer = TrainingAnswer(1, "h", "m", "o", 1, "{}", "", None, None, verdict, stage, *(None,) * 8)
-    assert (answer.syntax, answer.rules, answer.compiled) == flags
-    assert not answer.correct and set(answer.rewards.values()) == {0.0}
 
 
 def test_prompts_completions_and_spans_are_the_stored_ones(rows: list[dict[str, Any]]) -> None:
