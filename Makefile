@@ -6,8 +6,9 @@ BUDGET ?= 24
 VENV := .venv
 BIN := $(VENV)/bin
 SERVER := .venv-server
+TRAIN := .venv-train
 
-.PHONY: run test test-server lint bench clean
+.PHONY: run test test-server train-demo test-train lint bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
@@ -21,6 +22,14 @@ test-server: $(SERVER)/.installed
 	HF_HUB_OFFLINE=1 $(SERVER)/bin/python -m analysis.benchmarks.tiny_model $(SERVER)/tiny
 	OMP_NUM_THREADS=1 EVO_TEST_SERVER=$(SERVER)/bin/transformers EVO_TEST_MODEL=$(SERVER)/tiny \
 	  $(BIN)/python -m pytest tests/test_real_server.py
+
+# The recipes for training: two steps each on a CPU, of a tiny random model made here, compared with their formulas.
+train-demo: $(TRAIN)/.installed
+	HF_HUB_OFFLINE=1 $(TRAIN)/bin/python -m analysis.benchmarks.tiny_model $(TRAIN)/tiny
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(TRAIN)/bin/python -m analysis.training.demo $(TRAIN)/tiny
+
+test-train: $(TRAIN)/.installed $(VENV)/.installed-dev
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(TRAIN)/bin/python -m pytest -m train tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -47,13 +56,22 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
-# The server has an environment of its own, which sees the packages of $(VENV), torch among them, and adds to them.
+# These have environments of their own, which see the packages of $(VENV), torch among them, and add to them.
+define environment
+$(BIN)/python -m venv $(1)
+$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
+  "$(1)"}); open(added + "/packages.pth", "w").write(own)'
+endef
+
 $(SERVER)/.installed: $(VENV)/.installed-dev
-	$(BIN)/python -m venv $(SERVER)
-	$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
-	  "$(SERVER)"}); open(added + "/packages.pth", "w").write(own)'
+	$(call environment,$(SERVER))
 	$(SERVER)/bin/pip install --quiet --disable-pip-version-check "transformers[serving]>=5,<6" "$(TORCH)"
 	@touch $@
 
+$(TRAIN)/.installed: $(VENV)/.installed
+	$(call environment,$(TRAIN))
+	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e ".[train]" "$(TORCH)"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(SERVER) build *.egg-info
+	rm -rf $(VENV) $(SERVER) $(TRAIN) build *.egg-info
