@@ -58,7 +58,9 @@ def main() -> int:
         for kind in ("sft", "grpo"):
             export_training([RUN], Path(folder, kind), kind, operators=LLM_OPERATORS)
             tables[kind] = list(read_rows(Path(folder, kind, f"{kind}.jsonl")))
-        print(f"{RUN.name}: {len(tables['grpo'])} stored answers, {len(tables['sft'])} of them verified gains on an H200")
+        print(
+            f"{RUN.name}: {len(tables['grpo'])} stored answers, {len(tables['sft'])} of them verified gains on an H200"
+        )
         run_sft(model, tables["sft"], Path(folder))
         with Evaluator(TASK, gpus="none") as evaluator:
             print(f"\nThe answers are evaluated again: {evaluator.description}")
