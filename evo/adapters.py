@@ -199,7 +199,7 @@ def shinka_main(evaluator: Evaluates, arguments: Sequence[str] | None = None) ->
 
 
 def _after(prompt: str, query: str) -> str:
-    """The completion in a query.  The prompt must be found: it may hold a kernel, which is no answer."""
+    """The completion in a query.  It must hold the prompt: a kernel in that is not an answer."""
     _, found, completion = query.partition(prompt) if prompt else ("", True, query)
     if not found:
         raise ConfigError(
@@ -247,7 +247,7 @@ def _metrics(found: Evaluation) -> dict[str, float]:
 
 
 def _message(found: Evaluation) -> str:
-    """What a model is to know: the times if it is right, else what is wrong and where."""
+    """What a model is to know: the times if it is right, else its stage and what is wrong."""
     if found.fitness is None:
         return f"{found.verdict} at stage {found.stage}: {short(found.message)}"
     return f"{found.fitness} over the baseline; by case: " + ", ".join(

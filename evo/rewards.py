@@ -56,8 +56,8 @@ class Reward:
     """The reward of one completion, and what it follows from.
 
     value: by the scheme.  plan, code: TritonRL's two rewards, for the tokens of the plan and of the code, whatever the
-    scheme is; `spans` has their places.  All three are None if the evaluator itself failed, with verdict
-    INFRASTRUCTURE: then nothing is known about the completion.
+    scheme is; `spans` has their places.  If the evaluator itself failed, nothing is known about the completion: the
+    verdict is INFRASTRUCTURE, and value, plan and code do not exist (None).
     """
 
     value: float | None

@@ -119,6 +119,8 @@ def add_call(db: sqlite3.Connection, trial: int | None, prompt: str, answer: str
 
 
 def spans(answer: str) -> dict[str, tuple[int, int]]:
+    if "python\n" not in answer:
+        return {}
     code = answer.index("python\n") + len("python\n")
     found = {"code": (code, answer.rindex("```"))}
     return found | ({"plan": (0, answer.index("\n"))} if answer.startswith("Plan") else {})

@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,28 +27,7 @@ from evo.adapters import (
     verl_compute_score,
 )
 from evo.core.errors import ConfigError, EvoError
-from evo.core.records import Candidate, Evaluation, Verdict
-from evo.rewards import Reward
-from tests.engine_support import failed_trial, ok_trial
-
-
-class Rewarded:
-    """A reward that notes its texts: `right` gets 1, `broken` is not known, and all others get 0."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def __call__(self, completions: Sequence[str]) -> list[Reward]:
-        self.texts += completions
-        return [self._of(text) for text in completions]
-
-    def _of(self, text: str) -> Reward:
-        if text == "broken":
-            return Reward(None, Verdict.INFRASTRUCTURE, None, False, None, None, reason="died", stage="verify")
-        if text == "right":
-            return Reward(1.0, Verdict.OK, 2.0, True, 2.0, 1.0)
-        return Reward(0.0, Verdict.REJECTED, None, False, 0.0, 0.0, reason="no \x1b", stage="gate")
-
+from tests.reward_support import EVALUATED, TRIALS, Rewarded
 
 # --- signatures ------------------------------------------------------------------------------------------------------
 
@@ -184,32 +162,12 @@ def test_tokens_that_end_an_answer_do_not_hide_the_end_of_its_code(end: str) -> 
 # --- other search engines --------------------------------------------------------------------------------------------
 
 
-class Evaluated:
-    """Evaluates as a stored trial was."""
-
-    def __init__(self, *known: Evaluation) -> None:
-        self.known = {each.candidate: each for each in known}
-
-    def evaluate_many(self, sources: Iterable[str]) -> Iterator[Evaluation]:
-        return (self.known[Candidate(source).id] for source in sources)
-
-
-TRIALS = (
-    ok_trial(1, 2.5),
-    failed_trial(2, Verdict.WRONG, "wrong \x1b result"),
-    failed_trial(3, Verdict.INFRASTRUCTURE, "died"),
-)
-
-
 @pytest.fixture
 def programs(tmp_path: Path) -> list[str]:
     """The files of `TRIALS`."""
     for trial in TRIALS:
         (tmp_path / f"{trial.index}.py").write_text(trial.proposal.candidate.source, encoding="utf-8")
     return [str(tmp_path / f"{trial.index}.py") for trial in TRIALS]
-
-
-EVALUATED = Evaluated(*(trial.evaluation for trial in TRIALS))
 
 
 def test_shinka_reads_what_the_script_writes(programs: list[str], tmp_path: Path) -> None:

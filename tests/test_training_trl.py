@@ -1,4 +1,4 @@
-"""analysis.training with TRL and a tiny random model: `make test-train` (`make train-demo` shows the recipes whole)."""
+"""analysis.training with TRL and a tiny random model: `make test-published` (`make train-demo` runs each recipe)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from evo.core.records import Verdict
 from evo.rewards import Reward
 from operators.registry import LLM_OPERATORS
 
-pytest.importorskip("trl", reason="needs TRL: make test-train")
-pytestmark = pytest.mark.train
+pytest.importorskip("trl", reason="needs TRL: make test-published")
+pytestmark = pytest.mark.published
 
-from datasets import Dataset
-from transformers import AutoTokenizer
+from datasets import Dataset  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
-from analysis.training import demo, hierarchical
-from analysis.training.watched import Step, WatchedHierarchical
+from analysis.training import demo, hierarchical  # noqa: E402
+from analysis.training.watched import Step, WatchedHierarchical  # noqa: E402
 
 GROUP = 4
 
@@ -62,7 +62,7 @@ def trained(model: str, rewards: Any, tasks: Sequence[str], folder: Path, **sett
     args = demo.grpo_config(folder, "grpo")
     rows = [{"prompt": [{"role": "user", "content": f"write {task}"}], "task": task} for task in tasks]
     trainer = WatchedHierarchical(model, rewards, args, train_dataset=Dataset.from_list(rows), **settings)
-    trainer.stored = dict.fromkeys([str(row["prompt"]) for row in rows], [])
+    trainer.stored = {str(row["prompt"]): [] for row in rows}
     demo.train(trainer)
     return trainer.steps
 

@@ -7,7 +7,7 @@ DIR has a tiny model with random weights.  The evaluator is the real one, withou
 
 A random model writes no kernel, so all of its rewards are 0 and teach nothing.  So in each group of four, two or
 three answers are not the model's: after generation, answers of a stored run to the same prompt take their place
-(`watched.StoredAnswers`).  That serves to check formulas, and is no way to train.
+(`watched.StoredAnswers`).  That serves to check formulas; nothing can be learned so.
 
 What TRL did is compared with a computation of its own: tokens by the tokenizer's character offsets, advantages and
 losses written out with NumPy and Python, gradients by a plain model with the same weights.
@@ -30,13 +30,12 @@ from transformers import AutoModelForCausalLM, PrinterCallback
 from transformers.utils import logging
 from trl import GRPOConfig, SFTConfig
 
-from analysis.export import export_training
 from analysis.training.data import fastest, prompts, read_rows
 from analysis.training.watched import Step, WatchedGRPO, WatchedHierarchical, WatchedSFT
 from evo.adapters import trl_reward_func
 from evo.api import Evaluator
+from evo.cli.main import main as evo
 from evo.rewards import ALPHA, EPSILON, Reward, TritonReward
-from operators.registry import LLM_OPERATORS
 
 RUN = Path(__file__).resolve().parents[2] / "runs/reference/h200-claude/softmax"
 TASK = "softmax"
@@ -56,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tables = {}
         for kind in ("sft", "grpo"):
-            export_training([RUN], Path(folder, kind), kind, operators=LLM_OPERATORS)
+            evo(["export", str(RUN), "--out", f"{folder}/{kind}", "--format", kind])
             tables[kind] = list(read_rows(Path(folder, kind, f"{kind}.jsonl")))
         print(
             f"{RUN.name}: {len(tables['grpo'])} stored answers, {len(tables['sft'])} of them verified gains on an H200"
