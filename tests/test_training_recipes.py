@@ -134,7 +134,7 @@ def test_characters_of_several_tokens_are_counted_once() -> None:
     tokens = [*ANSWER.encode(), 256]
     end = spans_of(ANSWER)["plan"][1]
     assert plan_length(decode_bytes, tokens, ANSWER, spans_of(ANSWER)) == len(ANSWER[:end].encode()) == end + 2
-    arrow = ANSWER.index("→") + 1  # a plan whose last character has three tokens
+    arrow = ANSWER.index("→") + 1  # the last character of this plan has three tokens
     spans = {"plan": (0, arrow), "code": (arrow + 1, len(ANSWER))}
     assert plan_length(decode_bytes, tokens, ANSWER, spans) == len(ANSWER[:arrow].encode())
 
@@ -143,7 +143,7 @@ def test_reasoning_before_the_plan_belongs_to_it() -> None:
     answer = f"<think>rows fit into registers</think>\n{ANSWER}"
     tokens, decode = words_of(answer, 1)
     assert plan_length(decode, tokens, answer, spans_of(answer)) == answer.index("\n\n```python")
-    # A trainer may give the reasoning apart, so that the rewarded text is a part of what was sampled.
+    # A trainer may give the reasoning apart: then the rewarded text is a part of what was sampled.
     assert plan_length(decode, tokens, ANSWER, spans_of(ANSWER)) == answer.index("\n\n```python")
 
 

@@ -34,7 +34,7 @@ from analysis.training.data import fastest, prompts, read_rows
 from analysis.training.watched import Step, WatchedGRPO, WatchedHierarchical, WatchedSFT
 from evo.adapters import trl_reward_func
 from evo.api import Evaluator
-from evo.cli.main import main as evo
+from evo.cli.main import main as run_command
 from evo.rewards import ALPHA, EPSILON, Reward, TritonReward
 
 RUN = Path(__file__).resolve().parents[2] / "runs/reference/h200-claude/softmax"
@@ -55,11 +55,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tables = {}
         for kind in ("sft", "grpo"):
-            evo(["export", str(RUN), "--out", f"{folder}/{kind}", "--format", kind])
+            run_command(["export", str(RUN), "--out", f"{folder}/{kind}", "--format", kind])
             tables[kind] = list(read_rows(Path(folder, kind, f"{kind}.jsonl")))
-        print(
-            f"{RUN.name}: {len(tables['grpo'])} stored answers, {len(tables['sft'])} of them verified gains on an H200"
-        )
+        print(f"stored answers: {len(tables['grpo'])}, verified gains on an H200 among them: {len(tables['sft'])}")
         run_sft(model, tables["sft"], Path(folder))
         with Evaluator(TASK, gpus="none") as evaluator:
             print(f"\nThe answers are evaluated again: {evaluator.description}")
