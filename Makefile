@@ -6,9 +6,10 @@ BUDGET ?= 24
 VENV := .venv
 BIN := $(VENV)/bin
 SERVER := .venv-server
+TRAIN := .venv-train
 PUBLISHED := .venv-published
 
-.PHONY: run test test-server test-published lint bench clean
+.PHONY: run test test-server test-published train-demo lint bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
@@ -23,9 +24,14 @@ test-server: $(SERVER)/.installed
 	OMP_NUM_THREADS=1 EVO_TEST_SERVER=$(SERVER)/bin/transformers EVO_TEST_MODEL=$(SERVER)/tiny \
 	  $(BIN)/python -m pytest tests/test_real_server.py
 
+# Each training recipe for two steps on a CPU, with a tiny random model made here; TRL is compared with the formulas.
+train-demo: $(TRAIN)/.installed
+	HF_HUB_OFFLINE=1 $(TRAIN)/bin/python -m analysis.benchmarks.tiny_model $(TRAIN)/tiny
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(TRAIN)/bin/python -m analysis.training.demo $(TRAIN)/tiny
+
 # Published trainers and search engines call evo as they do; nothing but packages is downloaded (350 MB).
 test-published: $(PUBLISHED)/.installed
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PUBLISHED)/bin/python -m pytest tests/test_published.py
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PUBLISHED)/bin/python -m pytest tests/test_published.py tests/test_training_trl.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -52,20 +58,27 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
-# The server has an environment of its own, which sees the packages of $(VENV), torch among them, and adds to them.
+# These have environments of their own, which see the packages of $(VENV), torch among them, and add to them.
+define environment
+$(BIN)/python -m venv $(1)
+$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
+  "$(1)"}); open(added + "/packages.pth", "w").write(own)'
+endef
+
 $(SERVER)/.installed: $(VENV)/.installed-dev
-	$(BIN)/python -m venv $(SERVER)
-	$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
-	  "$(SERVER)"}); open(added + "/packages.pth", "w").write(own)'
+	$(call environment,$(SERVER))
 	$(SERVER)/bin/pip install --quiet --disable-pip-version-check "transformers[serving]>=5,<6" "$(TORCH)"
+	@touch $@
+
+$(TRAIN)/.installed: $(VENV)/.installed
+	$(call environment,$(TRAIN))
+	$(TRAIN)/bin/pip install --quiet --disable-pip-version-check -e ".[train]" "$(TORCH)"
 	@touch $@
 
 # Packages whose dependencies ask for a GPU come alone, with what their loaders import.  OpenRLHF has wheels for some
 # versions of Python only; its test is skipped without it.
 $(PUBLISHED)/.installed: $(VENV)/.installed-dev
-	$(BIN)/python -m venv $(PUBLISHED)
-	$(BIN)/python -c 'import sysconfig as s; own, added = s.get_path("purelib"), s.get_path("purelib", vars={"base": \
-	  "$(PUBLISHED)"}); open(added + "/packages.pth", "w").write(own)'
+	$(call environment,$(PUBLISHED))
 	$(PUBLISHED)/bin/pip install --quiet --disable-pip-version-check "$(TORCH)" trl==1.16.0 openevolve==0.4.1 \
 	  verifiers==0.4.0 hydra-core==1.3.2 omegaconf tensordict codetiming orjson aiohttp pylatexenc python-dotenv
 	$(PUBLISHED)/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 shinka-evolve==0.0.7
@@ -73,4 +86,4 @@ $(PUBLISHED)/.installed: $(VENV)/.installed-dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SERVER) $(PUBLISHED) build *.egg-info
+	rm -rf $(VENV) $(SERVER) $(TRAIN) $(PUBLISHED) build *.egg-info

@@ -15,9 +15,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from analysis import export_schema, training
+from analysis import export_schema
 from analysis.formats import FORMATS, Write
 from analysis.tables import batches, metadata, named_runs, opened, to_batches
+from analysis.training import tables as training
 from evo.core.errors import ConfigError
 from evo.llm.completions import Operators
 from evo.storage.queries import RunReader

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 5
+VERSION = 6
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -320,6 +320,7 @@ _SAMPLE = (
     ("target", _TEXT, "", "GPU it was compiled for"),
     ("model", _TEXT, "", "that answered"),
     ("operator", _TEXT, "", "that asked"),
+    ("parents", _TRIALS, "", "trials the prompt is about; 0 is the baseline"),
 )
 
 _TRAINING = (

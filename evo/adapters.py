@@ -20,7 +20,8 @@ from typing import Any
 
 from evo.core.errors import ConfigError, EvoError
 from evo.core.records import Evaluation, Verdict
-from evo.core.text import did_you_mean, short
+from evo.core.rewards import completion_text, rewards_of
+from evo.core.text import short
 from evo.rewards import Evaluates, Reward
 
 RewardFunction = Callable[[Sequence[str]], list[Reward]]  # as `evo.TritonReward`
@@ -42,7 +43,7 @@ def trl_reward_func(rewards: Rewards) -> Callable[..., list[float | None]]:
 
     def triton_reward(prompts: Any, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         tasks = columns.get("task") or [None] * len(completions)
-        found = _rewards_of(rewards, tasks, [_text(completion) for completion in completions])
+        found = rewards_of(rewards, tasks, [completion_text(completion) for completion in completions])
         if log_extra := columns.get("log_extra"):
             log_extra("verdict", [each.verdict.value for each in found])
             log_extra("reason", [short(each.reason) for each in found])
@@ -61,7 +62,7 @@ def verl_compute_score(rewards: Rewards, *, failed: float = 0.0) -> Callable[...
     def compute_score(
         data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **others: Any
     ) -> dict[str, float]:
-        (found,) = _rewards_of(rewards, [ground_truth], [solution_str])
+        (found,) = rewards_of(rewards, [ground_truth], [solution_str])
         return {"score": _known(found, failed), **_figures(found)}
 
     return compute_score
@@ -77,7 +78,7 @@ def openrlhf_reward_func(rewards: Rewards, *, failed: float = 0.0) -> Callable[.
         import torch
 
         texts = [_after(prompt, query) for prompt, query in zip(prompts, queries, strict=True)]
-        found = _rewards_of(rewards, labels, texts)
+        found = rewards_of(rewards, labels, texts)
         values = torch.tensor([_known(each, failed) for each in found])
         logs = [_figures(each) for each in found]
         extra_logs = {name: torch.tensor([each[name] for each in logs]) for name in logs[0]} if logs else {}
@@ -96,7 +97,7 @@ def slime_custom_rm(rewards: Rewards) -> Callable[..., Awaitable[Any]]:
     async def custom_rm(args: Any, sample: Any, **kwargs: Any) -> Any:
         samples = sample if isinstance(sample, list) else [sample]
         texts = [_without_end(each.response) for each in samples]
-        found = await asyncio.to_thread(_rewards_of, rewards, [each.label for each in samples], texts)
+        found = await asyncio.to_thread(rewards_of, rewards, [each.label for each in samples], texts)
         for each, reward in zip(samples, found, strict=True):
             each.remove_sample = each.remove_sample or reward.value is None
         values = [_known(each, 0.0) for each in found]
@@ -113,7 +114,7 @@ def verifiers_reward(rewards: Rewards) -> Callable[..., Awaitable[float]]:
     """
 
     async def triton_reward(task: Any, trace: Any) -> float:
-        (found,) = await asyncio.to_thread(_rewards_of, rewards, [task.name], [trace.last_reply])
+        (found,) = await asyncio.to_thread(rewards_of, rewards, [task.name], [trace.last_reply])
         if found.value is None:
             raise EvoError(f"the evaluator failed: {found.reason}")
         return found.value
@@ -139,7 +140,7 @@ def nemo_gym_server(rewards: Rewards) -> type:
     class EvoResourcesServer(SimpleResourcesServer):
         async def verify(self, body: Any) -> Any:
             task, text = body.verifier_metadata.get("task"), body.response.output_text
-            (found,) = await asyncio.to_thread(_rewards_of, rewards, [task], [text])
+            (found,) = await asyncio.to_thread(rewards_of, rewards, [task], [text])
             return EvoVerifyResponse(
                 **body.model_dump(),
                 reward=_known(found, 0.0),
@@ -195,32 +196,6 @@ def shinka_main(evaluator: Evaluates, arguments: Sequence[str] | None = None) ->
 
 
 # --- shared ----------------------------------------------------------------------------------------------------------
-
-
-def _rewards_of(rewards: Rewards, tasks: Sequence[Any], texts: Sequence[str]) -> list[Reward]:
-    """The rewards of texts, each by the reward of its task; tasks do not matter if there is one reward for all."""
-    if not isinstance(rewards, Mapping):
-        return rewards(texts)
-    found: dict[int, Reward] = {}
-    for task in dict.fromkeys(tasks):
-        if task not in rewards:
-            raise ConfigError(
-                f"expected the name of a task among {', '.join(rewards)} in each row, got {task!r:.100}"
-                f"{did_you_mean(str(task), rewards)}"
-            )
-        at = [i for i, each in enumerate(tasks) if each == task]
-        found |= zip(at, rewards[task]([texts[i] for i in at]), strict=True)
-    return [found[i] for i in range(len(texts))]
-
-
-def _text(completion: Any) -> str:
-    """The text of a completion: itself, or that of its last message by the assistant."""
-    if isinstance(completion, str):
-        return completion
-    content = next((m["content"] for m in reversed(completion) if m["role"] == "assistant"), "") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
 
 
 def _after(prompt: str, query: str) -> str:

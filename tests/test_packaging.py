@@ -81,4 +81,4 @@ def test_the_standard_install_has_what_evo_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {text.partition(">")[0] for text in project["dependencies"]}
     assert names >= {"triton", "torch", "deap", "numpy", "ray", "openai", "pyarrow"}
-    assert set(project["optional-dependencies"]) == {"gpu", "figures", "serve", "dev"}
+    assert set(project["optional-dependencies"]) == {"gpu", "figures", "serve", "train", "dev"}

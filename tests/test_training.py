@@ -19,7 +19,7 @@ import fitness
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, llm_of, search_with
 from analysis.benchmarks.instant import InstantEvaluator
 from analysis.export import export_training
-from analysis.training import TUNED
+from analysis.training.tables import TUNED
 from evo.cli.main import main
 from evo.core.models import Model
 from evo.core.records import Candidate, Evaluation, Trial, Verdict, score

@@ -14,10 +14,15 @@ seed kernel, or PyTorch for a task without one (TritonRL's are over PyTorch).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from evo.core.errors import ConfigError
 from evo.core.records import STAGES, Verdict
+from evo.core.text import did_you_mean
+
+R = TypeVar("R")
 
 ALPHA = 0.1  # TritonRL's choice
 EPSILON = 1e-4  # TRL's; verl has 1e-6
@@ -81,3 +86,37 @@ def advantages(rewards: Sequence[float]) -> list[float]:
         return [0.0] * len(rewards)
     mean, std = mean_and_std(rewards)
     return [advantage(reward, mean, std) for reward in rewards]
+
+
+def rewards_of(
+    rewards: Callable[[Sequence[str]], Sequence[R]] | Mapping[str, Callable[[Sequence[str]], Sequence[R]]],
+    tasks: Sequence[Any],
+    texts: Sequence[str],
+) -> list[R]:
+    """Returns the rewards of texts, in their order.
+
+    rewards: one function for all texts, whatever their tasks, or one for each task by its name.  Raises ConfigError if
+    a task has none.
+    """
+    if not isinstance(rewards, Mapping):
+        return list(rewards(texts))
+    found: dict[int, R] = {}
+    for task in dict.fromkeys(tasks):
+        if task not in rewards:
+            raise ConfigError(
+                f"expected the name of a task among {', '.join(rewards)} in each row, got {task!r:.100}"
+                f"{did_you_mean(str(task), rewards)}"
+            )
+        at = [i for i, each in enumerate(tasks) if each == task]
+        found |= zip(at, rewards[task]([texts[i] for i in at]), strict=True)
+    return [found[i] for i in range(len(texts))]
+
+
+def completion_text(completion: Any) -> str:
+    """Returns the text of a completion as trainers give it: itself, or that of its last message by the assistant."""
+    if isinstance(completion, str):
+        return completion
+    content = next((m["content"] for m in reversed(completion) if m["role"] == "assistant"), "") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)

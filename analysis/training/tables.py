@@ -87,7 +87,7 @@ class TrainingAnswer:
         completion = [{"role": "assistant", "content": made.text}]
         return (
             self.messages, completion, made.tuned, self.text if made.tuned else None, self.reasoning, *plan, *code,
-            run, self.call, self.trial, config.task, config.target, self.model, self.operator,
+            run, self.call, self.trial, config.task, config.target, self.model, self.operator, json.loads(self.parents),
         )  # fmt: skip
 
     @property
