@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     model = evo.Model.from_callable("doubler", answer)
     result = evo.search(
         make_task(),
-        budget=4,
+        budget=2,
         gpus="none",
         workers=1,
         models=[model],
