@@ -6,6 +6,7 @@ All texts in an answer are safe to show: control characters are written out, and
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -27,6 +28,7 @@ from evo.service.searches import MOST_BUDGET, Searches
 from evo.service.tasks import TaskRegistry
 from evo.service.work import Service, Status
 from evo.storage.requests import Caller
+from operators.llm.kernel_facts import resources
 
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
@@ -102,6 +104,7 @@ class _Tools:
     async def evaluate_kernel(self, task: TaskName, source: Source, ctx: Context, wait_s: WaitS = 120) -> Facts:
         """Evaluates a kernel: verdict, what is wrong with it, or its speedup over the seed kernel.
 
+        `us`: microseconds by case, the seed kernel's and this one's; `compiled`: what the compiler made of each kernel.
         If it is not done in time, the state is queued or running; call it again with the same source.
         """
         (status,) = await self._evaluated(task, [source], ctx, wait_s)
@@ -116,16 +119,18 @@ class _Tools:
     ) -> Facts:
         """Evaluates several kernels of a task and ranks those that are ok, the fastest first.
 
-        `surely_faster`: whether the kernel is faster than the next one beyond their 95% intervals.
+        `kernel`: its place in `sources`, from 0; `surely_faster`: whether it is faster than the next one beyond their
+        95% intervals; `others`: those that are not ok, or not done.
         """
         statuses = await self._evaluated(task, sources, ctx, wait_s)
         fitness = {n: found for n, status in enumerate(statuses) if (found := _fitness(status)) is not None}
         order = sorted(fitness, key=lambda number: -fitness[number].speedup)
         ranking = [
-            {"kernel": number, "speedup": round(fitness[number].speedup, 4), "surely_faster": _ahead(fitness, pair)}
+            {"kernel": number, **_figures(fitness[number]), "surely_faster": _ahead(fitness, pair)}
             for number, pair in zip(order, [*pairwise(order), None], strict=True)
         ]
-        return {"ranking": ranking, "kernels": [_summary(status) for status in statuses]}
+        others = [{"kernel": n, **_summary(status)} for n, status in enumerate(statuses) if n not in fitness]
+        return {"ranking": ranking, "others": others}
 
     async def profile_kernel(self, task: TaskName, source: Source, ctx: Context, wait_s: WaitS = 120) -> Facts:
         """Says what limits a kernel that is ok (memory, compute, latency, ...), with figures and hints."""
@@ -230,7 +235,11 @@ def _summary(status: Status) -> Facts:
             for found in evaluation.findings[:_FINDINGS]
         ]
     fitness = evaluation.fitness
-    return facts if fitness is None else {**facts, **_figures(fitness)}
+    if fitness is None:
+        return facts
+    medians = {t.case: [statistics.median(s) for s in (t.baseline_us, t.samples_us)] for t in evaluation.timings}
+    us = {case: [float(f"{value:.4g}") for value in pair] for case, pair in medians.items()}
+    return {**facts, **_figures(fitness), "us": us, "compiled": resources(evaluation.builds)}
 
 
 def _figures(fitness: Fitness) -> Facts:
