@@ -33,6 +33,7 @@ class Parent:
     message: str = ""
     findings: tuple[Finding, ...] = ()
     builds: tuple[Build, ...] = ()
+    frozen_source: str = ""  # with the configurations that autotuning chose, if there were several
     timings: tuple[Timing, ...] = ()  # of each tune case; operators by rule are given none
 
 

@@ -158,6 +158,17 @@ def test_the_seed_kernel_that_is_the_reference_is_shown_once():
     assert OTHER in other.messages[1].text
 
 
+def test_a_prompt_says_which_configuration_autotuning_chose():
+    configs = "[triton.Config({'BLOCK': 256}, num_warps=8)]"
+    frozen = (
+        f"@triton.autotune(configs={configs}, key=['n'])\n@triton.jit\ndef scale(x):\n    pass\n\n"
+        "@triton.jit\ndef plain(x):\n    pass\n"
+    )
+    text = user("mutate", parents=[parent(frozen_source=frozen)])
+    assert "- `scale`: autotuning chose `triton.Config({'BLOCK': 256}, num_warps=8)`\n" in text
+    assert "autotuning chose" not in user("mutate") and "`plain`: autotuning" not in text
+
+
 def test_times_and_rates_are_shown_by_size():
     row = next(r for r in user("mutate").split("\n") if r.startswith("| long"))
     assert row == "| long | 61 | 91.5 | 1.5 | 2,200 | 0.275 | 49 |"  # 134 MB and 30 of 61 µs

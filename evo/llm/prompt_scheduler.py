@@ -266,5 +266,6 @@ def _as_parent(trial: Trial) -> Parent:
         message=evaluation.message,
         findings=evaluation.findings,
         builds=evaluation.builds,
+        frozen_source=evaluation.frozen_source,
         timings=evaluation.timings,
     )

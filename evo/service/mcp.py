@@ -28,7 +28,7 @@ from evo.service.searches import MOST_BUDGET, Searches
 from evo.service.tasks import TaskRegistry
 from evo.service.work import Service, Status
 from evo.storage.requests import Caller
-from operators.llm.kernel_facts import resources
+from operators.llm.kernel_facts import chosen, resources
 
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
@@ -239,7 +239,12 @@ def _summary(status: Status) -> Facts:
         return facts
     medians = {t.case: [statistics.median(s) for s in (t.baseline_us, t.samples_us)] for t in evaluation.timings}
     us = {case: [float(f"{value:.4g}") for value in pair] for case, pair in medians.items()}
-    return {**facts, **_figures(fitness), "us": us, "compiled": resources(evaluation.builds)}
+    return {
+        **facts,
+        **_figures(fitness),
+        "us": us,
+        "compiled": resources(evaluation.builds) + chosen(evaluation.frozen_source),
+    }
 
 
 def _figures(fitness: Fitness) -> Facts:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evo.core import syntax
 from evo.core.records import Build
 from operators.base import Parent
 from operators.llm.base import TaskFacts
@@ -65,6 +67,23 @@ def resources(builds: Sequence[Build]) -> list[str]:
         + "".join(f", {words}" for words in _code(b.instructions))
         for b in builds
     ]
+
+
+def chosen(frozen_source: str) -> list[str]:
+    """Returns a line for each autotuned kernel: the configuration that was chosen (`Evaluation.frozen_source`)."""
+    if not frozen_source:
+        return []
+    kernels = [node for node in syntax.parse(frozen_source).body if isinstance(node, ast.FunctionDef)]
+    lines = []
+    for kernel in kernels:
+        calls = [node for decorator in kernel.decorator_list for node in ast.walk(decorator) if _is_config(node)]
+        if len(calls) == 1:
+            lines.append(f"{line(kernel.name)}: autotuning chose {line(ast.unparse(calls[0]))}")
+    return lines
+
+
+def _is_config(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Config"
 
 
 def _code(found: Mapping[str, int]) -> list[str]:
