@@ -24,9 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import evo
 from analysis.benchmarks.bench_gpu import SOFTMAX
+from evo.api import Evaluator
 from evo.core.errors import ServiceError
+from evo.core.records import Verdict
+from evo.service.client import Client
 
 TASK = "softmax"
 IN_FLIGHT = (16, 64)
@@ -73,7 +75,7 @@ def rate(evaluator: Any, fresh: Iterable[str], warm_up: int, candidates: int) ->
     begin = time.perf_counter()
     seen.update(e.verdict for e in evaluator.evaluate_many(chosen))
     seconds = time.perf_counter() - begin
-    if set(seen) != {evo.Verdict.OK}:
+    if set(seen) != {Verdict.OK}:
         raise ServiceError(f"expected candidates that are ok, got {dict(seen)}")
     return candidates / seconds
 
@@ -86,13 +88,13 @@ def main() -> int:
     fresh, sizes = sources(), (arguments.workers, arguments.candidates)
 
     def bare() -> float:
-        with evo.Evaluator(TASK, workers=arguments.workers, progress=True) as evaluator:
+        with Evaluator(TASK, workers=arguments.workers, progress=True) as evaluator:
             return rate(evaluator, fresh, *sizes)
 
     before = bare()
     served = {}
     for in_flight in IN_FLIGHT:
-        with service(arguments.workers) as url, evo.Client(url, TASK, in_flight=in_flight) as client:
+        with service(arguments.workers) as url, Client(url, TASK, in_flight=in_flight) as client:
             served[in_flight] = rate(client, fresh, *sizes)
     both = (before, bare())
     print(f"bare evaluator: {both[0]:.2f} and {both[1]:.2f} evaluations a second")
