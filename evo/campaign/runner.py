@@ -109,7 +109,7 @@ def finished(folder: Path, run: CampaignRun) -> bool:
 def pending(folder: Path, run: CampaignRun) -> int:
     """Returns how many candidates of a run wait for an evaluation.
 
-    1 if it has not begun, for its seed kernel (or PyTorch), so that models are told what was measured; and 1 if it
+    1 if it has not begun, for its seed kernel (or PyTorch): prompts say what was measured; and 1 if it
     cannot be read: executing it says why.
     """
     if not (run.folder(folder) / FILE).exists():
