@@ -14,9 +14,9 @@ PUBLISHED := .venv-published
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
 
-# Two processes with two threads of PyTorch each would wait for each other on two cores.
+# On two cores a third process works while others wait; with two threads of PyTorch each they would wait for each other.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests
 
 # The whole flow with a real server of a tiny random model, made here; nothing but packages is downloaded.
 test-server: $(SERVER)/.installed
