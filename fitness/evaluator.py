@@ -139,9 +139,8 @@ class TaskEvaluator:
         self._tune = [case.name for case in task.cases if case.role == "tune"]
         self._pytorch_estimates: Estimates | None = None  # of a task without a seed kernel, once asked for
         self._memo: OrderedDict[str, CompiledCandidate | Stop] = OrderedDict()
-        self._profiles: dict[
-            tuple[str, bool], Future[Profile]
-        ] = {}  # by plan hash, and whether counters were asked for
+        # By plan hash, and whether counters were asked for.
+        self._profiles: dict[tuple[str, bool], Future[Profile]] = {}
         self._denied = ""  # why counters could not be read; then they are not asked for again
         self._lock = threading.Lock()
 

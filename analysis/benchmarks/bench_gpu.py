@@ -153,9 +153,14 @@ def prepared(task_source: str, seed: str, looks: tuple[int, ...] = (10, 20, 30))
         lab.close()
 
 
+def softmax_variant(number: int) -> str:
+    """Returns a right kernel of a softmax; each number gives other machine code."""
+    return SOFTMAX.format(padding=-1e30 - 1e24 * number, warps=(8, 16, 32)[number % 3])
+
+
 def throughput(count: int, recorders: int, stress: bool) -> Iterator[dict[str, Any]]:
     """Rates for `count` candidates: everything at once and the runner alone, then in processes of their own."""
-    sources = [SOFTMAX.format(padding=-1e30 - 1e24 * i, warps=(8, 16, 32)[i % 3]) for i in range(2 * count)]
+    sources = [softmax_variant(number) for number in range(2 * count)]
     with prepared(SOFTMAX_TASK.format(stress=stress), SOFTMAX.format(padding=-1e30, warps=4), (30,)) as lab:
         with ThreadPoolExecutor(recorders) as pool:
             list(pool.map(lab.work, sources[:recorders]))  # warm-up

@@ -13,7 +13,6 @@ import argparse
 import json
 import platform
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -77,8 +76,8 @@ def _case(timing: Timing, best: Trial) -> dict[str, Any]:
     assert best.fitness is not None
     return {
         "case": timing.case,
-        "seed_us": statistics.median(timing.baseline_us),
-        "best_us": statistics.median(timing.samples_us),
+        "seed_us": timing.baseline_median_us,
+        "best_us": timing.median_us,
         "ratio": timing.ratio,
         "ci95": list(timing.ci95),
         "scored": best.fitness.per_case[timing.case],

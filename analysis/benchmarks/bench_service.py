@@ -112,12 +112,16 @@ class ServerProcess:
     def start(self) -> None:
         """Starts it and waits until it answers."""
         options = [text for name, value in self._options.items() for text in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", __spec__.name, "--serve", str(self.folder), "--port", str(self.port)]
+        command = [sys.executable, "-m", *self.module(), str(self.folder), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, *options])
         while not self._answers():
             if self.process.poll() is not None:
                 raise RuntimeError(f"the service left with {self.process.returncode}")
             time.sleep(0.02)
+
+    def module(self) -> tuple[str, ...]:
+        """The module that serves, and its arguments up to the folder."""
+        return __spec__.name, "--serve"
 
     def _answers(self) -> bool:
         try:

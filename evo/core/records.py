@@ -14,6 +14,7 @@ import io
 import json
 import math
 import re
+import statistics
 import tokenize
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -314,6 +315,16 @@ class Timing:
             raise ValueError(f"timing of case {self.case!r} has no samples")
         if not (self.ratio > 0 and math.isfinite(self.ratio)):
             raise ValueError(f"timing of case {self.case!r}: ratio must be positive and finite, got {self.ratio}")
+
+    @property
+    def median_us(self) -> float:
+        """The median time of the candidate, in microseconds."""
+        return statistics.median(self.samples_us)
+
+    @property
+    def baseline_median_us(self) -> float:
+        """The median time of the seed kernel, or of PyTorch, in microseconds."""
+        return statistics.median(self.baseline_us)
 
     @property
     def significant(self) -> bool:

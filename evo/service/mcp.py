@@ -6,7 +6,6 @@ All texts in an answer are safe to show: control characters are written out, and
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -28,7 +27,7 @@ from evo.service.searches import MOST_BUDGET, Searches
 from evo.service.tasks import TaskRegistry
 from evo.service.work import Service, Status
 from evo.storage.requests import Caller
-from operators.llm.kernel_facts import chosen, resources
+from operators.llm.kernel_facts import resources
 
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
@@ -237,13 +236,12 @@ def _summary(status: Status) -> Facts:
     fitness = evaluation.fitness
     if fitness is None:
         return facts
-    medians = {t.case: [statistics.median(s) for s in (t.baseline_us, t.samples_us)] for t in evaluation.timings}
-    us = {case: [float(f"{value:.4g}") for value in pair] for case, pair in medians.items()}
+    us = {t.case: [float(f"{us:.4g}") for us in (t.baseline_median_us, t.median_us)] for t in evaluation.timings}
     return {
         **facts,
         **_figures(fitness),
         "us": us,
-        "compiled": resources(evaluation.builds) + chosen(evaluation.frozen_source),
+        "compiled": resources(evaluation.builds, evaluation.frozen_source),
     }
 
 

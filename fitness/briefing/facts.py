@@ -99,7 +99,7 @@ def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any
     arguments, each once, and not for the least time.
     """
     task = arguments.task
-    counted = arguments.counted(case)
+    counted = {} if task.bytes and task.flops else arguments.counted(case)
     moved = task.bytes(case) if task.bytes else counted.get("bytes")
     flops = task.flops(case) if task.flops else counted.get("flops")
     found = {"bytes": moved or arguments.bytes(case)}

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_leaves
 
 from evo.core.records import Case
 from fitness.frontend.memory import ALIGNMENT
 from fitness.frontend.plan import ITEMSIZE
+from fitness.frontend.recording.recorder import without_values
 from fitness.tasks.calls import CPU, Calls
 from fitness.tasks.task import Task
 
@@ -93,12 +94,12 @@ class Arguments:
         assert self.task.reference is not None
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
             try:
-                results = self.task.reference(*map(_without_values, self._forms[case.name]))
-            except Exception:  # a reference is any program, and may need values
+                results = self.task.reference(*map(without_values, self._forms[case.name]))
+            except Exception:  # any program, which may need values
                 return {}
-        tensors = [r for r in pytree.tree_leaves(results) if isinstance(r, torch.Tensor)]
+        tensors = [r for r in tree_leaves(results) if isinstance(r, torch.Tensor)]
         if not tensors:
-            return {}  # it writes into its arguments, some of them or all
+            return {}  # results are written into arguments
         written = sum(t.numel() * t.element_size() for t in tensors)
         flops = float(counter.get_total_flops())
         return {"bytes": self.bytes(case) + written} | ({"flops": flops} if flops else {})
@@ -133,14 +134,6 @@ class Arguments:
                 for seed in range(SEEDS if small else 1):
                     found.append((case, self.task.inputs(case.on_cpu(), torch.Generator().manual_seed(seed))))
         return found
-
-
-def _without_values(form: Form) -> Any:
-    """Returns an argument of that form; a tensor has no values."""
-    if "tensor" not in form:
-        return form["value"]
-    tensor = form["tensor"]
-    return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))
 
 
 def contiguous(shape: Sequence[int]) -> list[int]:

@@ -11,7 +11,6 @@ The counters-free tier knows the time and the compiled code, but not what the GP
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -123,7 +122,7 @@ def subject(task: Task, timings: Sequence[Timing], plans: Mapping[str, Any], cho
 
 def longest(timings: Sequence[Timing]) -> str:
     """Returns the case in which the seed takes the longest."""
-    return max(timings, key=lambda t: statistics.median(t.baseline_us)).case
+    return max(timings, key=lambda t: t.baseline_median_us).case
 
 
 # --- tiers -----------------------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def from_timing(
 
     gpu: has the measured ceilings of `fitness.cuda.device.DeviceFacts`; estimate: None if the plan has none.
     """
-    time_us = statistics.median(timing.samples_us)
+    time_us = timing.median_us
     kernel = _slowest(estimate, of)
     readings = {"time": time_us} | _static(of, kernel, target)
     if estimate is not None:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from evo.core.records import Verdict
 from fitness.frontend.module import returned
 from fitness.frontend.plan import LaunchPlan
-from fitness.frontend.recording.recorder import Recorder, argument_of
+from fitness.frontend.recording.recorder import Recorder, argument_of, without_values
 from fitness.frontend.stages import Stop
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.calls import quiet
@@ -39,7 +39,7 @@ def recorded(
     recorder = _TrustedRecorder()
     try:
         with quiet(), torch.no_grad(), FakeTensorMode():
-            values = [_fake(a["tensor"]) if "tensor" in a else a["value"] for a in described]
+            values = [without_values(a) for a in described]
             function, arguments = call(task, values)
             function(*arguments)  # a first call may make what a module keeps
             inputs = tuple(recorder.add_input(v, i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(values))
@@ -63,7 +63,3 @@ class _TrustedRecorder(Recorder):
         return super()._draws(func, args, kwargs) and not (
             attention and argument_of(func, args, kwargs, "dropout_p") == 0
         )
-
-
-def _fake(tensor: Mapping[str, Any]) -> torch.Tensor:
-    return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))

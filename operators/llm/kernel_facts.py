@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evo.core import syntax
 from evo.core.records import Build
 from operators.base import Parent
+from operators.genes import config_calls
 from operators.llm.base import TaskFacts
 from operators.llm.render import line, number
+from operators.source import code, parse
 
 ROOFLINE = "% of the roofline"
 
@@ -37,7 +36,7 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
     rows: list[dict[str, str]] = []
     for timing in parent.timings:
         work = task.work.get(timing.case, {})
-        us, before = (statistics.median(s) for s in (timing.samples_us, timing.baseline_us))
+        us, before = timing.median_us, timing.baseline_median_us
         rows.append(
             {
                 "size": timing.case,
@@ -58,32 +57,30 @@ def _rate(work: Mapping[str, float], name: str, us: float, unit: float) -> str:
     return number(work[name] / us / unit) if work.get(name) else ""
 
 
-def resources(builds: Sequence[Build]) -> list[str]:
-    """Returns one line for each compiled kernel: warps, registers, memory, occupancy, and what its code uses."""
-    return [
+def resources(builds: Sequence[Build], frozen_source: str = "") -> list[str]:
+    """Returns one line for each compiled kernel: warps, registers, memory, occupancy, and what its code uses.
+
+    Lines for the configurations that autotuning chose follow (`Evaluation.frozen_source`).
+    """
+    compiled = [
         f"{line(b.kernel)}: {b.num_warps} warps, {b.registers} registers a thread, "
         + (f"{b.spill_bytes} bytes of them spilled" if b.spill_bytes else "no spills")
         + f", {b.shared_bytes} bytes of shared memory a program, {100 * b.occupancy:.0f}% occupancy"
         + "".join(f", {words}" for words in _code(b.instructions))
         for b in builds
     ]
+    return compiled + _chosen(frozen_source)
 
 
-def chosen(frozen_source: str) -> list[str]:
-    """Returns a line for each autotuned kernel: the configuration that was chosen (`Evaluation.frozen_source`)."""
-    if not frozen_source:
-        return []
-    kernels = [node for node in syntax.parse(frozen_source).body if isinstance(node, ast.FunctionDef)]
-    lines = []
-    for kernel in kernels:
-        calls = [node for decorator in kernel.decorator_list for node in ast.walk(decorator) if _is_config(node)]
-        if len(calls) == 1:
-            lines.append(f"{line(kernel.name)}: autotuning chose {line(ast.unparse(calls[0]))}")
-    return lines
-
-
-def _is_config(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Config"
+def _chosen(frozen_source: str) -> list[str]:
+    """Returns a line for each autotuned kernel whose only configuration is the chosen one."""
+    source = parse(frozen_source) if frozen_source else None
+    calls = {name: config_calls(source, kernel) for name, kernel in source.kernels.items()} if source else {}
+    return [
+        f"{line(name)}: autotuning chose {line(code(configs[0]))}"
+        for name, configs in calls.items()
+        if len(configs) == 1
+    ]
 
 
 def _code(found: Mapping[str, int]) -> list[str]:

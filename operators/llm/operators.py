@@ -14,7 +14,7 @@ from operators.llm.architectures import arch_facts
 from operators.llm.base import LlmContext, Message, Prompt, Unreadable
 from operators.llm.edits import apply_edits, has_edits, read_edits
 from operators.llm.keep import fill_in, shown
-from operators.llm.kernel_facts import chosen, resources, speeds
+from operators.llm.kernel_facts import resources, speeds
 from operators.llm.pitfalls import pitfalls
 from operators.llm.render import render
 from operators.llm.siblings import choose_direction, siblings
@@ -71,7 +71,7 @@ class _Asking:
             parents=parents,
             sources=[self._source(p, context) for p in parents],
             tables=[speeds(p, context.task) for p in parents],
-            builds=[resources(p.builds) + chosen(p.frozen_source) for p in parents],
+            builds=[resources(p.builds, p.frozen_source) for p in parents],
             profiles=profiles,
             mode=context.guidance,
             hints=self.hints and context.guidance == "digest" and any(p is not None and p.hints for p in profiles),

@@ -30,7 +30,7 @@ from fitness.frontend.module import MODULE, compiled, entry_of, returned
 from fitness.frontend.plan import LaunchPlan, TensorRef, from_json, to_json
 from fitness.frontend.recording.fakecuda import fake_cuda
 from fitness.frontend.recording.launches import recorded
-from fitness.frontend.recording.recorder import Recorder
+from fitness.frontend.recording.recorder import Recorder, without_values
 from fitness.frontend.target import Target, from_spec
 from fitness.sandbox.jobs import JobError, line_of_error
 
@@ -61,7 +61,7 @@ def _record(code: CodeType, entry: str, call: Mapping[str, Any], target: Target)
     """One call: its plan, and the globals its kernels use."""
     recorder = Recorder()
     with FakeTensorMode():
-        values = [_fake(a["tensor"]) if "tensor" in a else a["value"] for a in call["args"]]
+        values = [without_values(a) for a in call["args"]]
         inputs = tuple(recorder.add_input(v, i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(values))
         with fake_cuda(target, recorder), recorded(recorder, MODULE) as kernels:
             try:
@@ -74,10 +74,6 @@ def _record(code: CodeType, entry: str, call: Mapping[str, Any], target: Target)
                 raise recorder.failure
     plan = LaunchPlan(tuple(recorder.buffers), inputs, outputs, structure, tuple(recorder.steps))
     return plan, _constants(kernels.values())
-
-
-def _fake(tensor: Mapping[str, Any]) -> torch.Tensor:
-    return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))
 
 
 def _call(function: Any, values: list[Any], name: str) -> Any:

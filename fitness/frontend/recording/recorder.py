@@ -282,6 +282,14 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     return list(_tensors(written_arguments(func, args, kwargs)))
 
 
+def without_values(argument: Mapping[str, Any]) -> Any:
+    """Returns an argument as `fitness.tasks.calls` describes it: a tensor (fake, in a FakeTensorMode), or its value."""
+    if "tensor" not in argument:
+        return argument["value"]
+    tensor = argument["tensor"]
+    return torch.empty_strided(tensor["shape"], tensor["strides"], dtype=getattr(torch, tensor["dtype"]))
+
+
 def argument_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """An operator's argument by its name in the schema."""
     for i, parameter in enumerate(func._schema.arguments):
